@@ -1,5 +1,10 @@
 /* report.c: warm-up, explanations of calls, the report on machine and context. Knows everything; nothing knows it. */
 
+/* The random state to go back to after a warm-up. */
+static const te__slot te__report_slot = {sizeof(te__rng_state)};
+static te__rng_state *te__warm_rng(const te_ctx *te) { return (te__rng_state *)te__slot_of(te, &te__report_slot); }
+static const te__room te__report_room = TE__ROOM(&te__report_slot, NULL, NULL);
+
 /* ---- warm-up ---- */
 
 TE_API te_result te_warmup_begin(te_ctx *te) {
@@ -8,7 +13,7 @@ TE_API te_result te_warmup_begin(te_ctx *te) {
     if (te__refuse_hook(te, "te_warmup_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
-    te->warm_rng = te__rng_now(te);
+    *te__warm_rng(te) = te__rng_now(te);
     return TE_OK;
 }
 
@@ -18,13 +23,13 @@ TE_API te_result te_warmup_end(te_ctx *te) {
     if (!te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_end without te_warmup_begin");
     if (te__refuse_hook(te, "te_warmup_end") != TE_OK) return TE_ERR_STATE;
     te->warming = false;
-    te__rng_back(te, te->warm_rng);
-    for (i = 0; i < te->num_warm_vars; i++) {
-        te_tensor_release(te->warm_vars[i]->grad);
-        te->warm_vars[i]->grad = NULL;
-        te__var_release(te, te->warm_vars[i]);
+    te__rng_back(te, *te__warm_rng(te));
+    for (i = 0; i < te->tape.num_warm_vars; i++) {
+        te_tensor_release(te->tape.warm_vars[i]->grad);
+        te->tape.warm_vars[i]->grad = NULL;
+        te__var_release(te, te->tape.warm_vars[i]);
     }
-    te->num_warm_vars = 0;
+    te->tape.num_warm_vars = 0;
     if (te->error_code != TE_OK || !te->cuda) return te->error_code;
     return te__cuda_warm(te);
 }
@@ -116,7 +121,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
             te__plan_begin(&plan, te);
             result = te__cuda_enter(te, &pushed);
             if (result == TE_OK) {
-                result = te__cuda_plan(te, &plan, op, &copy);
+                result = te__cuda_plan(te, &plan, &te__ops[op], &copy);
                 te__cuda_leave(pushed);
             }
         }
@@ -233,7 +238,7 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n",
                 j->loaded, j->compiled, j->compile_seconds, j->from_cache, j->from_ptx,
                 (unsigned long long)j->launches);
-        for (i = 0; te->patches && i < te_num_patches(te); i++) {
+        for (i = 0; te__automodel_of(te)->patches && i < te_num_patches(te); i++) {
             const te_patch_info p = te_patch_at(te, i);
             te__say(&t, "patch %s: %s%s\n", p.name,
                     p.state == TE_PATCH_APPLIED   ? ""

@@ -1,9 +1,11 @@
-/* api/enums.h: the choices that host code and kernels both know. Plain enums, nothing else: kernels include this
- * file. */
+/* api/enums.h: the enums that host code and kernels both use. Kernels include this file, so it holds plain enums and
+ * nothing else. */
 
-/* Number formats. E4M3 is the "fn" variant (no infinity, NaN = S.1111.111, largest 448); E5M2 is the IEEE-like one
- * (largest 57344); E8M0 is a power of two 2^(e-127) with 0xFF = NaN; E2M1 packs two values a byte, the even element in
- * the low half, and a row of odd length ends with an unused high half. */
+/* The number format of a tensor's elements.
+ *   E4M3  the "fn" variant: no infinity, NaN = S.1111.111, largest 448
+ *   E5M2  the IEEE-like variant: largest 57344
+ *   E8M0  a power of two, 2^(e - 127); 0xFF = NaN
+ *   E2M1  two values a byte, the even element in the low half; a row of odd length ends with an unused high half */
 typedef enum te_dtype {
     TE_DTYPE_NONE = 0, /* "not given": the documented default of the field applies */
     TE_F32 = 1,        /* IEEE single */
@@ -16,8 +18,8 @@ typedef enum te_dtype {
     TE_U8 = 8,         /* raw bytes */
     TE_I32 = 9,        /* ids, offsets */
     TE_I64 = 10,       /* ids, offsets, counts */
-    TE_I16 = 11,       /* experts that a router has chosen (topk_indices): moved and read back, converted by the host
-                        * alone */
+    TE_I16 = 11,       /* numbers of experts (a router's topk_indices); can be moved and read back, but only host code
+                        * converts it */
     TE_DTYPE_COUNT = 12
 } te_dtype;
 
@@ -27,19 +29,19 @@ typedef enum te_random_kind {
     TE_RANDOM_NORMAL = 1   /* mean a, standard deviation b */
 } te_random_kind;
 
-/* Which chunks of a sequence: 2 n ranks' chunks of equal length make it up, and rank r of n has numbers r and 2 n - 1 -
- * r. */
+/* The chunks of each sequence that a call is about. A sequence shared by n ranks is 2 n chunks of equal length; rank r
+ * has chunks r and 2 n - 1 - r. */
 typedef enum te_context_chunks {
-    TE_CHUNKS_BOTH = 0,   /* the two of a rank */
-    TE_CHUNKS_FIRST = 1,  /* the earlier one */
-    TE_CHUNKS_SECOND = 2, /* the later one */
-    TE_CHUNKS_UP_TO = 3   /* so many from the beginning, of whole sequences */
+    TE_CHUNKS_BOTH = 0,   /* both chunks of the rank */
+    TE_CHUNKS_FIRST = 1,  /* the rank's chunk r */
+    TE_CHUNKS_SECOND = 2, /* the rank's chunk 2 n - 1 - r */
+    TE_CHUNKS_UP_TO = 3   /* the first chunks of the whole sequence, as many as the call says */
 } te_context_chunks;
 
-/* Which amax of its history delayed scaling takes (TransformerEngine: amax_compute_algo). */
+/* The amax that delayed scaling takes from an amax history (TransformerEngine: amax_compute_algo). */
 typedef enum te_amax_algo {
-    TE_AMAX_MAX = 0,        /* the largest ("max") */
-    TE_AMAX_MOST_RECENT = 1 /* the last step's ("most_recent") */
+    TE_AMAX_MAX = 0,        /* the largest of the history ("max") */
+    TE_AMAX_MOST_RECENT = 1 /* the amax of the last step ("most_recent") */
 } te_amax_algo;
 
 /* The layout of a quantized matrix's scales; te_op_block_quantize, te_op_mxfp8_quantize and te_op_nvfp4_quantize
@@ -53,23 +55,23 @@ typedef enum te_scaling {
                               * of each row */
 } te_scaling;
 
-/* NVFP4's 4-over-6: each block is quantized twice, with 6 and with 4 as its largest code, and keeps the one with the
- * smaller error. */
+/* NVFP4's 4-over-6: each block is quantized twice, once so that its amax becomes code 6 and once so that it becomes
+ * code 4. The block keeps the result with the smaller error. */
 typedef enum te_4over6_error {
-    TE_4OVER6_OFF = 0, /* always 6 */
+    TE_4OVER6_OFF = 0, /* no 4-over-6: the amax becomes code 6 */
     TE_4OVER6_MAE = 1, /* error: sum of |x - decoded| */
     TE_4OVER6_MSE = 2  /* error: sum of (x - decoded)^2 */
 } te_4over6_error;
 
-/* The last step of a product: applied to the f32 accumulator in the product's own kernel. */
+/* The last step of a product, applied to the f32 accumulator in the product's own kernel. */
 typedef enum te_epilogue {
     TE_EPILOGUE_NONE = 0,  /* D = acc + bias */
-    TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, is written: acc + bias */
+    TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, becomes acc + bias */
     TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux); aux is read */
 } te_epilogue;
 
-/* Activations, computed as TransformerEngine does (gated ones: Shazeer 2020). A gated activation takes [M, 2N], a the
- * first and b the second half of a row, and gives [M, N]. */
+/* Activations, computed as TransformerEngine does (gated ones: Shazeer 2020). A gated activation takes [M, 2N] and
+ * gives [M, N]: a is the first half of a row and b the second half. */
 typedef enum te_activation {
     TE_ACTIVATION_DEFAULT = 0, /* GELU in modules; te_activate and te_op_act_fwd refuse it */
     TE_GELU = 1,               /* x Phi(x), the tanh approximation */
@@ -83,43 +85,44 @@ typedef enum te_activation {
     TE_QGEGLU = 9,             /* qgelu(a) b */
     TE_SREGLU = 10,            /* srelu(a) b */
     TE_GLU = 11,               /* sigmoid(a) b */
-    TE_CLAMPED_SWIGLU = 12     /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1), c = min(a, limit); without
-                                * the 1 on request */
+    TE_CLAMPED_SWIGLU = 12     /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1) with c = min(a, limit); an
+                                * option leaves out the + 1 */
 } te_activation;
 
 /* The order of dimensions of queries, keys and values. */
 typedef enum te_qkv_format {
     TE_SBHD = 0, /* [s, b, H, d] */
     TE_BSHD = 1, /* [b, s, H, d] */
-    TE_THD = 2   /* [sum of s, H, d], packed, with the starts of sequences in cu_seqlens */
+    TE_THD = 2   /* [sum of s, H, d]: packed sequences, whose starts are in cu_seqlens */
 } te_qkv_format;
 
-/* Which keys j query i sees. */
+/* The keys j that query i sees. */
 typedef enum te_attn_mask {
     TE_MASK_DEFAULT = 0,             /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the
-                                      * module's own */
+                                      * module's own mask */
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
-    TE_MASK_PADDING = 4,                     /* those within the lengths of i's sequence */
-    TE_MASK_PADDING_CAUSAL = 5,              /* and j <= i */
-    TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* and j <= i + length of keys - length of queries */
-    TE_MASK_ARBITRARY = 7                    /* those that a tensor leaves */
+    TE_MASK_PADDING = 4,                     /* j within the length of i's sequence (neither is padding) */
+    TE_MASK_PADDING_CAUSAL = 5,              /* TE_MASK_PADDING, and j <= i */
+    TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* TE_MASK_PADDING, and j <= i + number of keys - number of queries of the
+                                              * sequence */
+    TE_MASK_ARBITRARY = 7                    /* the keys that attention_mask does not mask */
 } te_attn_mask;
 
 /* The denominator of the softmax. */
 typedef enum te_softmax_type {
     TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */
-    TE_SOFTMAX_OFF_BY_ONE = 1, /* plus 1 */
-    TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
+    TE_SOFTMAX_OFF_BY_ONE = 1, /* the same sum plus 1 */
+    TE_SOFTMAX_LEARNABLE = 2   /* plus exp(softmax_offset), a parameter of each head */
 } te_softmax_type;
 
-/* How much a block of queries sees of a block of keys, TE_ATTN_BLOCK_SIZE of each: an element of
+/* How much a block of TE_ATTN_BLOCK_SIZE queries sees of a block of TE_ATTN_BLOCK_SIZE keys: an element of
  * te_attn_rule.block_mask. */
 typedef enum te_attn_block {
-    TE_ATTN_BLOCK_EMPTY = 0,   /* nothing, whatever the masks say: neither read nor multiplied */
-    TE_ATTN_BLOCK_PARTIAL = 1, /* what the masks say */
-    TE_ATTN_BLOCK_FULL = 2     /* the same, and mask_mod hides nothing of it: it is not asked */
+    TE_ATTN_BLOCK_EMPTY = 0,   /* nothing, whatever the masks say: the block is neither read nor multiplied */
+    TE_ATTN_BLOCK_PARTIAL = 1, /* what all masks leave */
+    TE_ATTN_BLOCK_FULL = 2     /* all that the masks besides mask_mod leave; mask_mod is not called */
 } te_attn_block;
 #define TE_ATTN_BLOCK_SIZE 128
 
@@ -133,7 +136,7 @@ typedef enum te_attn_bias {
 
 /* How a router turns logits into scores. */
 typedef enum te_score_function {
-    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */
+    TE_SCORE_SOFTMAX = 0,     /* softmax over all experts, or over the chosen experts alone */
     TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */
     TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */
 } te_score_function;

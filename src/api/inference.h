@@ -1,11 +1,11 @@
 /* api/inference.h: the keys and values of earlier calls, which attention keeps for the next ones (KV cache).
  *
- * A sequence has a number that the program gives it, and places in the cache. Each step of a program begins with
- * te_inference_params_pre_step, which says which sequences there are and how many new tokens each has, and goes on with
- * a forward pass whose args->attention.inference_params is the cache, inside te_no_grad_begin. The batch of that pass
- * are these sequences, in this order: [longest, b, ..] or [b, longest, ..] with the new tokens first in each, or packed
- * one behind the other (TE_THD). Every module with self attention then adds its keys and values to the cache, rotates
- * from the positions where its sequences stand, and sees all keys up to each query:
+ * The program gives each sequence a number, by which the cache knows it. Each step of a program begins with
+ * te_inference_params_pre_step, which says which sequences there are and how many new tokens each has. Then comes a
+ * forward pass whose args->attention.inference_params is the cache, inside te_no_grad_begin. The batch of that pass are
+ * these sequences, in this order: [longest, b, ..] or [b, longest, ..] with the new tokens first in each, or packed one
+ * behind the other (TE_THD). Every module with self attention then adds its keys and values to the cache, rotates the
+ * new tokens from each sequence's present length on, and lets each query see all keys up to itself:
  *
  *     te_inference_params *cache = te_inference_params_create(te, &(te_inference_params_desc){.max_batch_size = 8,
  *     .max_sequence_length = 2048, .num_heads_kv = 8, .head_dim_k = 128});
@@ -17,66 +17,71 @@
  *
  * Source: transformer_engine.pytorch.attention.InferenceParams. */
 
-/* Sizes of a cache. Those of heads are a rank's own under tensor parallelism. */
+/* Sizes of a cache. Numbers of heads are those of one rank under tensor parallelism. */
 typedef struct te_inference_params_desc {
-    int64_t max_batch_size;      /* sequences at a time; at least 1 */
-    int64_t max_sequence_length; /* tokens of each; at least 1 */
+    int64_t max_batch_size;      /* the most sequences at a time; at least 1 */
+    int64_t max_sequence_length; /* the most tokens of a sequence; at least 1 */
     int num_heads_kv;            /* heads of keys and values; at least 1 */
-    int64_t head_dim_k;          /* their channels; at least 1 */
-    int64_t head_dim_v;          /* those of values; 0 => head_dim_k */
-    te_dtype dtype;              /* f32, f16 or bf16, the keys' own; 0 => bf16 */
-    bool is_paged;               /* sequences take pages as they grow, in place of max_sequence_length tokens each from
-                                  * the beginning */
-    int64_t page_size;           /* tokens of a page, with is_paged; divides max_sequence_length */
-    int64_t total_num_pages;     /* pages of all sequences; 0 => enough for all of full length, as TransformerEngine has
-                                  * it */
+    int64_t head_dim_k;          /* channels of a key's head; at least 1 */
+    int64_t head_dim_v;          /* channels of a value's head; 0 => head_dim_k */
+    te_dtype dtype;              /* f32, f16 or bf16, the format of the keys and values that are added; 0 => bf16.
+                                  * TransformerEngine has no default: dtype is required */
+    bool is_paged;               /* sequences take pages as they grow; false => each has room for max_sequence_length
+                                  * tokens from the beginning */
+    int64_t page_size;           /* with is_paged: tokens of a page; divides max_sequence_length */
+    int64_t total_num_pages;     /* with is_paged: pages of all sequences; 0 => enough for max_batch_size sequences of
+                                  * full length, the number that TransformerEngine requires */
     int64_t max_ctx_len;         /* the most new tokens of a sequence in a step; 0 => max_sequence_length */
 } te_inference_params_desc;
 
-/* A cache without sequences. A layer's memory comes with its first call, or by te_inference_params_allocate_memory.
- * NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller: te_inference_params_destroy. Allocates. */
+/* Makes a cache without sequences. The memory of each layer is allocated by its first call, or by
+ * te_inference_params_allocate_memory. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller:
+ * te_inference_params_destroy. Allocates. */
 TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc *desc);
-/* Releases it. NULL is fine. */
+/* Releases the cache. NULL is fine. */
 TE_API void te_inference_params_destroy(te_inference_params *c);
-/* Gives every DotProductAttention at m and below its memory now. */
+/* Allocates the memory of every DotProductAttention at m and below now. */
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m);
-/* Begins a step with the sequences seq_ids[0 .. n - 1], of which each has step_lens[i] new tokens, at least 1. Those
- * that the cache has go on where they stand; a number that is new begins a sequence; those that it has and the list
- * lacks have ended, and leave their room to the others of this very call.
+/* Begins a step with the sequences seq_ids[0 .. n - 1]; sequence i has step_lens[i] new tokens, at least 1. A number
+ * that the cache knows continues its sequence. A new number begins a sequence. Sequences of the cache that are not in
+ * the list have ended, and leave their room to those of this very call.
  *
- * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both
- * numbers, before anything has changed: te_clear_error, and call again with fewer sequences. TE_ERR_INVALID for a
- * number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass
- * of as many sequences or more, with as many tokens of each or more, serves this step. TransformerEngine's pre_step
- * takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
+ * TE_ERR_STATE, with both numbers, if a sequence would become longer than max_sequence_length, or sequences or pages
+ * run out. Nothing has changed then: te_clear_error, and call again with fewer sequences. TE_ERR_INVALID for a number
+ * that is listed twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture. A forward pass
+ * captured earlier serves this step if it was captured with at least as many sequences, and at least as many tokens of
+ * each. TransformerEngine's pre_step takes an ordered dict, and advances a known sequence by one token whatever length
+ * is given. */
 TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens,
                                               int64_t n);
-/* Forgets all sequences; the memory of layers stays. */
+/* Forgets all sequences; the memory of layers stays allocated. */
 TE_API te_result te_inference_params_reset(te_inference_params *c);
-/* The number of sequences of the step; 0 for NULL. */
+/* Returns the number of sequences of the step; 0 for NULL. */
 TE_API int64_t te_inference_params_num_sequences(const te_inference_params *c);
-/* The tokens of a sequence, those of the step included; 0 for a number that it does not have. */
+/* Returns the tokens of a sequence, including those of the step; 0 for a number that the cache does not know. */
 TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t seq_id);
-/* Pages that no sequence has (without is_paged: room for so many sequences); 0 for NULL. */
+/* Returns the number of free pages; without is_paged the number of sequences that there is still room for; 0 for
+ * NULL. */
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c);
 
-/* i32 [b]: the tokens of each sequence before the step: where its new ones are rotated to
+/* Returns i32 [b], the tokens that each sequence had before the step: the position that its new tokens are rotated from
  * (te_rotary_desc.start_positions). In the innermost scope; NULL on an error. */
 TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c);
 
-/* The cache of one layer during a step, as te_attention takes it. The numbers in its tensors are those of the step
- * until the next one begins. */
+/* The cache of one layer during a step, as te_attention takes it. The numbers in its tensors hold until the next step
+ * begins. */
 typedef struct te_inference_step {
     te_tensor *k, *v;           /* pages of keys and values, with those of this call (borrowed from the cache) */
-    te_attn_rule rule;          /* in tensors of the innermost scope: cu_seqlens_q of the step, cu_seqlens_kv of all
-                                 * tokens, max_seqlen_q, page_table. The mask, one with padding, is the caller's */
+    te_attn_rule rule;          /* filled in: cu_seqlens_q (the step's tokens), cu_seqlens_kv (all tokens),
+                                 * max_seqlen_q, page_table; tensors of the innermost scope. The caller sets rule.mask,
+                                 * a mask with padding */
 } te_inference_step;
-/* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer`
- * (any module, which is the name of its memory) and fills *step. k as [longest, b, heads, d] or [b, longest, heads, d],
- * or packed. DotProductAttention calls this itself. */
+/* Adds the step's rotated keys and values, in `format`, to those of `layer` and fills *step, for attention of the
+ * user's; DotProductAttention calls this itself. `layer` is any module; it identifies the memory. k and v are [longest,
+ * b, heads, d] or [b, longest, heads, d], or packed. */
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
                                           te_qkv_format format, te_inference_step *step);
-/* The keys and values of a layer's sequences in one piece, copied: *k [b, max_sequence_length, heads, d], *v likewise,
- * in the innermost scope. Rows from a sequence's length on hold anything. */
+/* Copies the keys and values of a layer's sequences out of their pages: *k [b, max_sequence_length, heads, d], *v
+ * likewise, in the innermost scope. Rows from a sequence's length on hold arbitrary values. */
 TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k,
                                                                te_tensor **v);

@@ -6,39 +6,40 @@ typedef struct te_safetensors te_safetensors;
 /* One tensor of an open file. */
 typedef struct te_safetensors_entry {
     const char *name;           /* borrowed from the file handle */
-    te_dtype dtype;             /* TE_DTYPE_NONE for a format that te.h has not */
+    te_dtype dtype;             /* TE_DTYPE_NONE for a format that te.h does not have */
     int ndim;                   /* number of dimensions */
-    int64_t shape[TE_MAX_DIMS]; /* the first ndim count */
-    uint64_t offset, bytes;     /* within the data section */
+    int64_t shape[TE_MAX_DIMS]; /* the first ndim entries are the sizes */
+    uint64_t offset, bytes;     /* place and length within the data section */
 } te_safetensors_entry;
 
 /* Opens a file and reads its header. Owned by the caller: te_safetensors_close. NULL with TE_ERR_IO (also for anything
  * but a regular file) or TE_ERR_FORMAT. */
 TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path);
-/* Closes it; its entries and names go with it. NULL is fine. */
+/* Closes the file; its entries and names become invalid. NULL is fine. */
 TE_API void te_safetensors_close(te_safetensors *f);
-/* The number of tensors. */
+/* Returns the number of tensors. */
 TE_API int te_safetensors_count(const te_safetensors *f);
-/* Tensor `index`, in the order of their data (borrowed); NULL outside 0 .. count - 1. */
+/* Returns tensor `index`, in the order of the data (borrowed); NULL outside 0 .. count - 1. */
 TE_API const te_safetensors_entry *te_safetensors_at(const te_safetensors *f, int index);
-/* The tensor of that name (borrowed); NULL if there is none. */
+/* Returns the tensor of that name (borrowed); NULL if there is none. */
 TE_API const te_safetensors_entry *te_safetensors_find(const te_safetensors *f, const char *name);
-/* The value of a metadata entry (borrowed); NULL if there is none. */
+/* Returns the value of a metadata entry (borrowed); NULL if there is none. */
 TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *key);
-/* A new tensor with the entry's content, in the innermost scope. TE_ERR_INVALID if there is no such entry. */
+/* Returns a new tensor with the content of the entry `name`, in the innermost scope. TE_ERR_INVALID if there is no such
+ * entry. */
 TE_API te_tensor *te_safetensors_read(te_safetensors *f, const char *name);
-/* Reads the entry into dst, whose shape and format must be the entry's (TE_ERR_SHAPE, TE_ERR_DTYPE). */
+/* Reads the entry `name` into dst, whose shape and format must be the entry's (TE_ERR_SHAPE, TE_ERR_DTYPE). */
 TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, te_tensor *dst);
 
-/* One tensor to write; both are borrowed for the call. */
+/* One tensor to write; name and tensor are borrowed for the call. */
 typedef struct te_safetensors_item {
     const char *name;        /* UTF-8, unique in the file */
     const te_tensor *tensor; /* plain, of the writing context */
 } te_safetensors_item;
-/* Writes a file: to PATH.HOST.PROCESS.SERIAL.tmp beside it, synced and renamed, so that the previous file stays whole
- * if anything fails. A process that is killed while it writes leaves its temporary file; the next one that writes or
- * opens the same path removes it (one of another host only an hour after its last write). A symbolic link stays, and
- * its target is replaced. A folder, a pipe or a device is refused. Syncs. Errors: TE_ERR_IO, TE_ERR_INVALID; the
- * context's error, if it has one: nothing is written then. */
+/* Writes a file: first to PATH.HOST.PROCESS.SERIAL.tmp beside it, which is synced and renamed, so that the previous
+ * file stays whole if anything fails. A process that is killed while it writes leaves its temporary file. The next
+ * process that writes or opens the same path removes that file (a file of another host only an hour after its last
+ * write). A symbolic link stays, and its target is replaced. A folder, a pipe or a device is refused. Syncs. Errors:
+ * TE_ERR_IO, TE_ERR_INVALID; the context's error, if it has one: nothing is written then. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);

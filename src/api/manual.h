@@ -70,51 +70,47 @@
  *
  * Quantized codes are the same bytes on every machine, so the implementation refuses -ffast-math: give the file that
  * defines TE_IMPLEMENTATION -fno-fast-math as its last flag. If the process flushes subnormals, has another rounding
- * mode or traps floating-point exceptions, operations set that aside on the caller's thread while they run. 32-bit x86
- * needs -msse2 -mfpmath=sse: without, the compiler keeps numbers wider than their type, and codes of the CPU backend
- * differ in places (te_report tells). On 32-bit Linux -D_FILE_OFFSET_BITS=64 opens files of 2 GiB and more. Windows:
- * MSVC, clang or MinGW, 32 or 64 bits; te.h may be included before or after windows.h.
+ * mode or traps floating-point exceptions, operations switch that off on the caller's thread while they run. 32-bit x86
+ * needs -msse2 -mfpmath=sse: without these flags the compiler keeps numbers wider than their type, and some codes of
+ * the CPU backend differ (te_report tells). On 32-bit Linux, files of 2 GiB and more need -D_FILE_OFFSET_BITS=64.
+ * Windows: MSVC, clang or MinGW, 32 or 64 bits; te.h may be included before or after windows.h.
  *
  *
  * Rules that hold everywhere
  * --------------------------
  *
- * - The caller zero-initialises structs called ..._desc and ..._args; a zero field has the default that its comment
- * names ("Options").
- * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure, and
- * a
- *   NULL input passes through in silence: check te_ok once a step.
- * - Functions of the program's that return a te_result return TE_OK or an error's code; any other number is
- * TE_ERR_INVALID.
- * - Pointers are owned (release it), borrowed (valid while its owner is), retained (a reference is kept) or an alias
- * (the
- *   same memory). Tensors belong to the innermost scope.
+ * - The caller zero-initialises structs called ..._desc and ..._args. A zero field has the default that its comment
+ *   names ("Options").
+ * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure. A
+ *   function that is given a NULL tensor reports nothing. So it is enough to check te_ok once a step.
+ * - Functions that the program passes in and that return a te_result return TE_OK or an error's code. Any other number
+ *   counts as TE_ERR_INVALID.
+ * - A pointer is owned (the receiver releases it), borrowed (valid as long as its owner is), retained (te.h keeps a
+ *   reference) or an alias (it names the same memory). Tensors belong to the innermost scope.
  * - te.h prints nothing but warnings, through the log function (default: stderr), and never exits or aborts.
- * - Work on CUDA is queued; functions that wait say "Syncs".
- * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. One release too
- * many is not detected.
- * - A context does not outlive fork(): neither its worker threads nor a GPU's context exist in the child. There every
- * call on it gives
- *   TE_ERR_STATE, and destroying it works. Create contexts after fork. A child of a process that has opened a GPU
- *   cannot open one: fork
- *   before, or start a new program.
+ * - Work on CUDA is queued. Functions that wait for it say "Syncs".
+ * - A reference is released as often as it was taken. A module, optimizer or context is destroyed once. One release too
+ *   many is not detected.
+ * - A context does not outlive fork(): neither its worker threads nor a GPU's context exist in the child. In the child
+ *   every call on the context gives TE_ERR_STATE; destroying it works. Create contexts after fork. A child of a process
+ *   that has opened a GPU cannot open one: fork before, or start a new program.
  * - The same program gives the same bits again on the same device.
  *
  *
  * Options
  * -------
  *
- * Names are TransformerEngine's, and zero is always the default. A choice between on and off is
+ * Names are TransformerEngine's, and zero is always the default. A choice between on and off is one of
  *
  *     bool NAME          where the default is off
  *     bool no_NAME       where the default is on: .no_bias = true is TransformerEngine's bias=False (not_NAME before an
  *                        adjective: .not_enabled)
- *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the comment says what that is),
- *                        TE_ON or TE_OFF
+ *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the default that the field's
+ *                        comment names), TE_ON or TE_OFF
  *
  * Options that several modules have stand in groups, structs that each desc embeds: .gemm, .norm, .attention,
- * .parallel. Options of one kind of recipe or quantizer stand in the group of that kind, and one that is set while the
- * kind is another is an error, not a word without effect.
+ * .parallel. Options of one kind of recipe or quantizer stand in the group of that kind. An option that is set
+ * although the recipe or quantizer is of another kind is an error; it is not ignored.
  *
  *
  * Environment
@@ -126,21 +122,21 @@
  *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te (Windows:
  *                        %LOCALAPPDATA%\te\cache); empty: none (Windows, where no variable is empty:
  *                        te_ctx_desc.no_cubin_cache)
- *     TE_CACHE_READONLY  more such folders, separated as in PATH: searched first, never written
+ *     TE_CACHE_READONLY  more folders of compiled kernels, separated as in PATH: searched first, never written
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
- *     TE_LIBCUDA_PATH    the same for the driver's libcuda
+ *     TE_LIBCUDA_PATH    the driver's libcuda, or the folder that holds it; nothing else is tried then
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
- *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed; ranks of a group
- *                        compare each product that they share; sequences and pages of attention are looked at before it
- *                        is launched
+ *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the kernel that failed; ranks of a group
+ *                        compare each product that they share; starts of sequences and page tables are checked before
+ *                        attention is launched
  *     AUTOMODEL_TE_STATS_EVERY  calls of injected attention between two lines of the log about them; default 500, 0 or
- *                        less: no lines. Anything but a whole number, with or without blanks around it, is an error of
- *                        the first te_inject_te_attention or te_make_te_sdpa
+ *                        less: no lines. Text that is not a whole number (blanks around it are allowed) is an error
+ *                        of the first te_inject_te_attention or te_make_te_sdpa
  *
  * A number out of its range is ignored, with a warning.
  *
- * Without TE_NVRTC_PATH, libnvrtc is also looked for where CUDA_HOME, CUDA_PATH, CUDA_ROOT, VIRTUAL_ENV, CONDA_PREFIX
- * and PATH point.
+ * Without TE_NVRTC_PATH, libnvrtc is also searched for in the folders that CUDA_HOME, CUDA_PATH, CUDA_ROOT,
+ * VIRTUAL_ENV, CONDA_PREFIX and PATH name.
  *
  *
  * Shape letters
@@ -161,30 +157,30 @@
  *     context     device, stream, memory, error, log, random state, scopes
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
- *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant), of experts
- *                 (ops_moe), of models (ops_model)
- *     trace       every operation that runs, seen from outside
+ *     ops         raw operations with explicit outputs: the rules that all share. ops_quant has the operations that
+ *                 quantize, ops_moe those of experts, ops_model those of models
+ *     trace       a hook that is called before and after every operation
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     options     groups of options that several modules have
  *     functions   differentiable functions
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
- *     inference   caches of keys and values of earlier calls: decoding, plain and paged
+ *     inference   decoding: caches of the keys and values of earlier calls, plain and paged
  *     context_parallel  batches for ranks that share sequences
  *     moe         mixtures of experts
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
- *     models      language models that exist, and their folders
+ *     models      published language models of the Llama kind, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
- *     inject      DotProductAttention in models that exist (NeMo Automodel)
+ *     inject      DotProductAttention put into a model that was built without it (NeMo Automodel)
  *     patches     changes to the library's functions while a program runs (NeMo Automodel)
  *     formats     number formats of whole models: casts, what stays in f32, logits (NeMo Automodel)
  *     lora        adapters beside frozen weights (NeMo Automodel)
- *     sharding    ranks with other data, and when they exchange gradients (NeMo Automodel)
- *     attention_backends   attention behind that choice, block masks, attention by lists of keys
- *     experts     its mixtures of experts
+ *     sharding    data parallelism: when ranks exchange gradients (NeMo Automodel)
+ *     attention_backends   attention by the chosen backend, block masks, attention by lists of keys (NeMo Automodel)
+ *     experts     mixtures of experts (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */

@@ -1,29 +1,32 @@
-/* api/ops.h: raw operations: explicit outputs, an args struct, no tape. For engines that bring their own graph; the
- * functions and modules of the later chapters call these and nothing else.
+/* api/ops.h: raw operations: each has an args struct with explicit outputs and is not recorded on the tape. They serve
+ * engines that have a graph of their own; the functions and modules of the later chapters call these operations and
+ * nothing else.
  *
- * A call resolves defaults, validates, plans, launches; an error comes before any side effect. The caller allocates
- * outputs. Asynchronous on CUDA, synchronous on the CPU; no hidden host wait. The first call with a new combination of
- * formats compiles a kernel (or loads it from the cache); workspace comes from the context's pool. Every operation
- * gives the same bits again on the same device.
+ * A call fills in defaults, checks the args, plans, and launches. Errors in the args and in the plan come before any
+ * side effect. The caller allocates the outputs. Asynchronous on CUDA, without a hidden host wait; synchronous on the
+ * CPU. The first call with a new combination of formats compiles a kernel (or loads it from the cache). Workspace comes
+ * from the context's pool. Every operation gives the same bits again on the same device.
  *
- * Every operation refuses alike. A tensor gives TE_ERR_STATE if it is needed and NULL, or made by te_tensor_describe;
- * TE_ERR_INVALID if it is of another context; TE_ERR_DTYPE if it is a quantized tensor (its copies are plain ones:
- * te_quantized_view) or of a format that the operation does not take there; TE_ERR_SHAPE if it is strided, where
- * strides are not mentioned. An output shares no byte with any other tensor of the call (TE_ERR_INVALID), but for what
- * an operation says: "y may be x" is the very same elements in the same format. Of lists only the tensors of one place
- * are compared.
+ * Every operation refuses these tensors:
+ *   TE_ERR_STATE    a NULL tensor that is needed, or a tensor made by te_tensor_describe
+ *   TE_ERR_INVALID  a tensor of another context, or an output that shares a byte with another tensor of the call.
+ *                   Exceptions are documented: "y may be x" means the same elements in the same format. Tensors in
+ *                   lists are compared with the tensors at the same place of the other lists alone
+ *   TE_ERR_DTYPE    a quantized tensor (te_quantized_view gives the plain tensors of its copies), or a tensor of a
+ *                   format that the operation does not take there
+ *   TE_ERR_SHAPE    a strided tensor, unless strides are mentioned
  *
  * Unless said otherwise: tensors are plain, contiguous and of the call's context, borrowed for the call; float tensors
  * are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once. M is the product of the leading
  * sizes and N the last size. "optional" fields may be NULL. These fields mean the same everywhere:
- *   seed, offset  the random numbers that are drawn: those of Philox4x32-10 with this key, at this offset
- *   rng           optional i64 [2], a random state on the device: its first number replaces seed, its second is added
+ *   seed, offset  the key and the offset of Philox4x32-10, which gives the random numbers
+ *   rng           optional i64 [2], a random state on the device: the first number replaces seed, the second is added
  *                 to offset
  *   noop          optional f32 [1] on the device: 1.0 => the call writes nothing
  *   fp8_max       the largest code: 448 for e4m3, 57344 for e5m2
  *   format        order of dimensions; 0 => [s, b, H, d] */
 
-/* Every operation, once: X(lower-case name, UPPER-CASE name, family). */
+/* The list of operations, each named once: X(lower-case name, UPPER-CASE name, family). */
 #define TE_OP_LIST(X)                                  \
     X(copy, COPY, math)                                \
     X(fill, FILL, math)                                \
@@ -118,32 +121,34 @@ typedef enum te_op {
         TE_OP_COUNT
 } te_op;
 
-/* The name of an operation: "gemm", "fp8_quantize" ... Static string; "?" for a value outside the list. */
+/* Returns the name of an operation: "gemm", "fp8_quantize" ... Static string; "?" for a value outside the list. */
 TE_API const char *te_query_name(te_op op);
-/* The name of its family, which is that of its folder of kernels: "gemm", "cast" ... Static string; "?" for a value
- * outside the list. */
+/* Returns the name of an operation's family, which is the name of the folder of its kernels: "gemm", "cast" ... Static
+ * string; "?" for a value outside the list. */
 TE_API const char *te_query_family(te_op op);
 
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
-/* dst = src, converting between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
- * nearest even). Equal shapes, any strides on both sides. Raw bytes of 8-bit formats copy to the same format or u8.
- * src and dst may share memory: dst becomes what it would if all of src were read first (through a workspace of the
- * narrower format, where the ranges of their bytes overlap). If each element is its own copy, nothing is done. */
+/* dst = src, converted between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
+ * nearest even). 8-bit formats are copied as raw bytes, to the same format or u8. Equal shapes; src and dst may have
+ * any strides. src and dst may share memory: the result is as if all of src were read before dst is written. Where
+ * their byte ranges overlap this takes a workspace of the narrower format. If src and dst are the same elements in the
+ * same format, nothing is done. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
 } te_op_copy_args;
 
-/* dst[i] = value, rounded to nearest even; for integers truncated and saturated. Any format but e2m1. */
+/* Every element of dst becomes value: rounded to nearest even, for integers truncated and saturated. Any format but
+ * e2m1. */
 typedef struct te_op_fill_args {
     te_tensor *dst;
     double value;
 } te_op_fill_args;
 
-/* dst[i]: uniform on [a, b), b - a finite, or normal with mean a and standard deviation b; element i comes from
- * Philox4x32-10 block i / 4 of (seed, offset). Computed in f32 and rounded to the format: in f16 and bf16 a uniform
- * number may become b itself. Contiguous, f32/f16/bf16. */
+/* dst[i] becomes a random number: uniform on [a, b), with b - a finite, or normal with mean a and standard deviation b.
+ * Element i comes from Philox4x32-10 block i / 4 of (seed, offset). Computed in f32 and rounded to dst's format: in f16
+ * and bf16 a uniform number may become b itself. dst is contiguous, f32, f16 or bf16. */
 typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind; /* 0 => uniform */
@@ -152,9 +157,10 @@ typedef struct te_op_random_args {
     const te_tensor *rng;    /* optional */
 } te_op_random_args;
 
-/* out = alpha * x + beta * y, in f32. Same shape; y optional (then beta is not read); out may be x or y. Formats may
- * differ. alpha_device: optional f32 [1] that multiplies alpha; divide_device: optional f32 [1]: alpha is divided by
- * max(divide_device, 1). */
+/* out = alpha * x + beta * y, in f32. Same shape; formats may differ; out may be x or y.
+ *   y              optional; NULL => beta is not read
+ *   alpha_device   optional f32 [1], multiplies alpha
+ *   divide_device  optional f32 [1]: alpha is divided by max(divide_device, 1) */
 typedef struct te_op_axpby_args {
     const te_tensor *x, *y;
     te_tensor *out;
@@ -163,49 +169,49 @@ typedef struct te_op_axpby_args {
     const te_tensor *divide_device;
 } te_op_axpby_args;
 
-/* out = x * y, in f32. out of x's shape [.., N]; y of x's shape, or [M]: one number for each of its M rows. Formats may
- * differ; out may be x, or y of x's shape. */
+/* out = x * y, in f32. out has x's shape [.., N]. y has x's shape, or is [M]: one factor for each of the M rows of x.
+ * Formats may differ. out may be x, or y if y has x's shape. */
 typedef struct te_op_mul_args {
     const te_tensor *x, *y;
     te_tensor *out;
 } te_op_mul_args;
 
-/* out f32 [1] = scale * sum of all elements of x, in a fixed order. */
+/* out f32 [1] = scale * the sum of all elements of x, added in a fixed order. */
 typedef struct te_op_sum_args {
     const te_tensor *x;
     te_tensor *out;
     float scale; /* 0 => 1 */
 } te_op_sum_args;
 
-/* out [N] = (accumulate ? out : 0) + sum over the M rows of x [.., N]: a bias gradient. */
+/* out [N] = (accumulate ? out : 0) + the sum of the M rows of x [.., N]. This is the gradient of a bias. */
 typedef struct te_op_column_sum_args {
     const te_tensor *x;
     te_tensor *out;
     bool accumulate;
 } te_op_column_sum_args;
 
-/* out [M] of any float format = the products of the M rows of x and of y [.., N], each summed up in f32: the gradient
- * of factors of rows. */
+/* out [M], of any float format: out[m] is the dot product of row m of x [.., N] and row m of y [.., N], summed in f32.
+ * This is the gradient of factors by which rows were multiplied. */
 typedef struct te_op_row_dot_args {
     const te_tensor *x, *y;
     te_tensor *out;
 } te_op_row_dot_args;
 
-/* y [.., H] = table [V, H] at ids (i32 or i64, any shape [..]).
- *   vocab_size, vocab_start   the table is rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which
- *                             ranks share: an id of another rank's gives a row of zeros, so that the sum over the ranks
- *                             is the whole; 0 => V: all of it
+/* Row lookup: y [.., H] = table[ids], table [V, H], ids i32 or i64 of any shape [..].
+ *   vocab_size, vocab_start   the table has rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size rows,
+ *                             which ranks share. An id whose row another rank has gives a row of zeros, so that the sum
+ *                             over the ranks is the whole result; 0 => V: the table is the whole vocabulary
  *   from_end   ids -vocab_size .. -1 count from the end of the vocabulary
- * Other ids outside 0 .. vocab_size - 1 are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that
- * waits on a GPU (te_synchronize), where they give rows of zeros. */
+ * Other ids outside 0 .. vocab_size - 1 are an error (TE_ERR_INVALID). On the CPU the call itself returns it. On a GPU
+ * such ids give rows of zeros, and the next call that waits (te_synchronize) returns the error. */
 typedef struct te_op_embedding_fwd_args {
     const te_tensor *ids, *table;
     te_tensor *y;
     int64_t vocab_size, vocab_start;
     bool from_end;
 } te_op_embedding_fwd_args;
-/* dtable [V, H] = (accumulate ? dtable : 0) + the rows of dy [.., H] at ids, summed in f32 in the order of the ids.
- * vocab_size, vocab_start, from_end and ids out of range: as in the forward. */
+/* dtable [V, H] = (accumulate ? dtable : 0), plus each row of dy [.., H] added to the row that its id names, in f32, in
+ * the order of the ids. vocab_size, vocab_start, from_end and ids out of range: as in the forward. */
 typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;
     te_tensor *dtable;

@@ -155,7 +155,7 @@ TE_API void te_clear_error(te_ctx *te) {
     te__settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
     /* the next step tries again, and says so */
-    if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te);
+    if (te->step_failed && !te->capture && te__undo_step(te) != TE_OK) te__forget_error(te);
 }
 
 TE_API const char *te_result_name(te_result result) {

@@ -65,8 +65,8 @@ typedef struct te__buffer {
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
     te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
-    struct te__offloaded *offloaded; /* core/offload.c: its copy in host memory, or NULL */
-    uint64_t kept_version; /* core/offload.c has decided to leave this version on the device */
+    struct te__offloaded *offloaded; /* tape/offload.c: its copy in host memory, or NULL */
+    uint64_t kept_version; /* tape/offload.c has decided to leave this version on the device */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -105,7 +105,7 @@ typedef struct te__arena {
     te__pool pool;     /* its lists */
 } te__arena;
 
-/* The copy of a buffer in host memory, for tape nodes that have saved tensors of it (core/offload.c). */
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors of it (tape/offload.c). */
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
     int refs;          /* saved tensors that wait for it */
@@ -119,6 +119,8 @@ typedef struct te__offloaded {
 
 /* ---- tensors ---- */
 
+enum { TE__MAX_PARTS = 6 };
+
 /* The tape's record of a tensor: a slot for its gradient. Views of one value have variables of their own. */
 typedef struct te__var {
     int refs;
@@ -131,63 +133,14 @@ typedef struct te__var {
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
-typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */
-
-/* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a
- * hybrid tensor are of different kinds. */
-typedef struct te__quant_copy {
-    const te__quant_class *cls;
-    te_tensor *data;  /* NULL: this copy was not made */
-    te_tensor *scale; /* NULL: identity */
-    te_tensor *amax;  /* NVFP4 */
-    bool two_dimensional;   /* block, MXFP8, NVFP4 */
-    bool rht, no_random_sign_mask; /* NVFP4 */
-    bool e4m3_max_256;      /* NVFP4 */
-    bool swizzled;          /* MXFP8, NVFP4 */
-    te_custom_quantizer custom;
-} te__quant_copy;
-/* How to quantize: a te_quantizer_desc with its defaults resolved. */
-typedef struct te__quant_spec {
-    const te__quant_class *cls;
-    te_dtype dtype; /* of the codes */
-    int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed);
-                        * NULL: the cast measures it */
-    te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
-    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled,
-        e4m3_max_256;
-    te_4over6_error four_over_six;
-    float epsilon;
-    te_group *group;                        /* reduces amaxes; borrowed */
-    te_tensor *scale, *amax;                /* delayed: f32 [1] each; with sizes [n], of any stride. Others: scale NULL,
-                                             * amax that of what is quantized, if its maker left it
-                                             * (te__quant_out_open) */
-    te_tensor *sizes;                       /* i32 or i64 [n]: rows of groups, each quantized by itself (borrowed);
-                                             * NULL: one group */
-    const struct te__quant_spec *row, *col; /* hybrid */
-    te_custom_quantizer custom;
-} te__quant_spec;
-
-struct te_quantizer {
-    te_ctx *te;
-    int refs;
-    te__quant_spec spec;
-    te__quant_spec child[2]; /* hybrid: row-wise, column-wise */
-};
-
-typedef struct te__quantized {
-    const te__quant_class *cls; /* of the quantizer that made it */
-    te_quantizer *quantizer; /* that quantizer (a reference), if the user holds it too, else NULL */
-    te__quant_copy row, col;
-    te_tensor *sizes; /* of groups of rows, each with scales and amaxes of its own, [n] (quant/groups.c); NULL: one
-                       * group */
-    uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other
-                             * memory */
-    void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or
-                       * NULL */
-    size_t init_bytes;
-    uint64_t init_version; /* the version of the tensor that init_value is the value of */
-} te__quantized;
+/* The form of a tensor that is not plain, such as a quantized one: functions of the room that made it. */
+typedef struct te__form {
+    /* The addresses of the plain tensors that hold the value of x, of which some may be NULL. Returns their number. */
+    int (*parts)(te_tensor *x, te_tensor **slot[TE__MAX_PARTS]);
+    te_tensor *(*decode)(te_tensor *x, te_dtype dtype); /* the value as a plain tensor, on the tape */
+    bool (*share)(const te_tensor *x, te_tensor *y);    /* gives y, a shell, the value of x; false: no memory */
+    void (*release)(te_tensor *x);                      /* x goes */
+} te__form;
 
 struct te_tensor {
     te_ctx *te;
@@ -203,7 +156,8 @@ struct te_tensor {
     bool sequence_parallel; /* its gradient is one rank's part (te_tensor_sequence_parallel) */
     bool sharded;           /* te_tensor_set_sharded */
     te__var *var;             /* NULL until the tape needs one */
-    te__quantized *quantized; /* NULL: a plain tensor */
+    const te__form *form; /* NULL: a plain tensor */
+    struct te__quantized *quantized; /* quant/kinds.h: of its form, or NULL */
     char *name;
 };
 
@@ -268,6 +222,17 @@ typedef te_result (*te__op_check_fn)(te_ctx *te, void *args);
 typedef te_result (*te__op_cpu_fn)(te_ctx *te, const void *args);
 typedef te_result (*te__op_plan_fn)(te__plan *p, const void *args);
 
+/* An operation, for devices: a row of ops/table.c. */
+typedef struct te__op_info {
+    te_op op;
+    size_t args_size;
+    te__op_check_fn check;
+    te__op_cpu_fn cpu;
+    te__op_plan_fn plan;
+    /* keeps a call with checked args in te->capture, for the CPU */
+    te_result (*record)(te_ctx *te, const struct te__op_info *op, const void *args);
+} te__op_info;
+
 /* The functions that a device gives a context. */
 typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
@@ -278,8 +243,9 @@ typedef struct te__device {
     te_result (*download)(te_ctx *te, void *host, const void *src, size_t bytes); /* waits */
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
-    void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
-    te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
+    void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes); /* NULL: host memory */
+    void *(*word)(te_ctx *te, int i); /* 8 bytes of its memory, 0, that stay, i < 4; NULL: host memory does */
+    te_result (*run)(te_ctx *te, const te__op_info *op, const void *args); /* checked args */
     te_result (*enter)(te_ctx *te, bool *entered); /* calls cost less between enter and leave; NULL: they do not */
     void (*leave)(bool entered);
     te_result (*settle)(te_ctx *te); /* queues the launches that wait for their kernels; NULL: none ever wait */
@@ -307,7 +273,6 @@ typedef struct te__device {
 
 typedef struct te__cuda te__cuda;           /* cuda/driver.c */
 typedef struct te__threads te__threads;     /* cpu/parallel.c */
-typedef struct te__warm_list te__warm_list; /* cuda/launch.c: launches noted between te_warmup_begin and _end */
 
 /* ---- tape ---- */
 
@@ -365,6 +330,10 @@ typedef struct te__tape {
     te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
     int num_fresh, cap_fresh;
     int unscoped, unscoped_live; /* te__watch_scopes */
+    int replays; /* second runs of checkpointed functions that are under way */
+    int quiet;   /* no room hears of backward passes: these are no part of the program's */
+    te__var **warm_vars; /* leaves that got a gradient between te_warmup_begin and te_warmup_end */
+    int num_warm_vars, cap_warm_vars;
 } te__tape;
 
 enum { TE__MAX_SCOPES = 256 };
@@ -413,24 +382,11 @@ struct te_graph {
     int num_parts, cap_parts;
     te__var **vars; /* leaves that got a gradient in the capture */
     int num_vars, cap_vars;
-    struct te__call *records; /* CPU: ops/record.c */
+    struct te__call *records; /* CPU: cpu/device.c */
     int num_records, cap_records;
     void *exec; /* CUDA: CUgraphExec */
     uint64_t launches; /* that one launch of it makes */
 };
-
-/* ---- autocast ---- */
-
-enum { TE__MAX_AUTOCAST = 16 };
-typedef struct te__autocast {
-    te_recipe recipe;
-    te_group *amax_group;
-    bool enabled, calibrating;
-} te__autocast;
-typedef struct te__quantized_init { /* te_quantized_model_init_begin */
-    te_recipe recipe;
-    bool enabled, preserve;
-} te__quantized_init;
 
 /* ---- the context ---- */
 
@@ -451,70 +407,40 @@ typedef struct te__rng_state {
     int outer_fork[TE__MAX_FORKS], num_forks; /* what was in force before each open region */
 } te__rng_state;
 
-/* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output
- * next (te__amax_take). The cast leaves 0 there, so the word needs neither an allocation nor a launch that clears
- * it. */
-enum { TE__AMAX_WORDS = 4 };
-typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while the word is free. The first field:
-                     * te__amax_give finds the word by its address */
-    te_tensor amax; /* the first number of the pair */
-    te__buffer buffer;
-    bool taken;
-} te__amax_word;
-
-/* A verdict of te_detect_causal_mask, and the mask that it is about. */
-typedef struct te__mask_verdict {
-    uint64_t version, written_at; /* the second: a time that no other buffer has been written at; 0 in a place that is
-                                   * free */
-    int64_t offset, shape[4], stride[4], left;
-    const te__buffer *buffer; /* compared, never followed */
-    te_dtype dtype;
-    bool strict, causal;
-} te__mask_verdict;
-/* model/sdpa.c, model/inject.c: the function that te_scaled_dot_product_attention is, and what was counted about the
- * one of te.h. */
-enum { TE__MAX_SDPA = 16, TE__MASK_VERDICTS = 8 };
-typedef struct te__sdpa_state {
-    te_sdpa_fn fn[TE__MAX_SDPA];
-    void *user[TE__MAX_SDPA];
-    int depth;
-    te_attention_stats stats;
-    int stats_every;   /* $AUTOMODEL_TE_STATS_EVERY */
-    char bad_every[40]; /* its text, if that is no number */
-    bool scale_warned;
-    te__mask_verdict verdict[TE__MASK_VERDICTS];
-    int next_verdict;  /* the place that is written next */
-} te__sdpa_state;
-/* A rank's state in the layer of NeMo Automodel (model/). */
-typedef struct te__automodel {
-    te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
-    bool has_capabilities;
-    te_microbatch is_first_microbatch; /* of calls that do not give theirs */
-    bool is_optim_step;
-    bool empty_is_unallocated;
-    float moe_aux_loss_scale; /* te_set_moe_aux_loss_scale; 0: 1 */
-    bool told_mxfp8, told_mxfp8_plain; /* experts: that products are in MXFP8, or cannot be */
-} te__automodel;
-
 enum { TE__MAX_THREADS = 64 };
 
-/* A mask that attention modules share, and what it was made from. */
-enum { TE__BLOCK_MASKS = 64, TE__ELEMENT_MASKS = 4 };
-typedef struct te__kept_mask {
-    int64_t key[5];
-    uint8_t *content; /* NULL: the key is all */
-    size_t bytes;     /* of content */
-    uint64_t age;     /* the smallest is the oldest */
-    te_tensor *mask;  /* retained; NULL: the place is free */
-} te__kept_mask;
+/* ---- rooms above ---- */
+
+/* The state that a room above core/ keeps in each context: `bytes`, cleared when the context opens. te__slot_of finds
+ * it. */
+typedef struct te__slot {
+    size_t bytes;
+} te__slot;
+
+/* A room with such a state, and with functions that are called when something happens; NULL: it does not listen. The
+ * table of rooms stands in open.c. */
+typedef struct te__room {
+    const te__slot *slot;
+    void (*open)(te_ctx *te);    /* the device is open */
+    void (*close)(te_ctx *te);   /* the context closes; the device and all tensors are still there */
+    te_result (*capture)(te_ctx *te, bool begins); /* a capture is to begin or to end: refuses it with an error */
+    te_result (*step_begins)(te_ctx *te);          /* a step of training may begin, or is under way already */
+    te_result (*step_undone)(te_ctx *te);          /* te_clear_error after a step that has failed */
+    void (*reads)(te_ctx *te, te_tensor *x);       /* a checkpoint's first run: a function takes x (or NULL) */
+    /* an outermost te_backward begins, on `count` tensors y of segment s */
+    void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
+    void (*backward_done)(te_ctx *te); /* it has succeeded */
+    /* The end of a backward pass; result: how that went. m: of a te_backward_dw; NULL: of a te_backward. Returns the
+     * result of both. */
+    te_result (*backward_ends)(te_ctx *te, const te_module *m, te_result result);
+} te__room;
+#define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL} /* it hears of no more */
+enum { TE__MAX_ROOMS = 16 };
 
 struct te_ctx {
     te_result error_code;
     char *error;
     char module_path[256]; /* of the module whose forward runs: for messages */
-    te_module *making;     /* whose create function is making children */
-    int num_gone;          /* marks of children that are gone, in all trees */
     te_log_fn log;
     void *log_user;
     te_log_level log_level;
@@ -536,50 +462,22 @@ struct te_ctx {
     int num_scopes;
     te__tape tape;
     te__node *playing; /* its backward function runs */
-    struct te__deferred *deferred; /* core/deferred.c: the first of a list */
+    struct te__deferred *deferred; /* tape/deferred.c: the first of a list */
     te__path *path;    /* module_path, for nodes; NULL until one is recorded */
     uint64_t writes;   /* counts every write to any buffer: a clock */
     uint64_t seed, rng_offset; /* the random state in force */
     te__rng_state rng; /* the named ones, and which is in force */
-    te__autocast autocast[TE__MAX_AUTOCAST];
-    int num_autocast;
-    te__quantized_init quantized_init[TE__MAX_AUTOCAST];
-    int num_quantized_init;
-    bool inspecting; /* te_quant_inspect */
-    bool exporting;  /* io/onnx.c: a call stands for calls of other sizes */
-    te_tensor *place; /* nn/: where the next output of a product that fits goes; NULL: to memory of its own */
-    struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
-    struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first
-                                                 * time, or again */
-    void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
-    void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
-    struct te__dp_unit *units; /* model/sharding.c: modules whose gradients ranks exchange, a list */
-    /* with `units`: before a backward pass */
-    void (*mark_reached)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
-    /* With `units`: at the end of a backward pass; result: how that went. m: of a te_backward_dw; NULL: it was a
-     * te_backward. */
-    te_result (*exchange_gradients)(te_ctx *te, const te_module *m, te_result result);
-    /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they
-     * were (keep_scales), and te_clear_error gives them back if the step has failed. */
-    bool in_step, step_failed;
-    int num_optimizers; /* 0: no call tells when a step has ended */
-    te_fused_adam_methods fused_adam; /* te_fused_adam_set_methods; no function: te.h's own */
-    struct te__patches *patches;      /* model/patches.c; NULL before the first call of that chapter */
-    te_result (*keep_scales)(te_ctx *te);
-    te_result (*give_back_scales)(te_ctx *te);
-    te__sdpa_state sdpa;
+    bool exporting;  /* calls are noted for a file: a call stands for calls of other sizes */
+    bool empty_is_unallocated; /* te_set_empty_is_unallocated: a tensor without elements is a shape alone */
+    bool in_step, step_failed; /* a step of training, from an outermost te_autocast_begin to a te_optimizer_step */
     bool warming;           /* between te_warmup_begin and te_warmup_end */
-    te__warm_list *warm_list;
-    te__rng_state warm_rng; /* to go back to */
-    te__var **warm_vars;             /* leaves that got a gradient meanwhile */
-    int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
     te__buffer *buffers; /* all of them */
     te__stream *streams;
     te__event *spare_events;
     te__pinned *pinned;
-    struct te__offload *offload; /* core/offload.c; NULL before the first region */
+    struct te__offload *offload; /* tape/offload.c; NULL before the first region */
     te__block *blocks;   /* all host memory of the context */
     te__closable *closables;
     int64_t process_id; /* of the process that made the context */
@@ -590,11 +488,7 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* all that exist */
     uint64_t captures; /* so far */
-    te__kept_mask block_masks[TE__BLOCK_MASKS];     /* model/block_mask.c: of flex */
-    te__kept_mask element_masks[TE__ELEMENT_MASKS]; /* of windows and padding */
-    uint64_t mask_age;                              /* masks kept so far */
-    int mask_users;                                 /* modules that share them; the last one to go drops them */
-    te__amax_word amax_words[TE__AMAX_WORDS];
-    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
-    te__automodel automodel;
+    const te__room *const *rooms; /* open.c */
+    int num_rooms;
+    void *state[TE__MAX_ROOMS]; /* of each room's slot */
 };

@@ -1,5 +1,5 @@
 /* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in
- * core/access.c. */
+ * tape/access.c. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
     static const char *const names[TE_DTYPE_COUNT] = {"none", "f32",  "f16", "bf16", "e4m3", "e5m2",
@@ -94,20 +94,11 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* Where the plain tensors stand that hold the value of *x: *x itself, or the parts of its two copies, of which some may
- * be NULL. Returns their number. */
-enum { TE__MAX_PARTS = 6 };
+/* The addresses of the plain tensors that hold the value of *x: x itself, or the parts of its form, of which some may be
+ * NULL. Returns their number. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
-    te__quantized *q = (*x)->quantized;
     slot[0] = x;
-    if (!q) return 1;
-    slot[0] = &q->row.data;
-    slot[1] = &q->row.scale;
-    slot[2] = &q->row.amax;
-    slot[3] = &q->col.data;
-    slot[4] = &q->col.scale;
-    slot[5] = &q->col.amax;
-    return TE__MAX_PARTS;
+    return (*x)->form ? (*x)->form->parts(*x, slot) : 1;
 }
 static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
     te_tensor **slot[TE__MAX_PARTS];
@@ -155,17 +146,17 @@ static const char *te__named_text(const te_tensor *x, char *out) {
 static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
-                    x->quantized ? "is quantized: te_dequantize it first"
-                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, "
-                                   "and for modules that answer with a shape");
+                    x->form ? "is quantized: te_dequantize it first"
+                            : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, "
+                              "and for modules that answer with a shape");
 }
 /* Fails for tensors of te_tensor_describe; quantized tensors pass. */
 /* Is x a shape alone, which a module answers with a shape? */
 static bool te__is_unallocated(const te_tensor *x) {
-    return !x || (!x->buffer && !x->quantized) || (x->te->automodel.empty_is_unallocated && te__numel(x) == 0);
+    return !x || (!x->buffer && !x->form) || (x->te->empty_is_unallocated && te__numel(x) == 0);
 }
 static te_result te__need_memory(const te_tensor *x, const char *who) {
-    return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who);
+    return x->buffer || x->form ? TE_OK : te__no_plain_memory(x, who);
 }
 
 /* ---- references ---- */
@@ -178,29 +169,9 @@ static void te__var_release(te_ctx *te, te__var *v) {
     te__free(te, v, sizeof(*v));
 }
 
-/* The references that a copy of a quantized tensor holds. */
-static void te__copy_retain(const te__quant_copy *c) {
-    te_tensor_retain(c->data);
-    te_tensor_retain(c->scale);
-    te_tensor_retain(c->amax);
-}
-static void te__copy_release(te__quant_copy *c) {
-    te_tensor_release(c->data);
-    te_tensor_release(c->scale);
-    te_tensor_release(c->amax);
-    memset(c, 0, sizeof(*c));
-}
-
 static void te__tensor_free(te_tensor *x) {
     te_ctx *te = x->te;
-    if (x->quantized) {
-        te__copy_release(&x->quantized->row);
-        te__copy_release(&x->quantized->col);
-        te_tensor_release(x->quantized->sizes);
-        te_quantizer_destroy(x->quantized->quantizer);
-        te__free(te, x->quantized->init_value, x->quantized->init_bytes);
-        te__free(te, x->quantized, sizeof(*x->quantized));
-    }
+    if (x->form) x->form->release(x);
     te__buffer_release(x->buffer);
     te__var_release(te, x->var);
     te__free_string(te, x->name);
@@ -285,6 +256,8 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
     return x;
 }
 
+TE_API size_t te_tensor_bytes(const te_tensor *x) { return x ? te__shape_bytes(x->dtype, x->ndim, x->shape) : 0; }
+
 TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);
     if (!x) return NULL;
@@ -360,23 +333,14 @@ static te_tensor *te__alias(const te_tensor *x) {
     return y;
 }
 
-/* Another handle to a quantized tensor, sharing its copies, without history. */
-static te_tensor *te__alias_quantized(const te_tensor *x) {
-    te_tensor *y = te__tensor_shell(x->te, x->dtype, x->ndim, x->shape);
-    if (!y) return NULL;
-    y->quantized = (te__quantized *)te__alloc_zero(x->te, sizeof(te__quantized));
-    if (!y->quantized) {
-        te__drop(y);
-        return NULL;
-    }
-    *y->quantized = *x->quantized;
-    te__copy_retain(&y->quantized->row);
-    te__copy_retain(&y->quantized->col);
-    te_tensor_retain(y->quantized->sizes);
-    if (y->quantized->quantizer) y->quantized->quantizer->refs++;
-    y->quantized->init_value = NULL; /* the weight's own */
-    y->quantized->init_bytes = 0;
-    return y;
+/* Returns another handle to the value of a tensor, plain or not, without history. */
+static te_tensor *te__alias_any(const te_tensor *x) {
+    te_tensor *y;
+    if (!x->form) return te__alias(x);
+    y = te__tensor_shell(x->te, x->dtype, x->ndim, x->shape);
+    if (!y || x->form->share(x, y)) return y;
+    te__drop(y);
+    return NULL;
 }
 
 /* ---- tape nodes ---- */
@@ -385,7 +349,7 @@ static void te__path_release(te_ctx *te, te__path *path) {
     if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
 }
 
-/* Drops the handles that hooks have packed (core/saved.c). */
+/* Drops the handles that hooks have packed (tape/saved.c). */
 static void te__saved_free(te_ctx *te, te__node *node) {
     int i;
     if (!node->packed) return;

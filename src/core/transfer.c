@@ -48,7 +48,7 @@ static te_result te__transfer(te__stream *s, te_tensor *x, te__pinned *p, size_t
     te_result result = te__refuse_stream(te);
     if (result != TE_OK) return result;
     if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: it belongs to another context than the stream", what);
-    if (!x->buffer || x->quantized) return te__no_plain_memory(x, what);
+    if (!x->buffer || x->form) return te__no_plain_memory(x, what);
     if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_SHAPE, "%s: %s is strided", what, te__shape_text(x, text));
     bytes = te_tensor_bytes(x);
     if (at > p->capacity || bytes > p->capacity - at)

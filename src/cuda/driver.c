@@ -252,6 +252,7 @@ struct te__cuda {
     te__memo_slot *memo;
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
+    struct te__warm_list *warm_list; /* cuda/launch.c: launches noted between te_warmup_begin and te_warmup_end */
     bool stream_shown;       /* the caller may queue work of its own on the stream */
     /* While launches wait for their kernels (cuda/queue.c), else NULL. settle: waits for the kernels and launches all.
      * enqueue: adds a write of `bytes` to dst behind the launches, from a copy of host memory, or zeros (host NULL). */
@@ -401,8 +402,8 @@ static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result cod
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
 }
 
-/* The memory of te->amax_words, at the end of the counter's. */
-static void *te__cuda_amax_word(const te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
+/* At the end of the counter's memory. */
+static void *te__cuda_word(te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {

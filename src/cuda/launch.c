@@ -4,19 +4,19 @@
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
 
 /* Launches that te_warmup_end will compile. */
-struct te__warm_list {
+typedef struct te__warm_list {
     te__launch *launches; /* those of embedded PTX have no options */
     bool *baseline;
     int count, cap_launches, cap_baseline;
-};
+} te__warm_list;
 
 static void te__warm_list_free(te_ctx *te) {
-    te__warm_list *w = te->warm_list;
+    te__warm_list *w = te->cuda->warm_list;
     if (!w) return;
     te__free(te, w->launches, (size_t)w->cap_launches * sizeof(te__launch));
     te__free(te, w->baseline, (size_t)w->cap_baseline * sizeof(bool));
     te__free(te, w, sizeof(*w));
-    te->warm_list = NULL;
+    te->cuda->warm_list = NULL;
 }
 
 static te_result te__cuda_open_cache(te_ctx *te) {
@@ -119,8 +119,8 @@ static bool te__warm_list_has(const te__warm_list *w, const te__launch *l, bool 
 
 /* Notes a plan's kernels for te__cuda_warm, in place of running it. */
 static te_result te__cuda_note(te_ctx *te, te__plan *p) {
-    te__warm_list *w = te->warm_list;
-    if (!w) w = te->warm_list = (te__warm_list *)te__alloc_zero(te, sizeof(te__warm_list));
+    te__warm_list *w = te->cuda->warm_list;
+    if (!w) w = te->cuda->warm_list = (te__warm_list *)te__alloc_zero(te, sizeof(te__warm_list));
     if (!w) return TE_ERR_OUT_OF_MEMORY;
     te__cuda_drop_options(p);
     for (int i = 0; i < p->num_launches; i++) {
@@ -137,7 +137,7 @@ static te_result te__cuda_note(te_ctx *te, te__plan *p) {
 
 /* Compiles or reads the noted kernels, on several threads. */
 static te_result te__cuda_warm(te_ctx *te) {
-    te__warm_list *w = te->warm_list;
+    te__warm_list *w = te->cuda->warm_list;
     const te__launch **compile;
     int num_compile = 0;
     bool pushed;

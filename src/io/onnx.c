@@ -391,10 +391,10 @@ static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n
     te__scaling *s;
     te_result result = TE_OK;
     int i = 0;
-    for (*n = 0, s = te->scaling; s; s = s->next) ++*n;
+    for (*n = 0, s = te__quant_of(te)->scaling; s; s = s->next) ++*n;
     *list = (te__onnx_scales *)te__alloc_zero(te, (size_t)*n * sizeof(te__onnx_scales));
     if (!*list) return TE_ERR_OUT_OF_MEMORY;
-    for (s = te->scaling; s && result == TE_OK; s = s->next, i++) {
+    for (s = te__quant_of(te)->scaling; s && result == TE_OK; s = s->next, i++) {
         te__onnx_scales *x = &(*list)[i];
         x->scaling = s;
         x->pending = s->forward.pending;
@@ -413,7 +413,7 @@ static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, 
     const te__scaling *s;
     char path[256];
     int i;
-    for (s = te->scaling; s; s = s->next) {
+    for (s = te__quant_of(te)->scaling; s; s = s->next) {
         for (i = 0; i < n && list[i].scaling != s; i++) {}
         if (s->forward.scale && s->module && (i == n || !list[i].scale))
             return te__fail(te, TE_ERR_STATE,

@@ -313,7 +313,7 @@ static te_result te__attn_sdpa_preprocess(te_module *m, const te_attn_inputs *in
 static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
     te_attention_desc o = te__attn_told_by(m, a, a->masked);
-    if (m->te->sdpa.depth) { /* another function is in force: looked up at the call */
+    if (te__sdpa_of(m->te)->depth) { /* another function is in force: looked up at the call */
         te_sdpa_args args = TE_ZERO;
         args.attn_mask = a->masked ? te__mask_turned(a->masked) : a->added;
         if (a->masked && !args.attn_mask) return NULL;
@@ -446,7 +446,7 @@ static te_result te__attn_module_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, y ? te__heads_joined(te_tensor_contiguous(y)) : NULL);
 }
 static void te__attn_module_destroy(te_module *m) {
-    if (((te__attn_module *)m->state)->steps && --m->te->mask_users == 0) te__masks_drop(m->te);
+    if (((te__attn_module *)m->state)->steps && --te__masks_of(m->te)->mask_users == 0) te__masks_drop(m->te);
 }
 static const te_module_class te__attn_module_class = {"Attention", sizeof(te__attn_module), te__attn_module_forward,
                                                       te__attn_module_destroy, NULL};
@@ -546,7 +546,7 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
     if (m && backend != TE_ATTN_TE) {
         ((te__attn_module *)m->state)->backend = backend;
         ((te__attn_module *)m->state)->steps = &te__attn_backends[backend];
-        te->mask_users++;
+        te__masks_of(te)->mask_users++;
     }
     return m;
 }

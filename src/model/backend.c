@@ -5,15 +5,15 @@
 
 TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te) {
     te_backend_capabilities c = TE_ZERO;
-    if (!te || te->automodel.has_capabilities) return te ? te->automodel.capabilities : c;
+    if (!te || te__automodel_of(te)->has_capabilities) return te ? te__automodel_of(te)->capabilities : c;
     c.have_te = c.have_deep_ep = c.have_gmm = c.have_uccl_ep = true;
     c.cuda = te_ctx_is_cuda(te);
     return c;
 }
 TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilities *capabilities) {
     if (!te) return;
-    te->automodel.has_capabilities = capabilities != NULL;
-    if (capabilities) te->automodel.capabilities = *capabilities;
+    te__automodel_of(te)->has_capabilities = capabilities != NULL;
+    if (capabilities) te__automodel_of(te)->capabilities = *capabilities;
 }
 
 static te_linear_backend te__linear_backend_of(te_linear_backend given, const te_backend_capabilities *c) {

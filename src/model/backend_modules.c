@@ -5,7 +5,7 @@
 
 TE_API bool te_is_tensor_unallocated(const te_tensor *x) { return te__is_unallocated(x); }
 TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on) {
-    if (te) te->automodel.empty_is_unallocated = on;
+    if (te) te->empty_is_unallocated = on;
 }
 /* The forward of a module with parameter `weight` of `in` columns on a shape without memory. */
 static te_result te__module_shape(te_module *m, te_forward_args *args, int64_t in, int64_t out) {
@@ -142,15 +142,15 @@ TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
         te__fail(te, TE_ERR_INVALID,
                  "te_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible",
                  (int)value, (int)TE_MICROBATCH_LATER);
-    else te->automodel.is_first_microbatch = value;
+    else te__quant_of(te)->is_first_microbatch = value;
 }
 TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te) {
-    return te ? te->automodel.is_first_microbatch : TE_MICROBATCH_NONE;
+    return te ? te__quant_of(te)->is_first_microbatch : TE_MICROBATCH_NONE;
 }
 TE_API void te_set_is_optim_step(te_ctx *te, bool value) {
-    if (te) te->automodel.is_optim_step = value;
+    if (te) te__automodel_of(te)->is_optim_step = value;
 }
-TE_API bool te_get_is_optim_step(const te_ctx *te) { return te && te->automodel.is_optim_step; }
+TE_API bool te_get_is_optim_step(const te_ctx *te) { return te && te__automodel_of(te)->is_optim_step; }
 
 #define TE__STEP_HOOKS "te_step_hooks" /* the attribute */
 TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks) {

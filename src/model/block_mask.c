@@ -1,5 +1,41 @@
-/* model/block_mask.c: block masks, and the masks that a context keeps for its attention modules (te_ctx: block_masks,
- * element_masks). Knows tensors; must not know modules. */
+/* model/block_mask.c: block masks, and the masks that a context keeps for its attention modules. Knows tensors; must
+ * not know modules. */
+
+/* ---- the state of a context ---- */
+
+/* A mask that attention modules share, and what it was made from. */
+enum { TE__BLOCK_MASKS = 64, TE__ELEMENT_MASKS = 4 };
+typedef struct te__kept_mask {
+    int64_t key[5];
+    uint8_t *content; /* NULL: the key is all */
+    size_t bytes;     /* of content */
+    uint64_t age;     /* the smallest is the oldest */
+    te_tensor *mask;  /* retained; NULL: the place is free */
+} te__kept_mask;
+typedef struct te__mask_state {
+    te__kept_mask block_masks[TE__BLOCK_MASKS];     /* of flex */
+    te__kept_mask element_masks[TE__ELEMENT_MASKS]; /* of windows and padding */
+    uint64_t mask_age;                              /* masks kept so far */
+    int mask_users;                                 /* modules that share them; the last one to go drops them */
+} te__mask_state;
+static const te__slot te__masks_slot = {sizeof(te__mask_state)};
+static te__mask_state *te__masks_of(const te_ctx *te) {
+    return (te__mask_state *)te__slot_of(te, &te__masks_slot);
+}
+
+static void te__kept_mask_drop(te_ctx *te, te__kept_mask *m) {
+    te__free(te, m->content, m->bytes);
+    te_tensor_release(m->mask);
+    memset(m, 0, sizeof(*m));
+}
+
+static void te__masks_drop(te_ctx *te) {
+    te__mask_state *s = te__masks_of(te);
+    int i;
+    for (i = 0; i < TE__BLOCK_MASKS; i++) te__kept_mask_drop(te, &s->block_masks[i]);
+    for (i = 0; i < TE__ELEMENT_MASKS; i++) te__kept_mask_drop(te, &s->element_masks[i]);
+}
+static const te__room te__mask_room = TE__ROOM(&te__masks_slot, NULL, te__masks_drop);
 
 /* ---- block masks ---- */
 
@@ -105,7 +141,7 @@ static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const in
     memcpy(list[at].key, key, sizeof(list[at].key));
     list[at].content = copy;
     list[at].bytes = bytes;
-    list[at].age = ++te->mask_age;
+    list[at].age = ++te__masks_of(te)->mask_age;
     list[at].mask = te_tensor_retain(mask);
     return mask;
 }
@@ -121,7 +157,7 @@ TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b,
     key[2] = heads;
     key[3] = s_q;
     key[4] = s_kv;
-    mask = te__mask_kept(te->block_masks, TE__BLOCK_MASKS, key, NULL, 0);
+    mask = te__mask_kept(te__masks_of(te)->block_masks, TE__BLOCK_MASKS, key, NULL, 0);
     if (mask) return mask;
     if (window_keys < -1 || window_keys == 0) {
         te__fail(te, TE_ERR_INVALID,
@@ -135,13 +171,13 @@ TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b,
     d.window.on = window_keys > 0;
     d.window.left = window_keys - 1;
     te__frame_begin(te);
-    mask = te__mask_keep(te, te->block_masks, TE__BLOCK_MASKS, key, NULL, 0, te_create_block_mask(te, &d));
+    mask = te__mask_keep(te, te__masks_of(te)->block_masks, TE__BLOCK_MASKS, key, NULL, 0, te_create_block_mask(te, &d));
     te__frame_end(te, NULL, 0);
     return mask;
 }
 TE_API int te_flex_block_mask_count(const te_ctx *te) {
     int i, n = 0;
-    for (i = 0; te && i < TE__BLOCK_MASKS; i++) n += te->block_masks[i].mask != NULL;
+    for (i = 0; te && i < TE__BLOCK_MASKS; i++) n += te__masks_of(te)->block_masks[i].mask != NULL;
     return n;
 }
 
@@ -159,7 +195,7 @@ static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s
     shape[3] = key[3] = s_kv;
     key[0] = keys;
     key[4] = offset;
-    mask = te__mask_kept(te->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0);
+    mask = te__mask_kept(te__masks_of(te)->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0);
     if (mask) return mask;
     bytes = (size_t)(shape[0] * s_q * s_kv) + 1;
     masked = (uint8_t *)te__alloc(te, bytes);
@@ -170,7 +206,7 @@ static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s
                 masked[(s * s_q + i) * s_kv + j] = (uint8_t)!(j <= i + offset && (keys < 0 || j > i + offset - keys) &&
                                                               (!tokens || tokens[s * s_kv + j]));
     te__frame_begin(te);
-    mask = te__mask_keep(te, te->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0,
+    mask = te__mask_keep(te, te__masks_of(te)->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0,
                          te_tensor_from_host(te, TE_U8, 4, shape, masked));
     te__frame_end(te, NULL, 0);
     te__free(te, masked, bytes);

@@ -270,17 +270,17 @@ static te_tensor *te__expert_between(const te__expert_rows *r, te_tensor *h, con
 /* MXFP8 where its blocks stay within an expert's weight; what a context says about it, it says once. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
-        if (!te->automodel.told_mxfp8)
+        if (!te__moe_of(te)->told_mxfp8)
             te__log(te, TE_LOG_INFO, "experts torch_mm_mxfp8: products of experts are made of MXFP8 values");
-        te->automodel.told_mxfp8 = true;
+        te__moe_of(te)->told_mxfp8 = true;
         return TE__EXPERTS_MXFP8;
     }
-    if (!te->automodel.told_mxfp8_plain)
+    if (!te__moe_of(te)->told_mxfp8_plain)
         te__warn(te,
                  "experts torch_mm_mxfp8: sizes %lld and %lld are no multiples of 32, so products of experts stay in "
                  "high precision",
                  (long long)te__expert_dim(c), (long long)c->moe_inter_dim);
-    te->automodel.told_mxfp8_plain = true;
+    te__moe_of(te)->told_mxfp8_plain = true;
     return TE__EXPERTS_GROUPED;
 }
 

@@ -1,6 +1,16 @@
 /* model/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and
  * FakeBalancedGate. Knows the router's operations; must not know experts. */
 
+typedef struct te__moe_state {
+    float moe_aux_loss_scale;          /* te_set_moe_aux_loss_scale; 0: 1 */
+    bool told_mxfp8, told_mxfp8_plain; /* experts: that products are in MXFP8, or cannot be */
+} te__moe_state;
+static const te__slot te__moe_slot = {sizeof(te__moe_state)};
+static te__moe_state *te__moe_of(const te_ctx *te) {
+    return (te__moe_state *)te__slot_of(te, &te__moe_slot);
+}
+static const te__room te__moe_room = TE__ROOM(&te__moe_slot, NULL, NULL);
+
 static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
 
 /* Experts are made by a backend, which says by what they compute. */
@@ -264,7 +274,7 @@ static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *c
     if (needs[1])
         dx[1] =
             te_tensor_full(te, TE_F32, 1, &one,
-                           te->automodel.moe_aux_loss_scale != 0.0f ? (double)te->automodel.moe_aux_loss_scale : 1.0);
+                           te__moe_of(te)->moe_aux_loss_scale != 0.0f ? (double)te__moe_of(te)->moe_aux_loss_scale : 1.0);
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {
@@ -278,7 +288,7 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
     if (!(fabsf(scale) <= 3.4e38f))
         return te__fail(te, TE_ERR_INVALID, "te_set_moe_aux_loss_scale: the scale is %g; a number is needed",
                         (double)scale);
-    te->automodel.moe_aux_loss_scale = scale;
+    te__moe_of(te)->moe_aux_loss_scale = scale;
     return TE_OK;
 }
 
@@ -313,7 +323,7 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) 
     if (!weights) return te_error_code(te);
     if (counts || aux) load = te__gate_count(indices, padding, c->n_routed_experts);
     if ((counts || aux) && !load) return te_error_code(te);
-    if (counts && !te->replaying && !te->warming) { /* a checkpoint's second run has been counted */
+    if (counts && !te__quant_of(te)->replaying && !te->warming) { /* a checkpoint's second run has been counted */
         te_op_axpby_args add = TE_ZERO;
         add.x = load;
         add.y = add.out = s->load;

@@ -286,14 +286,14 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     if (!m) return NULL;
     s = (te__experts_module *)m->state;
     m->meta = false; /* its own parameters: there are none */
-    outer = te->making;
-    te->making = m;
+    outer = te__modules_of(te)->making;
+    te__modules_of(te)->making = m;
     pad.num_gemms = s->local;
     te__te_child(m, "gate_up_linear", te__expert_dim(&s->config), te__up_size(&s->config), false);
     te__te_child(m, "down_linear", s->config.moe_inter_dim, te__expert_dim(&s->config), true);
     te__adopt(m, "fp8_padding", te_fp8_padding_create(te, &pad));
     te__adopt(m, "fp8_unpadding", te_fp8_unpadding_create(te, &pad));
-    te->making = outer;
+    te__modules_of(te)->making = outer;
     return te__module_built(m);
 }
 

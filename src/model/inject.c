@@ -21,10 +21,10 @@ struct te_te_sdpa {
 
 TE_API te_attention_stats te_get_te_attention_stats(const te_ctx *te) {
     te_attention_stats none = TE_ZERO;
-    return te ? te->sdpa.stats : none;
+    return te ? te__sdpa_of(te)->stats : none;
 }
 TE_API void te_reset_te_attention_stats(te_ctx *te) {
-    if (te) memset(&te->sdpa.stats, 0, sizeof(te->sdpa.stats));
+    if (te) memset(&te__sdpa_of(te)->stats, 0, sizeof(te__sdpa_of(te)->stats));
 }
 static uint64_t te__stats_sum(const te_attention_stats *s) {
     return s->te_hits + s->fallback_mask + s->fallback_scale_mismatch + s->fallback_other;
@@ -33,10 +33,10 @@ static uint64_t te__stats_sum(const te_attention_stats *s) {
 /* Adds 1 to the counter that lies so many bytes into the stats, in f's and in the context's. */
 static void te__sdpa_count(te_te_sdpa *f, size_t counter) {
     te_ctx *te = f->te;
-    const te_attention_stats *s = &te->sdpa.stats;
-    const int every = te->sdpa.stats_every;
+    const te_attention_stats *s = &te__sdpa_of(te)->stats;
+    const int every = te__sdpa_of(te)->stats_every;
     ++*(uint64_t *)(void *)((char *)&f->stats + counter);
-    ++*(uint64_t *)(void *)((char *)&te->sdpa.stats + counter);
+    ++*(uint64_t *)(void *)((char *)&te__sdpa_of(te)->stats + counter);
     if (every > 0 && te__stats_sum(s) % (uint64_t)every == 0)
         te__log(te, TE_LOG_INFO,
                 "te_attention: of %llu calls %llu by DotProductAttention; fallbacks: %llu for masks, %llu for scales, "
@@ -48,11 +48,11 @@ static void te__sdpa_count(te_te_sdpa *f, size_t counter) {
 #define TE__COUNTER(name) offsetof(te_attention_stats, name)
 
 static bool te__stats_every_ok(te_ctx *te, const char *who) {
-    if (!te->sdpa.bad_every[0]) return true;
+    if (!te__sdpa_of(te)->bad_every[0]) return true;
     te__fail(te, TE_ERR_INVALID,
              "%s: AUTOMODEL_TE_STATS_EVERY was \"%s\" when the context was made; a whole number of calls is needed, 0 "
              "for no lines in the log",
-             who, te->sdpa.bad_every);
+             who, te__sdpa_of(te)->bad_every);
     return false;
 }
 
@@ -171,12 +171,12 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     te_tensor *y;
     int64_t shape[4], step = 1;
     if (args->scale != 0.0f && d->softmax_scale != 0.0f && !(fabsf(args->scale - d->softmax_scale) <= 1e-6f)) {
-        if (!f->te->sdpa.scale_warned)
+        if (!te__sdpa_of(f->te)->scale_warned)
             te__warn(f->te,
                      "te_attention: a call's scale is %g, that of its DotProductAttention %g: such calls keep the "
                      "attention from before; counted as fallback_scale_mismatch",
                      (double)args->scale, (double)d->softmax_scale);
-        f->te->sdpa.scale_warned = true;
+        te__sdpa_of(f->te)->scale_warned = true;
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_scale_mismatch), "scale", q, k, v, args);
     }
     call.attention.attn_mask_type = args->attn_mask || args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
@@ -419,7 +419,7 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
 /* The forward of a module without such a child. Regions that its own leaves open are closed here. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_te_sdpa *f = te_injected_sdpa(m);
-    const int depth = m->te->sdpa.depth;
+    const int depth = te__sdpa_of(m->te)->depth;
     uint64_t before;
     te_result result;
     if (!f) return m->cls->forward(m, args);
@@ -427,7 +427,7 @@ static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     result = te_sdpa_begin(m->te, te_te_sdpa_call, f);
     if (result != TE_OK) return result;
     result = f->before ? f->before(m, args) : m->cls->forward(m, args);
-    m->te->sdpa.depth = depth;
+    te__sdpa_of(m->te)->depth = depth;
     if (result == TE_OK && !f->missed && before == te__stats_sum(&f->stats)) {
         f->missed = true;
         te__warn(m->te,
@@ -490,8 +490,8 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
     d.attn_module = dpa;
     d.num_heads = (int)te__per_rank(dpa, p->num_heads);
     d.num_kv_heads = (int)te__per_rank(dpa, p->num_kv_heads);
-    d.original = te->sdpa.depth ? te->sdpa.fn[te->sdpa.depth - 1] : NULL;
-    d.original_user = te->sdpa.depth ? te->sdpa.user[te->sdpa.depth - 1] : NULL;
+    d.original = te__sdpa_of(te)->depth ? te__sdpa_of(te)->fn[te__sdpa_of(te)->depth - 1] : NULL;
+    d.original_user = te__sdpa_of(te)->depth ? te__sdpa_of(te)->user[te__sdpa_of(te)->depth - 1] : NULL;
     d.window_size = p->window_size;
     d.softmax_scale = p->softmax_scale;
     d.mask.strict = !desc->rules_of_automodel;

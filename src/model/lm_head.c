@@ -37,7 +37,7 @@ static te_tensor *te__cast_param(te_tensor *x, te_dtype dtype) {
     te_tensor *y;
     te__view_state from = TE_ZERO;
     if (!x->quantized) return te_tensor_cast(x, dtype);
-    y = te__alias_quantized(x);
+    y = te__alias_any(x);
     if (!y) return NULL;
     y->dtype = dtype;
     from.dim = (int)x->dtype;

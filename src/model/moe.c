@@ -43,7 +43,7 @@ static const te_module_class te__moe_mlp_class = {"MLP", sizeof(te__moe_mlp), te
 
 static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_linear_backend linear) {
     const int64_t each = c->shared_expert_inter_dim ? c->shared_expert_inter_dim : c->moe_inter_dim;
-    te_module *m, *outer = te->making;
+    te_module *m, *outer = te__modules_of(te)->making;
     int64_t inter;
     if (c->shared_expert_activation != TE_EXPERT_SWIGLU && c->shared_expert_activation != TE_EXPERT_RELU2) {
         te__fail(te, TE_ERR_INVALID,
@@ -61,12 +61,12 @@ static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_line
     m = te_module_create(te, &te__moe_mlp_class, "shared_experts");
     if (!m) return NULL;
     ((te__moe_mlp *)m->state)->config = *c;
-    te->making = m;
+    te__modules_of(te)->making = m;
     if (te__expert_is_gated(c->shared_expert_activation))
         te__moe_linear(m, "gate_proj", linear, c, c->dim, inter, c->expert_bias);
     te__moe_linear(m, "up_proj", linear, c, c->dim, inter, c->expert_bias);
     te__moe_linear(m, "down_proj", linear, c, inter, c->dim, c->expert_bias);
-    te->making = outer;
+    te__modules_of(te)->making = outer;
     return te__module_built(m);
 }
 
@@ -196,8 +196,8 @@ TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const t
     c.name = NULL;
     ((te__moe_module *)m->state)->config = c;
     ((te__moe_module *)m->state)->fake_gate = backend->fake_balanced_gate;
-    outer = te->making;
-    te->making = m;
+    outer = te__modules_of(te)->making;
+    te__modules_of(te)->making = m;
     if (te__moe_child(m, "gate",
                       backend->fake_balanced_gate
                           ? te_fake_balanced_gate_create(te, &c, 0, backend->fake_gate_noise)
@@ -211,6 +211,6 @@ TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const t
         if (c.moe_latent_size)
             te__moe_linear(m, "fc2_latent_proj", backend->linear, &c, c.moe_latent_size, c.dim, c.expert_bias);
     }
-    te->making = outer;
+    te__modules_of(te)->making = outer;
     return te__module_built(m);
 }

@@ -79,12 +79,12 @@ static bool te__adam_patch_needed(te_ctx *te, void *user) {
 }
 static te_result te__adam_patch_apply(te_ctx *te, void *user) {
     (void)user;
-    te->patches->replaced = te_fused_adam_get_methods(te);
+    te__automodel_of(te)->patches->replaced = te_fused_adam_get_methods(te);
     return te_fused_adam_set_methods(te, NULL);
 }
 static te_result te__adam_patch_undo(te_ctx *te, void *user) {
     (void)user;
-    return te_fused_adam_set_methods(te, &te->patches->replaced);
+    return te_fused_adam_set_methods(te, &te__automodel_of(te)->patches->replaced);
 }
 
 /* ---- the list ---- */
@@ -111,7 +111,7 @@ static te_result te__patches_add(te_ctx *te, struct te__patches *all, const te_p
 static struct te__patches *te__patches_of(te_ctx *te) {
     te_patch own = TE_ZERO;
     struct te__patches *all;
-    if (te->patches) return te->patches;
+    if (te__automodel_of(te)->patches) return te__automodel_of(te)->patches;
     all = (struct te__patches *)te__alloc_zero(te, sizeof(*all));
     if (!all) return NULL;
     own.name = "fused_adam_quantized_tensor";
@@ -124,7 +124,7 @@ static struct te__patches *te__patches_of(te_ctx *te) {
         te__free(te, all, sizeof(*all));
         return NULL;
     }
-    return te->patches = all;
+    return te__automodel_of(te)->patches = all;
 }
 
 TE_API te_result te_register_patch(te_ctx *te, const te_patch *patch) {
@@ -174,19 +174,19 @@ TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
 
 /* Why patch `i` is not needed, in its `why`; false: it is. Its functions may register others, which moves the list. */
 static bool te__patch_skipped(te_ctx *te, int i) {
-    const te_patch patch = te->patches->list[i].patch;
-    const char *now = te__patched_version(te->patches);
-    const size_t room = sizeof(te->patches->list[i].why);
+    const te_patch patch = te__automodel_of(te)->patches->list[i].patch;
+    const char *now = te__patched_version(te__automodel_of(te)->patches);
+    const size_t room = sizeof(te__automodel_of(te)->patches->list[i].why);
     te__version have, fixed;
     const bool gated = patch.fixed_in && te__version_read(now, &have) && te__version_read(patch.fixed_in, &fixed) &&
                        !te__version_before(&have, &fixed);
     if (gated)
-        snprintf(te->patches->list[i].why, room, "version %s is not older than %.40s, which has it", now,
+        snprintf(te__automodel_of(te)->patches->list[i].why, room, "version %s is not older than %.40s, which has it", now,
                  patch.fixed_in);
     else if (patch.found && !patch.found(te, patch.user))
-        snprintf(te->patches->list[i].why, room, "there is nothing to patch");
+        snprintf(te__automodel_of(te)->patches->list[i].why, room, "there is nothing to patch");
     else if (patch.needed && !patch.needed(te, patch.user))
-        snprintf(te->patches->list[i].why, room, "the function that it would replace has all that it brings");
+        snprintf(te__automodel_of(te)->patches->list[i].why, room, "the function that it would replace has all that it brings");
     else return false;
     return true;
 }
@@ -225,7 +225,7 @@ TE_API te_result te_apply_patches(te_ctx *te) {
     return TE_OK;
 }
 TE_API te_result te_unapply_patches(te_ctx *te) {
-    struct te__patches *all = te ? te->patches : NULL;
+    struct te__patches *all = te ? te__automodel_of(te)->patches : NULL;
     te_result result = TE_OK;
     int i;
     if (!te) return TE_ERR_STATE;
@@ -245,7 +245,7 @@ TE_API te_result te_unapply_patches(te_ctx *te) {
     }
     return TE_OK;
 }
-TE_API bool te_patches_applied(const te_ctx *te) { return te && te->patches && te->patches->looked; }
+TE_API bool te_patches_applied(const te_ctx *te) { return te && te__automodel_of(te)->patches && te__automodel_of(te)->patches->looked; }
 TE_API int te_num_patches(te_ctx *te) {
     const struct te__patches *all = te ? te__patches_of(te) : NULL;
     return all ? all->num : 0;

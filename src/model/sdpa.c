@@ -2,6 +2,51 @@
  * another one, and whether a mask is that of causal attention. Knows functions and operations; must not know
  * modules. */
 
+/* ---- the state of a context ---- */
+
+/* A verdict of te_detect_causal_mask, and the mask that it is about. */
+typedef struct te__mask_verdict {
+    uint64_t version, written_at; /* the second: a time that no other buffer has been written at; 0 in a place that is
+                                   * free */
+    int64_t offset, shape[4], stride[4], left;
+    const te__buffer *buffer; /* compared, never followed */
+    te_dtype dtype;
+    bool strict, causal;
+} te__mask_verdict;
+/* The function that te_scaled_dot_product_attention is, and counts of the calls of te.h's own (model/inject.c). */
+enum { TE__MAX_SDPA = 16, TE__MASK_VERDICTS = 8 };
+typedef struct te__sdpa_state {
+    te_sdpa_fn fn[TE__MAX_SDPA];
+    void *user[TE__MAX_SDPA];
+    int depth;
+    te_attention_stats stats;
+    int stats_every;   /* $AUTOMODEL_TE_STATS_EVERY */
+    char bad_every[40]; /* its text, if that is no number */
+    bool scale_warned;
+    te__mask_verdict verdict[TE__MASK_VERDICTS];
+    int next_verdict;  /* the place that is written next */
+} te__sdpa_state;
+static const te__slot te__sdpa_slot = {sizeof(te__sdpa_state)};
+static te__sdpa_state *te__sdpa_of(const te_ctx *te) {
+    return (te__sdpa_state *)te__slot_of(te, &te__sdpa_slot);
+}
+
+static void te__sdpa_open(te_ctx *te) {
+    te__sdpa_state *s = te__sdpa_of(te);
+    const char *text = te__env("AUTOMODEL_TE_STATS_EVERY");
+    char *end;
+    long long n;
+    s->stats_every = 500;
+    if (!text) return;
+    n = strtoll(text, &end, 10);
+    if (end != text) end += strspn(end, " \t\n\v\f\r"); /* strtoll has passed those in front */
+    if (end == text || *end || n < INT_MIN || n > INT_MAX)
+        snprintf(s->bad_every, sizeof(s->bad_every), "%.39s", text);
+    else
+        s->stats_every = (int)n;
+}
+static const te__room te__sdpa_room = TE__ROOM(&te__sdpa_slot, te__sdpa_open, NULL);
+
 /* ---- masks of any kind, for te_attention ---- */
 
 /* `mask` as four dimensions, those that are expanded cut to one element. */
@@ -115,7 +160,7 @@ TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te
     te_sdpa_args zero = TE_ZERO;
     te__sdpa_state *s;
     if (!q || !k || !v) return NULL;
-    s = &q->te->sdpa;
+    s = te__sdpa_of(q->te);
     if (!args) args = &zero;
     if (s->depth == 0) return te__plain_sdpa_call(NULL, q, k, v, args);
     return te__sdpa_call(s->fn[s->depth - 1], s->user[s->depth - 1], q, k, v, args);
@@ -126,18 +171,18 @@ TE_API te_result te_sdpa_begin(te_ctx *te, te_sdpa_fn fn, void *user) {
         return te__fail(te, TE_ERR_INVALID,
                         "te_sdpa_begin: fn is NULL; the function that takes the place of "
                         "te_scaled_dot_product_attention is needed");
-    if (te->sdpa.depth == TE__MAX_SDPA)
+    if (te__sdpa_of(te)->depth == TE__MAX_SDPA)
         return te__fail(te, TE_ERR_STATE,
                         "te_sdpa_begin: %d regions are open, as many as there may be; te_sdpa_end ends one",
                         TE__MAX_SDPA);
-    te->sdpa.fn[te->sdpa.depth] = fn;
-    te->sdpa.user[te->sdpa.depth++] = user;
+    te__sdpa_of(te)->fn[te__sdpa_of(te)->depth] = fn;
+    te__sdpa_of(te)->user[te__sdpa_of(te)->depth++] = user;
     return TE_OK;
 }
 TE_API te_result te_sdpa_end(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
-    if (te->sdpa.depth == 0) return te__fail(te, TE_ERR_STATE, "te_sdpa_end without te_sdpa_begin");
-    te->sdpa.depth--;
+    if (te__sdpa_of(te)->depth == 0) return te__fail(te, TE_ERR_STATE, "te_sdpa_end without te_sdpa_begin");
+    te__sdpa_of(te)->depth--;
     return TE_OK;
 }
 
@@ -160,7 +205,7 @@ static te__mask_verdict te__verdict_about(const te_tensor *mask, int64_t left, b
 static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask_verdict *v) {
     int i;
     for (i = 0; v->written_at && i < TE__MASK_VERDICTS; i++) {
-        const te__mask_verdict *kept = &te->sdpa.verdict[i];
+        const te__mask_verdict *kept = &te__sdpa_of(te)->verdict[i];
         if (memcmp(kept, v, offsetof(te__mask_verdict, buffer)) == 0 && kept->buffer == v->buffer &&
             kept->dtype == v->dtype && kept->strict == v->strict)
             return kept;
@@ -207,8 +252,8 @@ TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_ma
     causal = te__mask_is_causal(mask, window, check->strict);
     if (check->cache && v.written_at && !te->warming && te_error_code(te) == TE_OK) {
         v.causal = causal;
-        te->sdpa.verdict[te->sdpa.next_verdict] = v;
-        te->sdpa.next_verdict = (te->sdpa.next_verdict + 1) % TE__MASK_VERDICTS;
+        te__sdpa_of(te)->verdict[te__sdpa_of(te)->next_verdict] = v;
+        te__sdpa_of(te)->next_verdict = (te__sdpa_of(te)->next_verdict + 1) % TE__MASK_VERDICTS;
     }
     return causal;
 }

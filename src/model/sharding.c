@@ -3,7 +3,7 @@
 
 #define TE__UNIT "te.unit" /* the attribute */
 typedef struct te__dp_unit {
-    struct te__dp_unit *next; /* te->units, in the order in which they were made */
+    struct te__dp_unit *next; /* in the order in which they were made */
     te_module *module;
     te_data_parallel_desc desc;
     bool whole; /* te_data_parallel */
@@ -13,6 +13,14 @@ typedef struct te__dp_unit {
     uint64_t exchanged_at; /* te->writes behind the last exchange */
 } te__dp_unit;
 
+typedef struct te__sharding_state {
+    te__dp_unit *units; /* a list */
+} te__sharding_state;
+static const te__slot te__sharding_slot = {sizeof(te__sharding_state)};
+static te__sharding_state *te__sharding_of(const te_ctx *te) {
+    return (te__sharding_state *)te__slot_of(te, &te__sharding_slot);
+}
+
 static te__dp_unit *te__unit_of(const te_module *m) {
     void *value = NULL;
     return te_module_attribute(m, TE__UNIT, &value) ? (te__dp_unit *)value : NULL;
@@ -20,7 +28,7 @@ static te__dp_unit *te__unit_of(const te_module *m) {
 static void te__unit_free(void *value) {
     te__dp_unit *u = (te__dp_unit *)value, **at;
     te_ctx *te = u->module->te;
-    for (at = &te->units; *at; at = &(*at)->next)
+    for (at = &te__sharding_of(te)->units; *at; at = &(*at)->next)
         if (*at == u) {
             *at = u->next;
             break;
@@ -203,7 +211,7 @@ static bool te__units_are_deferred(const te_module *root) {
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
-    for (u = te->units; u && result == TE_OK; u = u->next) {
+    for (u = te__sharding_of(te)->units; u && result == TE_OK; u = u->next) {
         te__unit_params p = TE_ZERO;
         p.unit = u->module;
         u->reached = false;
@@ -213,7 +221,7 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
         u->reached = result == TE_OK && te__unit_is_reached(u, &p);
         te__unit_params_free(te, &p);
     }
-    for (u = te->units; u; u = u->next) {
+    for (u = te__sharding_of(te)->units; u; u = u->next) {
         const te_module *root = te__root_of(u->module);
         bool reached = false;
         if (!u->state.requires_gradient_sync) continue;
@@ -222,13 +230,16 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
                 return te__refuse(u->desc.group, TE__ALL_REDUCE, result);
             continue;
         }
-        for (other = te->units; other && !reached; other = other->next)
+        for (other = te__sharding_of(te)->units; other && !reached; other = other->next)
             reached = other->reached && te__root_of(other->module) == root;
         if (reached) result = te__unit_exchange(u);
         if (result != TE_OK) return result;
     }
     return result;
 }
+
+static const te__room te__sharding_room = {&te__sharding_slot, NULL, NULL, NULL, NULL, NULL, NULL, te__units_mark, NULL,
+                                           te__units_exchange};
 
 /* ---- units ---- */
 
@@ -284,12 +295,10 @@ static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, 
             te__unit_free(u);
             return te_error_code(m->te);
         }
-        for (end = &m->te->units; *end; end = &(*end)->next) {}
+        for (end = &te__sharding_of(m->te)->units; *end; end = &(*end)->next) {}
         *end = u;
     }
     u->desc = *desc;
-    m->te->mark_reached = te__units_mark;
-    m->te->exchange_gradients = te__units_exchange;
     return TE_OK;
 }
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc) {
@@ -468,7 +477,7 @@ static bool te__units_choose(void *user, te_module *m) {
 static te_result te__units_exchange_chosen(te_ctx *te) {
     te_result result = TE_OK;
     te__dp_unit *u;
-    for (u = te->units; u; u = u->next) {
+    for (u = te__sharding_of(te)->units; u; u = u->next) {
         if (u->chosen && result == TE_OK) result = te__unit_exchange(u);
         u->chosen = false;
     }
@@ -477,7 +486,7 @@ static te_result te__units_exchange_chosen(te_ctx *te) {
 /* A backward pass that failed in front of these exchanges: the ranks that wait at the first one are told. */
 static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
     te__dp_unit *u, *first = NULL;
-    for (u = te->units; u; u = u->next) {
+    for (u = te__sharding_of(te)->units; u; u = u->next) {
         if (u->chosen && !first) first = u;
         u->chosen = false;
     }

@@ -233,10 +233,10 @@ static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
     in.input = args->input;
     for (h = 0; h < 2; h++) {
         int64_t half = halves ? halves->shape[1] / 2 : 0;
-        m->te->place = halves ? te__half(halves, h, 1, &half) : NULL;
+        te__functions_of(m->te)->place = halves ? te__half(halves, h, 1, &half) : NULL;
         parts[h] = te__run_child(m, h ? s->up : s->gate, &in);
     }
-    m->te->place = NULL;
+    te__functions_of(m->te)->place = NULL;
     if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
         in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
     else in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
@@ -538,12 +538,12 @@ static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const ch
 /* A module of this room whose children follow: they are made between these two. */
 static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
     te_module *m = te_module_create(te, cls, name);
-    *outer = te->making;
-    if (m) te->making = m;
+    *outer = te__modules_of(te)->making;
+    if (m) te__modules_of(te)->making = m;
     return m;
 }
 static te_module *te__close_part(te_module *m, te_module *outer) {
-    m->te->making = outer;
+    te__modules_of(m->te)->making = outer;
     return te__module_built(m);
 }
 

@@ -212,7 +212,7 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
-        x->quantized->sizes && te__copy_is_padded(c, which) ? te__padded_shell(x, c) : te__alias_quantized(x);
+        x->quantized->sizes && te__copy_is_padded(c, which) ? te__padded_shell(x, c) : te__alias_any(x);
     te__quant_copy *own;
     int64_t one = 1;
     if (!y) return NULL;

@@ -65,7 +65,7 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
                             "leave no_reduce_amax off",
                             m->cls->name, m->parallel.size);
     }
-    if (m->te->replaying) return te__snapshot_call(m->te, s, call);
+    if (te__quant_of(m->te)->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
     m->te->warming = false;
@@ -194,7 +194,7 @@ static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) {
 }
 /* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
 static bool te__runs_again(const te_module *m) {
-    return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward;
+    return te__quant_of(m->te)->replaying && te__quant_of(m->te)->replaying->module == m && !te__quant_of(m->te)->recording && !m->own_forward;
 }
 
 /* ---- shapes without memory ---- */
@@ -234,7 +234,7 @@ static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
     *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
-    if (call->microbatch == TE_MICROBATCH_NONE) call->microbatch = m->te->automodel.is_first_microbatch;
+    if (call->microbatch == TE_MICROBATCH_NONE) call->microbatch = te__quant_of(m->te)->is_first_microbatch;
     if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
     call->save_original_input = s->desc.save_original_input;
     return result;
@@ -350,7 +350,7 @@ static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor
 static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
                                    const te__quant_call *q, int gemm) {
     te_tensor *y = te__norm_run(m, n, x, spec), *plain;
-    if (!y || !spec || !y->te->inspecting) return y;
+    if (!y || !spec || !te__quant_of(y->te)->inspecting) return y;
     y->te->tape.no_grad++;
     plain = te__norm_run(m, n, x, NULL);
     if (plain) te__inspect(q->scaling, gemm, TE_TENSOR_INPUT, plain, y);
@@ -361,7 +361,7 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
                                    const te__quant_spec *spec, const te__act_grad *grad, const te__quant_call *q,
                                    int gemm) {
     te_tensor *y = te__activate(x, activation, params, spec, grad), *plain;
-    if (!y || !spec || !y->te->inspecting) return y;
+    if (!y || !spec || !te__quant_of(y->te)->inspecting) return y;
     y->te->tape.no_grad++;
     plain = te__activate(x, activation, params, NULL, NULL);
     if (plain) te__inspect(q->scaling, gemm, TE_TENSOR_INPUT, plain, y);

@@ -293,7 +293,7 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
     return p;
 }
 static te_module *te__mha_built(te_module *m, te_module *outer) {
-    m->te->making = outer;
+    te__modules_of(m->te)->making = outer;
     return te__module_built(m);
 }
 
@@ -389,8 +389,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     m = te__module_named(te, &te__mha_class, d.name, "self_attention");
     if (!m) return NULL;
     *(te_multihead_attention_desc *)m->state = d;
-    outer = te->making;
-    te->making = m;
+    outer = te__modules_of(te)->making;
+    te__modules_of(te)->making = m;
     if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE,
                           &d.attention))
         return te__mha_built(m, outer);
@@ -565,8 +565,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
     *(te_transformer_layer_desc *)m->state = d;
     te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
-    outer = te->making;
-    te->making = m;
+    outer = te__modules_of(te)->making;
+    te__modules_of(te)->making = m;
     a.name = "self_attention";
     a.hidden_size = d.hidden_size;
     a.attention = d.attention;
@@ -609,6 +609,6 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         te__adopt(m, n.name,
                   d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
-    te->making = outer;
+    te__modules_of(te)->making = outer;
     return te__module_built(m);
 }

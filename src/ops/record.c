@@ -1,4 +1,4 @@
-/* ops/record.c: a capture holds the memory of an operation's tensors, and on the CPU keeps the call. Knows te__args;
+/* ops/record.c: makes a capture hold the memory of an operation's tensors, and on the CPU keep the call. Knows te__args;
  * must not know what operations compute.
  *
  * A capture outlives what it was given: a kept call has copies, of its own, of tensors, of every list and of a
@@ -18,29 +18,6 @@ static te_result te__capture_args(te_graph *g, const te__args *l) {
 }
 
 /* ---- the CPU's calls ---- */
-
-typedef struct te__call {
-    te_op op; /* TE_OP_NONE: `bytes` at `clear` become 0 */
-    void *clear;
-    size_t bytes;
-    void *args; /* `args_bytes` with what they name behind them */
-    size_t args_bytes;
-} te__call;
-
-static te__call *te__call_add(te_ctx *te) {
-    te_graph *g = te->capture;
-    if (!te__grow(te, (void **)&g->records, &g->cap_records, g->num_records, sizeof(te__call))) return NULL;
-    memset(&g->records[g->num_records], 0, sizeof(te__call));
-    return &g->records[g->num_records];
-}
-static te_result te__record_clear(te_ctx *te, void *dst, size_t bytes) {
-    te__call *r = te__call_add(te);
-    if (!r) return TE_ERR_OUT_OF_MEMORY;
-    r->clear = dst;
-    r->bytes = bytes;
-    te->capture->num_records++;
-    return TE_OK;
-}
 
 /* The next `bytes` of a kept call's memory; NULL where they are only counted. */
 static void *te__call_room(unsigned char *memory, size_t *used, size_t bytes) {
@@ -103,8 +80,10 @@ static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t
             memcpy(te__arg_slot(&l.arg[k], i), &copy, sizeof(copy));
         }
 }
-static te_result te__record_call(te_ctx *te, te_op op, const void *args, size_t args_size) {
+static te_result te__record_call(te_ctx *te, const te__op_info *info, const void *args) {
     te__call *r = te__call_add(te);
+    const te_op op = info->op;
+    const size_t args_size = info->args_size;
     te__any_args count;
     size_t used = 0;
     if (!r) return TE_ERR_OUT_OF_MEMORY;
@@ -121,14 +100,7 @@ static te_result te__record_call(te_ctx *te, te_op op, const void *args, size_t 
     te__keep_lists(op, r->args, (unsigned char *)r->args, &used);
     te__keep_tensors(op, r->args, (unsigned char *)r->args, &used);
     te__keep_frequencies(op, r->args, (unsigned char *)r->args, &used);
-    r->op = op;
+    r->op = info;
     te->capture->num_records++;
     return TE_OK;
-}
-static void te__records_free(te_ctx *te, te_graph *g) {
-    int i;
-    for (i = 0; i < g->num_records; i++) te__free(te, g->records[i].args, g->records[i].args_bytes);
-    te__free(te, g->records, (size_t)g->cap_records * sizeof(te__call));
-    g->records = NULL;
-    g->num_records = g->cap_records = 0;
 }

@@ -185,7 +185,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
 static te_result te__update_slots(te_ctx *te, bool backward) {
     te__scaling *s;
     te_result result = TE_OK;
-    for (s = te->scaling; s && result == TE_OK; s = s->next)
+    for (s = te__quant_of(te)->scaling; s && result == TE_OK; s = s->next)
         if (te__slots_of(s, backward)->pending) result = te__update_alike(te, s, backward);
     return result;
 }
@@ -196,19 +196,18 @@ static void te__update_backward_slots(te_ctx *te) { te__update_slots(te, true); 
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     te__autocast *a;
     if (!te) return TE_ERR_STATE;
-    if (te->num_autocast == TE__MAX_AUTOCAST)
+    if (te__quant_of(te)->num_autocast == TE__MAX_AUTOCAST)
         return te__fail(te, TE_ERR_STATE, "te_autocast_begin: %d regions are open; is a te_autocast_end missing?",
-                        te->num_autocast);
-    a = &te->autocast[te->num_autocast];
+                        te__quant_of(te)->num_autocast);
+    a = &te__quant_of(te)->autocast[te__quant_of(te)->num_autocast];
     a->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
     a->enabled = !(desc && desc->not_enabled);
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
     if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
-    if (te->num_autocast == 0 && (a->enabled || a->calibrating) && te->keep_scales && te->keep_scales(te) != TE_OK)
+    if (te__quant_of(te)->num_autocast == 0 && (a->enabled || a->calibrating) && te__ask_step(te) != TE_OK)
         return te_error_code(te);
-    te->num_autocast++;
-    te->after_backward = te__update_backward_slots;
+    te__quant_of(te)->num_autocast++;
     return TE_OK;
 }
 
@@ -216,10 +215,10 @@ TE_API te_result te_autocast_end(te_ctx *te) {
     bool enabled;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
-    enabled = te->autocast[--te->num_autocast].enabled;
+    if (te__quant_of(te)->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
+    enabled = te__quant_of(te)->autocast[--te__quant_of(te)->num_autocast].enabled;
     result = te->error_code;
-    if (te->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->replaying &&
+    if (te__quant_of(te)->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->tape.replays &&
         result == TE_OK)
         result = te__update_slots(te, false);
     if (result != TE_OK) te__step_fails(te);
@@ -227,7 +226,7 @@ TE_API te_result te_autocast_end(te_ctx *te) {
 }
 
 static const te__autocast *te__autocast_now(const te_ctx *te) {
-    return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL;
+    return te__quant_of(te)->num_autocast ? &te__quant_of(te)->autocast[te__quant_of(te)->num_autocast - 1] : NULL;
 }
 
 TE_API bool te_autocast_enabled(const te_ctx *te) {

@@ -67,6 +67,7 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
     int which;
     if (!y) return NULL;
     y->quantized = (te__quantized *)te__alloc_zero(te, sizeof(te__quantized));
+    if (y->quantized) y->form = &te__quantized_form;
     if (!y->quantized) {
         te__drop(y);
         return NULL;
@@ -119,7 +120,7 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
-        te__amax_word *w = &te->amax_words[i];
+        te__amax_word *w = &te__quant_of(te)->amax_words[i];
         if (w->taken) continue;
         w->taken = true;
         return &w->pair;
@@ -220,25 +221,6 @@ static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *s
 
 /* ---- reading back ---- */
 
-/* The value of one copy as a plain tensor of x's shape, without history. */
-static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dtype) {
-    const te__quant_copy *c = te__copy_of(x, which);
-    te_tensor *y, *apart;
-    te__frame_begin(x->te);
-    if (!x->quantized->sizes || !te__copy_is_padded(c, which))
-        return te__frame_return(x->te, c->cls->decode(x, c, which, dtype));
-    apart = te__padded_shell(x, c);
-    y = te__empty_like(x, dtype);
-    apart = apart && y ? c->cls->decode(apart, c, which, dtype) : NULL;
-    return te__frame_return(
-        x->te, apart && te__unpad_groups(apart, x->quantized->sizes, c->cls->group_rows, y) == TE_OK ? y : NULL);
-}
-
-/* The value of the row-wise copy, or of the column-wise one if there is no other. */
-static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
-    return te__copy_dequantize(x, x->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE, dtype);
-}
-
 /* ---- one copy from the other ---- */
 
 /* Does the column-wise copy of x follow from its row-wise one? The copies of a hybrid tensor are quantized
@@ -310,7 +292,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
 
 /* A second handle that holds the copies of `usage` alone: what is saved for the backward pass. */
 static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
-    te_tensor *y = te__alias_quantized(x);
+    te_tensor *y = te__alias_any(x);
     if (!y) return NULL;
     if (x->name) te_tensor_set_name(y, x->name);
     if (!(usage & TE_ROWWISE)) te__copy_release(&y->quantized->row);

@@ -68,7 +68,7 @@ static bool te__copy_is_padded(const te__quant_copy *c, int which) {
 
 /* x as its padded copy has it: [rows, N], with the sizes of the padded groups. */
 static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) {
-    te_tensor *y = te__alias_quantized(x),
+    te_tensor *y = te__alias_any(x),
               *sizes = y ? te__padded_sizes(x->te, x->quantized->sizes, c->cls->group_rows, 0, NULL) : NULL;
     if (!sizes) return NULL;
     y->ndim = 2;

@@ -4,7 +4,7 @@
 
 /* The largest magnitude that each element of a copy could have had: its value with the largest code everywhere. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
-    te_tensor *y = te__alias_quantized(xq), *codes, *bytes;
+    te_tensor *y = te__alias_any(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
     if (!c || c->cls->form != TE__FORM_CODES || c->rht) return NULL;
     codes = te__empty_2d(xq->te, c->data->dtype, c->data->shape[0], c->data->shape[1]);
@@ -27,7 +27,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     te__measured *slot, fresh;
     const te__quant_copy *copy;
     /* a custom recipe may leave an operand as it is */
-    if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return;
+    if (!te__quant_of(te)->inspecting || te->warming || !x->buffer || !xq->quantized) return;
     if (!s->inspection) {
         s->inspection = (te__inspection *)te__alloc_zero(te, te__inspection_bytes(s));
         if (!s->inspection) return;
@@ -71,8 +71,8 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
 TE_API te_result te_quant_inspect(te_ctx *te, bool on) {
     te__scaling *s;
     if (!te) return TE_ERR_STATE;
-    te->inspecting = on;
-    for (s = te->scaling; s && on; s = s->next) te__inspection_close(s); /* earlier measurements are forgotten */
+    te__quant_of(te)->inspecting = on;
+    for (s = te__quant_of(te)->scaling; s && on; s = s->next) te__inspection_close(s); /* earlier measurements are forgotten */
     return TE_OK;
 }
 
@@ -111,12 +111,12 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
     size_t bytes;
     int n = 0, i, k;
     if (!te || !visit) return TE_ERR_STATE;
-    for (s = te->scaling; s; s = s->next) n += s->inspection != NULL;
+    for (s = te__quant_of(te)->scaling; s; s = s->next) n += s->inspection != NULL;
     bytes = (size_t)(n + 1) * sizeof(*order);
     order = (te__scaling **)te__alloc(te, bytes);
     if (!order) return TE_ERR_OUT_OF_MEMORY;
     i = n;
-    for (s = te->scaling; s; s = s->next) /* the list begins with the module made last */
+    for (s = te__quant_of(te)->scaling; s; s = s->next) /* the list begins with the module made last */
         if (s->inspection) order[--i] = s;
     for (i = 0; i < n && result == TE_OK; i++) /* the visitor may begin another inspection, which ends these */
         for (k = 0; order[i]->inspection && k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {

@@ -2,6 +2,125 @@
  * The rows stand in quant/kind_NAME.c; all other parts ask a row and compare no kinds. Must not know any one of
  * them. */
 
+/* ---- quantized tensors ---- */
+
+typedef struct te__quant_class te__quant_class; /* a kind of quantizer, below */
+
+/* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a
+ * hybrid tensor are of different kinds. */
+typedef struct te__quant_copy {
+    const te__quant_class *cls;
+    te_tensor *data;  /* NULL: this copy was not made */
+    te_tensor *scale; /* NULL: identity */
+    te_tensor *amax;  /* NVFP4 */
+    bool two_dimensional;   /* block, MXFP8, NVFP4 */
+    bool rht, no_random_sign_mask; /* NVFP4 */
+    bool e4m3_max_256;      /* NVFP4 */
+    bool swizzled;          /* MXFP8, NVFP4 */
+    te_custom_quantizer custom;
+} te__quant_copy;
+/* How to quantize: a te_quantizer_desc with its defaults resolved. */
+typedef struct te__quant_spec {
+    const te__quant_class *cls;
+    te_dtype dtype; /* of the codes */
+    int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
+    te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed);
+                        * NULL: the cast measures it */
+    te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
+    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled,
+        e4m3_max_256;
+    te_4over6_error four_over_six;
+    float epsilon;
+    te_group *group;                        /* reduces amaxes; borrowed */
+    te_tensor *scale, *amax;                /* delayed: f32 [1] each; with sizes [n], of any stride. Others: scale NULL,
+                                             * amax that of what is quantized, if its maker left it
+                                             * (te__quant_out_open) */
+    te_tensor *sizes;                       /* i32 or i64 [n]: rows of groups, each quantized by itself (borrowed);
+                                             * NULL: one group */
+    const struct te__quant_spec *row, *col; /* hybrid */
+    te_custom_quantizer custom;
+} te__quant_spec;
+
+struct te_quantizer {
+    te_ctx *te;
+    int refs;
+    te__quant_spec spec;
+    te__quant_spec child[2]; /* hybrid: row-wise, column-wise */
+};
+
+typedef struct te__quantized {
+    const te__quant_class *cls; /* of the quantizer that made it */
+    te_quantizer *quantizer; /* that quantizer (a reference), if the user holds it too, else NULL */
+    te__quant_copy row, col;
+    te_tensor *sizes; /* of groups of rows, each with scales and amaxes of its own, [n] (quant/groups.c); NULL: one
+                       * group */
+    uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other
+                             * memory */
+    void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or
+                       * NULL */
+    size_t init_bytes;
+    uint64_t init_version; /* the version of the tensor that init_value is the value of */
+} te__quantized;
+
+/* The references that a copy of a quantized tensor holds. */
+static void te__copy_retain(const te__quant_copy *c) {
+    te_tensor_retain(c->data);
+    te_tensor_retain(c->scale);
+    te_tensor_retain(c->amax);
+}
+static void te__copy_release(te__quant_copy *c) {
+    te_tensor_release(c->data);
+    te_tensor_release(c->scale);
+    te_tensor_release(c->amax);
+    memset(c, 0, sizeof(*c));
+}
+
+/* ---- the state of a context ---- */
+
+enum { TE__MAX_AUTOCAST = 16 };
+typedef struct te__autocast {
+    te_recipe recipe;
+    te_group *amax_group;
+    bool enabled, calibrating;
+} te__autocast;
+typedef struct te__quantized_init { /* te_quantized_model_init_begin */
+    te_recipe recipe;
+    bool enabled, preserve;
+} te__quantized_init;
+
+/* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output
+ * next (te__amax_take). The cast leaves 0 there, so the word needs neither an allocation nor a launch that clears
+ * it. */
+enum { TE__AMAX_WORDS = 4 };
+typedef struct te__amax_word {
+    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while the word is free. The first field:
+                     * te__amax_give finds the word by its address */
+    te_tensor amax; /* the first number of the pair */
+    te__buffer buffer;
+    bool taken;
+} te__amax_word;
+
+typedef struct te__quant_state {
+    te__autocast autocast[TE__MAX_AUTOCAST];
+    int num_autocast;
+    te__quantized_init quantized_init[TE__MAX_AUTOCAST];
+    int num_quantized_init;
+    bool inspecting;             /* te_quant_inspect */
+    te_microbatch is_first_microbatch; /* of calls that do not give theirs */
+    struct te__scaling *scaling; /* the scaling states of this context's modules, a list */
+    bool has_scales;             /* there was one at least */
+    int num_optimizers;          /* 0: no call tells when a step has ended */
+    struct te__snapshot *recording, *replaying; /* of the innermost checkpoint that runs for the first time, or again */
+    te__amax_word amax_words[TE__AMAX_WORDS];
+    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
+} te__quant_state;
+static const te__slot te__quant_slot = {sizeof(te__quant_state)};
+static te__quant_state *te__quant_of(const te_ctx *te) {
+    return (te__quant_state *)te__slot_of(te, &te__quant_slot);
+}
+
+/* ---- kinds ---- */
+
 typedef enum te__quant_form {
     TE__FORM_CODES, /* FP8 or FP4 codes and scales, which operations write and read */
     TE__FORM_PLAIN, /* the tensor itself */

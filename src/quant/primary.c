@@ -5,32 +5,32 @@ TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_mo
     te__quantized_init *init;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (te->num_quantized_init == TE__MAX_AUTOCAST)
+    if (te__quant_of(te)->num_quantized_init == TE__MAX_AUTOCAST)
         return te__fail(te, TE_ERR_STATE,
                         "te_quantized_model_init_begin: %d regions are open; is a te_quantized_model_init_end missing?",
-                        te->num_quantized_init);
-    init = &te->quantized_init[te->num_quantized_init];
+                        te__quant_of(te)->num_quantized_init);
+    init = &te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init];
     init->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
     init->enabled = !(desc && desc->not_enabled);
     init->preserve = desc && desc->preserve_high_precision_init_val;
     result = te__recipe_check(te, &init->recipe);
-    if (result == TE_OK) te->num_quantized_init++;
+    if (result == TE_OK) te__quant_of(te)->num_quantized_init++;
     return result;
 }
 TE_API te_result te_quantized_model_init_end(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
-    if (te->num_quantized_init == 0)
+    if (te__quant_of(te)->num_quantized_init == 0)
         return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_end without te_quantized_model_init_begin");
-    te->num_quantized_init--;
+    te__quant_of(te)->num_quantized_init--;
     return TE_OK;
 }
 static bool te__quantizes_weights(const te_ctx *te) {
-    return te->num_quantized_init > 0 && te->quantized_init[te->num_quantized_init - 1].enabled;
+    return te__quant_of(te)->num_quantized_init > 0 && te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].enabled;
 }
 
 /* The quantizer that the recipe of the region in force has for a weight. */
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
-    const te_recipe *r = &te->quantized_init[te->num_quantized_init - 1].recipe;
+    const te_recipe *r = &te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].recipe;
     te_quantizer_desc desc = TE_ZERO;
     te__quant_spec spec;
     te_quantizer *q;
@@ -72,7 +72,7 @@ static te_tensor *te__primary_create(te_tensor *weight, const char *module_type,
         return NULL;
     }
     y->quantized->quantizer = q;
-    if (te->quantized_init[te->num_quantized_init - 1].preserve) {
+    if (te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].preserve) {
         y->quantized->init_bytes = te_tensor_bytes(weight);
         y->quantized->init_value = te__alloc(te, y->quantized->init_bytes);
         if (!y->quantized->init_value || te_tensor_to_host(weight, y->quantized->init_value) != TE_OK) return NULL;

@@ -48,18 +48,6 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     }
     return result;
 }
-static void te__spec_close(te__quant_spec *spec) {
-    te_tensor_release(spec->scale);
-    te_tensor_release(spec->amax);
-    spec->scale = spec->amax = NULL;
-}
-
-static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) {
-    te__spec_close(spec);
-    te__spec_close(&child[0]);
-    te__spec_close(&child[1]);
-}
-
 /* As te__spec_open, with the two specs that a hybrid one points to. On failure nothing is retained. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec,
                                      te__quant_spec child[2], const char *who) {
@@ -99,11 +87,6 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
     te__free(te, q, sizeof(*q));
     return NULL;
 }
-TE_API void te_quantizer_destroy(te_quantizer *q) {
-    if (!q || --q->refs > 0) return; /* tensors that it made hold it */
-    te__spec_close_whole(&q->spec, q->child);
-    te__free(q->te, q, sizeof(*q));
-}
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
     if (!q) return TE_ERR_STATE;
     if (usage < 1 || usage > (TE_ROWWISE | TE_COLUMNWISE))
@@ -115,19 +98,6 @@ TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
 }
 TE_API int te_quantizer_get_usage(const te_quantizer *q) { return q ? q->spec.usage : 0; }
 
-static te_result te__same_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
-                                   te_tensor **dx, const bool *needs) {
-    (void)te, (void)state, (void)saved, (void)needs;
-    dx[0] = dy[0];
-    return TE_OK;
-}
-/* Records y as a value of x: gradients pass unchanged. */
-static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) {
-    te__view_state none = TE_ZERO;
-    return te__record_unary(name, x, y, &none, te__same_backward);
-}
-
-/* The same of codes that a module made of x: gradients pass as they come, quantized ones too. */
 static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     te_node_desc node = TE_ZERO;
     node.name = "quantize";
@@ -285,18 +255,6 @@ TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q) {
 }
 
 /* ---- quantized tensors ---- */
-
-TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
-    te_tensor *y;
-    if (!x) return NULL;
-    if (!x->quantized) return te_tensor_cast(x, dtype ? dtype : x->dtype);
-    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
-        te__fail(x->te, TE_ERR_DTYPE, "te_dequantize: %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
-        return NULL;
-    }
-    y = te__quant_value(x, dtype ? dtype : x->dtype);
-    return y ? te__record_same("dequantize", x, y) : NULL;
-}
 
 TE_API te_quant_kind te_quantized_kind(const te_tensor *x) {
     return x && x->quantized ? x->quantized->cls->kind : TE_QUANT_NONE;

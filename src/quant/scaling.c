@@ -57,7 +57,7 @@ typedef struct te__scaling {
     te_ctx *te;
     int refs;
     te_module *module; /* NULL: it was destroyed */
-    struct te__scaling *next; /* te->scaling */
+    struct te__scaling *next; /* of this context */
     int num_gemms;
     te__slots forward, backward;
     te__custom_slots *custom;
@@ -164,12 +164,12 @@ static te_result te__scales_move(te_ctx *te, bool back) {
     te_result result = TE_OK;
     int count = 0, n = 0, i, at;
     size_t bytes;
-    for (s = te->scaling; s; s = s->next) count += 2 * ((s->forward.scale != NULL) + (s->backward.scale != NULL));
+    for (s = te__quant_of(te)->scaling; s; s = s->next) count += 2 * ((s->forward.scale != NULL) + (s->backward.scale != NULL));
     if (count == 0) return TE_OK;
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
     if (!list) return TE_ERR_OUT_OF_MEMORY;
-    for (s = te->scaling; s; s = s->next)
+    for (s = te__quant_of(te)->scaling; s; s = s->next)
         for (i = 0; i < 2; i++) {
             te__slots *slots = i ? &s->backward : &s->forward;
             if (!slots->scale) continue;
@@ -186,7 +186,7 @@ static te_result te__scales_move(te_ctx *te, bool back) {
         result = te_op_multi_scale(te, &args);
     }
     te__free(te, list, bytes);
-    for (s = te->scaling; s && result == TE_OK; s = s->next)
+    for (s = te__quant_of(te)->scaling; s && result == TE_OK; s = s->next)
         for (i = 0; i < 2; i++) {
             te__slots *slots = i ? &s->backward : &s->forward;
             if (back)
@@ -204,11 +204,11 @@ static te_result te__scales_give_back(te_ctx *te) {
 /* Called wherever a step may begin; inside a step it has no effect. */
 static te_result te__scales_keep(te_ctx *te) {
     te_result result = TE_OK;
-    if (te->capture || te->warming || te->replaying) return TE_OK;
+    if (!te__quant_of(te)->has_scales || te->capture || te->warming || te->tape.replays) return TE_OK;
     if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the step has failed, and the program has not called
                                                                * te_clear_error yet */
     if (te->step_failed) result = te__scales_give_back(te);
-    if (result != TE_OK || (te->in_step && te->num_optimizers > 0)) return result;
+    if (result != TE_OK || (te->in_step && te__quant_of(te)->num_optimizers > 0)) return result;
     te->in_step = false; /* if the copy fails, there is nothing to restore */
     result = te__scales_move(te, false);
     te->in_step = result == TE_OK;
@@ -260,7 +260,7 @@ static void te__scaling_release(te__scaling *s) {
         te__custom_slots_close(s, slots);
     }
     te__inspection_close(s);
-    for (p = &te->scaling; *p; p = &(*p)->next)
+    for (p = &te__quant_of(te)->scaling; *p; p = &(*p)->next)
         if (*p == s) {
             *p = s->next;
             break;
@@ -283,10 +283,9 @@ static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_ge
     s->refs = 1;
     s->module = module;
     s->num_gemms = num_gemms;
-    s->next = te->scaling;
-    te->scaling = s;
-    te->keep_scales = te__scales_keep;
-    te->give_back_scales = te__scales_give_back;
+    s->next = te__quant_of(te)->scaling;
+    te__quant_of(te)->scaling = s;
+    te__quant_of(te)->has_scales = true;
     if (te__slots_open(te, &s->forward, num_gemms * TE__SLOTS_FORWARD) &&
         te__slots_open(te, &s->backward, num_gemms * TE__SLOTS_BACKWARD))
         return s;

@@ -39,7 +39,7 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
 
 /* Called with each input x of a function in the first run of a checkpoint, where no te_record keeps x's variable. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
-    te__snapshot *s = te->recording;
+    te__snapshot *s = te__quant_of(te)->recording;
     int i;
     if (!x || !x->requires_grad || !x->var || !x->var->leaf) return;
     for (i = 0; i < s->num_params; i++)
@@ -55,17 +55,16 @@ static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     if (!s) return NULL;
     s->module = module;
     s->rng = te__rng_now(te);
-    s->microbatch = te->automodel.is_first_microbatch;
-    s->num_autocast = te->num_autocast;
-    s->autocast = (te__autocast *)te__alloc(te, (size_t)te->num_autocast * sizeof(te__autocast));
+    s->microbatch = te__quant_of(te)->is_first_microbatch;
+    s->num_autocast = te__quant_of(te)->num_autocast;
+    s->autocast = (te__autocast *)te__alloc(te, (size_t)te__quant_of(te)->num_autocast * sizeof(te__autocast));
     if (!s->autocast) {
         te__free(te, s, sizeof(*s));
         return NULL;
     }
-    memcpy(s->autocast, te->autocast, (size_t)te->num_autocast * sizeof(te__autocast));
-    s->outer = te->recording;
-    te->recording = s;
-    te->note_leaf = te__snapshot_note_leaf;
+    memcpy(s->autocast, te__quant_of(te)->autocast, (size_t)te__quant_of(te)->num_autocast * sizeof(te__autocast));
+    s->outer = te__quant_of(te)->recording;
+    te__quant_of(te)->recording = s;
     te->tape.no_grad++;
     te->tape.hidden_no_grad++;
     return s;
@@ -73,13 +72,13 @@ static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
 static void te__snapshot_end(te_ctx *te, te__snapshot *s) {
     te->tape.hidden_no_grad--;
     te->tape.no_grad--;
-    te->recording = s->outer;
+    te__quant_of(te)->recording = s->outer;
     s->taken_at = te->writes;
 }
 
 /* A call reads the scales of `slots`: a copy of them for the second run. */
 static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__slots *slots) {
-    te__snapshot *s = te->recording;
+    te__snapshot *s = te__quant_of(te)->recording;
     te__snapshot_scales *e;
     if (!te__grow(te, (void **)&s->scales, &s->cap_scales, s->num_scales, sizeof(te__snapshot_scales)))
         return TE_ERR_OUT_OF_MEMORY;
@@ -100,7 +99,7 @@ static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__s
 
 /* The slots for the next call of the second run. */
 static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots **slots) {
-    te__snapshot *s = te->replaying;
+    te__snapshot *s = te__quant_of(te)->replaying;
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
     int64_t shape[2];
     te_tensor *amaxes;
@@ -127,8 +126,8 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
 /* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it
  * reads. */
 static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_call *call) {
-    te_result result = te->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
-    return result == TE_OK && te->recording ? te__snapshot_note(te, scaling, call->forward) : result;
+    te_result result = te__quant_of(te)->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
+    return result == TE_OK && te__quant_of(te)->recording ? te__snapshot_note(te, scaling, call->forward) : result;
 }
 
 /* The state that te__snapshot_replay changes and te__snapshot_replayed restores. */
@@ -152,17 +151,18 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
                             "Call te_backward before what writes it (te_optimizer_step, te_tensor_copy ...)",
                             s->params[i]->name ? s->params[i]->name : "without a name",
                             te_dtype_name(s->params[i]->dtype), te__shape_text(s->params[i], shape));
-    r->outer = te->replaying;
+    r->outer = te__quant_of(te)->replaying;
     r->rng = te__rng_now(te);
-    memcpy(r->autocast, te->autocast, sizeof(r->autocast));
-    r->num_autocast = te->num_autocast;
+    memcpy(r->autocast, te__quant_of(te)->autocast, sizeof(r->autocast));
+    r->num_autocast = te__quant_of(te)->num_autocast;
     r->no_grad = te->tape.no_grad;
-    r->microbatch = te->automodel.is_first_microbatch;
-    te->automodel.is_first_microbatch = s->microbatch;
+    r->microbatch = te__quant_of(te)->is_first_microbatch;
+    te__quant_of(te)->is_first_microbatch = s->microbatch;
     te__rng_back(te, s->rng);
-    memcpy(te->autocast, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
-    te->num_autocast = s->num_autocast;
-    te->replaying = s;
+    memcpy(te__quant_of(te)->autocast, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
+    te__quant_of(te)->num_autocast = s->num_autocast;
+    te__quant_of(te)->replaying = s;
+    te->tape.replays++;
     s->next_scales = 0;
     te->tape.no_grad = 0;
     return TE_OK;
@@ -170,11 +170,12 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
 /* The second run has ended; its nodes hold references to the tensors of the slots that they read. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
-    te->automodel.is_first_microbatch = r->microbatch;
+    te__quant_of(te)->is_first_microbatch = r->microbatch;
     te->tape.no_grad = r->no_grad;
-    te->replaying = r->outer;
-    memcpy(te->autocast, r->autocast, sizeof(r->autocast));
-    te->num_autocast = r->num_autocast;
+    te__quant_of(te)->replaying = r->outer;
+    te->tape.replays--;
+    memcpy(te__quant_of(te)->autocast, r->autocast, sizeof(r->autocast));
+    te__quant_of(te)->num_autocast = r->num_autocast;
     te__rng_back(te, r->rng);
     for (i = 0; i < s->num_scales; i++) te__slots_close(te, &s->scales[i].slots);
 }

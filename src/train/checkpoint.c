@@ -215,7 +215,7 @@ static bool te__is_scaling_name(const char *name) {
 /* Scaling state that m would make itself: f32 scales [n], or a history [L, n]. Anything else would become a buffer that
  * the module never looks at, and that every file after this one would have to hold. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
-    const te__scaling *s = m->te->scaling;
+    const te__scaling *s = te__quant_of(m->te)->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");
     while (s && s->module != m) s = s->next;
     if (!s || e->dtype != TE_F32 || e->ndim != (history ? 2 : 1) ||

@@ -91,7 +91,7 @@ TE_API te_fused_adam_methods te_fused_adam_get_methods(const te_ctx *te) {
     te_fused_adam_methods own = TE_ZERO;
     own.initialize_state = te_initialize_state;
     own.capabilities = TE_STATE_DEQUANTIZES | TE_STATE_ZEROS_LIKE | TE_STATE_EMPTY_LIKE;
-    return te && te->fused_adam.initialize_state ? te->fused_adam : own;
+    return te && te__train_of(te)->fused_adam.initialize_state ? te__train_of(te)->fused_adam : own;
 }
 TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_methods *methods) {
     te_fused_adam_methods none = TE_ZERO;
@@ -100,7 +100,7 @@ TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_metho
         return te__fail(te, TE_ERR_INVALID,
                         "te_fused_adam_set_methods: initialize_state is NULL; give a function, or NULL in place of the "
                         "methods for te.h's own");
-    te->fused_adam = methods ? *methods : none;
+    te__train_of(te)->fused_adam = methods ? *methods : none;
     return TE_OK;
 }
 TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name,

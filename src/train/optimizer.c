@@ -40,7 +40,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     int i, k;
     if (!opt || te__refuse_hook(opt->te, "te_optimizer_destroy") != TE_OK) return;
     te = opt->te;
-    te->num_optimizers--;
+    te__quant_of(te)->num_optimizers--;
     te__graphs_forget(te, opt, "its optimizer was destroyed");
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
@@ -88,7 +88,7 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     opt->cls = cls;
     opt->options = *options;
     opt->entry_size = entry_size;
-    te->num_optimizers++;
+    te__quant_of(te)->num_optimizers++;
     return opt;
 }
 /* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with

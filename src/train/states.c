@@ -1,6 +1,15 @@
 /* train/states.c: an optimizer's states of a parameter, in any format, and the masters that speak for parameters. Knows
  * raw operations; must not know which optimizer steps, or when. */
 
+typedef struct te__train_state {
+    te_fused_adam_methods fused_adam; /* te_fused_adam_set_methods; no function: te.h's own */
+} te__train_state;
+static const te__slot te__train_slot = {sizeof(te__train_state)};
+static te__train_state *te__train_of(const te_ctx *te) {
+    return (te__train_state *)te__slot_of(te, &te__train_slot);
+}
+static const te__room te__train_room = TE__ROOM(&te__train_slot, NULL, NULL);
+
 /* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a
  * master's remainders, u8 [elements, 2]. */
 typedef struct te__opt_state {

@@ -468,9 +468,9 @@ static te_result act_into(te_tensor *x, te__quant_out *out) {
 static int words_taken(te_ctx *te) {
     int n = 0;
     for (int i = 0; i < TE__AMAX_WORDS; i++) {
-        n += te->amax_words[i].taken;
-        if (te->amax_words[i].taken) continue;
-        const uint32_t *bits = (const uint32_t *)test_read_bytes(&te->amax_words[i].pair);
+        n += te__quant_of(te)->amax_words[i].taken;
+        if (te__quant_of(te)->amax_words[i].taken) continue;
+        const uint32_t *bits = (const uint32_t *)test_read_bytes(&te__quant_of(te)->amax_words[i].pair);
         CHECK(bits[0] == 0 && bits[1] == 0);
     }
     return n;

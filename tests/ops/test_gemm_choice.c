@@ -173,7 +173,7 @@ static int launches_of(te_ctx *te, const te_op_gemm_args *g, const char *kernel)
     int count = 0;
     bool pushed;
     if (te__cuda_enter(te, &pushed) == TE_OK) {
-        te__cuda_plan(te, plan, TE_OP_GEMM, g);
+        te__cuda_plan(te, plan, &te__ops[TE_OP_GEMM], g);
         for (int i = 0; i < plan->num_launches; i++) count += strcmp(plan->launch[i].kernel, kernel) == 0;
         te__plan_end(plan);
         te__cuda_leave(pushed);

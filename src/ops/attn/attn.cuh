@@ -9,15 +9,15 @@
 #define TE_LOG2E 1.4426950408889634f
 #define TE_LN2 0.6931471805599453f
 
-// 2^x: the instruction itself, 2 ulp; 2^-inf = 0.
+// Returns 2^x by the hardware's instruction, within 2 ulp; 2^-inf = 0.
 TE_DEV float te_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// The (batch, head) and the tile of a block: tiles of one head follow each other, so that blocks that run at the same
-// time read the same keys. `last_first`: under a causal mask the last rows have the most work.
+// The batch, head and tile of a block. Tiles of one head follow each other, so that blocks that run at the same time
+// read the same keys. last_first: the last tiles come first, since under a causal mask they have the most work.
 struct te_attn_place {
     int b, h, tile;
     TE_DEV te_attn_place(int tiles, int heads, bool last_first) {
@@ -29,10 +29,11 @@ struct te_attn_place {
     }
 };
 
-// Keys begin .. end - 1 cover all that rows first .. last see. S: the arguments, or a te__attn_seq in their place.
+// Return the range of keys, begin .. end - 1, that covers all keys that rows first .. last see. S: te__attn_kargs or
+// te__attn_seq.
 template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
 template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// Rows begin .. end - 1 cover all that see any of the keys first .. last.
+// Return the range of rows, begin .. end - 1, that covers all rows that see any of the keys first .. last.
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
@@ -43,52 +44,52 @@ template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) {
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
 }
-// Element [b, i, h, 0], for te_load and te_store.
+// Returns the number of element [b, i, h, 0], for te_load and te_store.
 TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b * x.b + h * x.h + i * x.s; }
 
-// The option that all kernels have. 0: plain attention; 1, which embedded PTX has, too: all of te__attn_extra.
+// Option X_EXTRA of all attention kernels. 0: plain attention. 1: all options of te__attn_extra; embedded PTX has 1.
 #ifndef X_EXTRA
 #define X_EXTRA 1
 #endif
 enum { EXTRA = X_EXTRA };
 
-// A tile that begins with row i and key j, and lies in one block of the block mask, has nothing to see.
+// Returns whether a tile that begins at row i and key j, and lies in one block of the block mask, is empty.
 TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
     return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
 }
-// The same for tiles of keys beside the rows of one block of queries, from row i on.
+// The row of the block mask for the block of queries that contains row i. empty(j): the tile of keys from j on is
+// empty.
 struct te_attn_blocks {
     const te_u8 *row; // NULL: no block mask
     TE_DEV te_attn_blocks(const te__attn_kargs &a, int b, int h, int i) : row(0) {
         const te__attn_table &t = a.x.blocks;
         if (EXTRA && t.p) row = (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
     }
-    // a row is contiguous
+    // t.j is not needed: a row of the block mask is contiguous
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
-// The first row or key of tiles of n, moved back to where a tile lies in one block of a block mask, and in one word of
-// dropout.
+// Returns the row or key at which tiles of n begin: `begin`, rounded down to a multiple of n with a block mask or
+// dropout. Then each tile lies in one block of the block mask, and in one word of dropout's bits.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
 
-// A soft cap of scores: an option of the kernels of tensor cores; the general ones ask the arguments.
+// Option X_CAP of the tensor-core kernels: 1 with a soft cap of scores. The general kernels read a.x.softcap instead.
 #ifndef X_CAP
 #define X_CAP 0
 #endif
 enum { CAP = X_CAP };
-// tanh of a scaled product over the cap: times the cap it is the score. Then the score's derivative by the scaled
-// product.
+// Returns tanh(scale * product / cap). Times the cap it is the capped score.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
-// of 0 .. 1, whatever is rounded
+// Returns the derivative of the capped score by the scaled product, from te_attn_tanh. Rounding cannot leave 0 .. 1.
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
-// The score's derivative by the scaled product, from P and the row's lse2: their logarithms tell the capped score, to
-// which nothing was added. 1 without a cap.
+// Returns the derivative of the score by the scaled product, from P and the row's lse2. Since nothing is added behind
+// the cap, log2(P) + lse2 is the capped score in units of log2. Returns 1 without a cap.
 TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
     return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f;
 }
 
-// The user's rule for scores and masks. 0: none; else the number of its text.
+// Option X_MOD: the user's rule for scores and masks. 0: none; else the number of the rule's text (score_mod.cuh).
 #ifndef X_MOD
 #define X_MOD 0
 #endif
@@ -122,8 +123,8 @@ enum { MOD_HIDES = 0 };
 #define TE_AUX3 TE_F32
 #endif
 
-// A tensor that expressions read: 0 outside of it. No kernel writes it meanwhile; as the loads say so, and wait for no
-// compare, the compiler makes one of those that elements share.
+// Loads element i of a tensor of format DT that the user's expressions read. No kernel writes the tensor meanwhile. The
+// loads say so and do not depend on a comparison, so the compiler merges loads of one element.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
@@ -147,7 +148,7 @@ template <> struct te_attn_aux<TE_U8> {
 template <int DT> struct te_attn_aux_view {
     const void *p;
     te_i64 n;
-    // An int, as most indices are, takes one compare of 32 bits.
+    // Returns element i, or 0 outside of the tensor. An int index, as most are, takes one compare of 32 bits.
     template <class T> TE_DEV typename te_attn_aux<DT>::type operator[](T i) const {
         const bool is_int = sizeof(T) == 4 && (T)0.5f == (T)0 && (T)-1 < (T)0;
         const te_u32 end = n >> 31 ? 0x80000000u : (te_u32)n;
@@ -156,7 +157,9 @@ template <int DT> struct te_attn_aux_view {
         return inside ? x : 0;
     }
 };
-#define tanhf(x) te__attn_tanh(x) // a user's, too: CUDA's has branches and takes several times as long as the softmax
+// The user's expressions get te__attn_tanh, too: CUDA's tanhf has branches and takes several times as long as the
+// softmax.
+#define tanhf(x) te__attn_tanh(x)
 struct te_attn_mod {
     te_attn_aux_view<TE_AUX0> aux0;
     te_attn_aux_view<TE_AUX1> aux1;
@@ -171,19 +174,19 @@ struct te_attn_mod {
 };
 #undef tanhf
 
-// A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has
-// a te__attn_seq, and views that begin at the sequence's first row.
+// A sequence's lengths, diagonals, views and scores. With EXTRA = 0 they are read from the arguments themselves. With
+// EXTRA = 1 there is a te__attn_seq, and views begin at the sequence's first row.
 template <int EXTRA> struct te_attn_of {
     typedef const te__attn_kargs &sequence;
     typedef const te__attn_view &view;
     TE_DEV static view queries(const te__attn_view &x, sequence) { return x; }
     TE_DEV static view keys(const te__attn_view &x, sequence) { return x; }
-    TE_DEV static int q_end(sequence s) { return s.s_q; } // rows that are written
+    TE_DEV static int q_end(sequence s) { return s.s_q; } // end of the rows that are written
     TE_DEV static int kv_end(sequence s) { return s.s_kv; }
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
     TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
-    // of products, or of what te_adjust made of them
+    // Returns the factor that turns S into units of log2. EXTRA = 0: S is a product. EXTRA = 1: te_adjust has scaled S.
     TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; }
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
@@ -206,23 +209,24 @@ template <> struct te_attn_of<1> {
     TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
     TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
-    // O is not made of P, or dP is rounded
+    // Returns whether FP8 attention rounds S or dP (te_attn_fp8); then delta is not dO * O.
     TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; }
     TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
-    // ALiBi's slope of a head, in units of log2 as scores are; 0 without ALiBi.
+    // Returns ALiBi's slope of a head in units of log2, as scores are; 0 without ALiBi.
     TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
         if (!a.x.alibi) return 0.0f;
         return TE_LOG2E * (a.x.slopes ? a.x.slopes[(te_i64)b * a.x.slopes_b + h] : te__attn_slope(a.heads, h));
     }
-    // A product, scaled and capped.
+    // Returns a product, scaled and capped.
     TE_DEV static float capped(const te__attn_kargs &a, float product) {
         return a.x.softcap > 0.0f ? a.x.softcap * te_attn_tanh(a, product) : product * a.scale;
     }
-    // The derivative of that by the scaled product.
+    // Returns the derivative of capped() by the scaled product.
     TE_DEV static float slope(const te__attn_kargs &a, float product) {
         return a.x.softcap > 0.0f ? te_attn_slope(te_attn_tanh(a, product)) : 1.0f;
     }
-    // The score that the user's rule gets: of row i and key j, from their product.
+    // Returns the score that the user's rule gets for row i and key j: their product, scaled and capped, with bias and
+    // ALiBi.
     TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                               float slope2) {
         const te__attn_table &bias = a.x.bias;
@@ -231,12 +235,12 @@ template <> struct te_attn_of<1> {
         if (a.x.alibi) x -= slope2 * TE_LN2 * fabsf((float)(i + s.delta - j));
         return x;
     }
-    // The derivative of that rule, for a row that sees the key.
+    // Returns the derivative of the user's rule by the score that it gets, for a row that sees the key.
     TE_DEV static float bprop(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                               float slope2) {
         return MOD ? te_attn_mod(a.x).bprop(score(a, s, b, h, i, j, product, slope2), b, h, i, j) : 1.0f;
     }
-    // The score of row i and key j, in units of log2, from their product; -inf: masked.
+    // Returns the score of row i and key j in units of log2, from their product; -inf if the key is masked.
     TE_DEV static float score2(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                                float slope2) {
         if (!te_attn_sees(s, i, j)) return -TE_INF;
@@ -259,15 +263,15 @@ template <> struct te_attn_of<1> {
 };
 
 typedef te_attn_of<EXTRA> te_of;
-// Declares seq, for sequence b. Plain kernels bind it to the arguments themselves: through a function, the compiler
-// makes other code of all that follows.
+// Declares `seq`, which describes sequence b. In plain kernels `seq` is a reference to the arguments, and this is a
+// macro: with a function in its place the compiler makes other code of all that follows.
 #if X_EXTRA
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_seq seq = te__attn_seq_of(&(a), b)
 #else
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_kargs &seq = (a)
 #endif
 
-// Rounds S, or dP, to FP8 codes and remembers the largest magnitude. Kernels of X_EXTRA = 0 have none of it.
+// Rounds S or dP (of te_attn_fp8) to FP8 codes and remembers the largest magnitude. With EXTRA = 0 it does nothing.
 template <int EXTRA> struct te_attn_rounding {
     TE_DEV te_attn_rounding(int, const float *) {}
     TE_DEV static constexpr bool on() { return false; }
@@ -286,21 +290,21 @@ template <> struct te_attn_rounding<1> {
         top = fmaxf(top, fabsf(x));
         return te__attn_rounded(dt, x, scale, inverse);
     }
-    // *amax becomes the maximum of itself and of the warp's values. Bits of floats from 0 on order as integers do.
+    // Raises *amax to the largest magnitude that the warp has rounded. Floats from 0 on are ordered as their bits are.
     TE_DEV void publish(float *amax) {
         float all = te_warp_max(top);
         if (dt && amax && all > 0.0f && (threadIdx.x & 31) == 0) atomicMax((int *)amax, __float_as_int(all));
     }
 };
 
-// The softmax's exponent beside the scores, in units of log2; -inf: none.
+// Returns the softmax's offset of head h (an extra exponent in its denominator) in units of log2; -inf: none.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {
     return a.x.softmax == TE_SOFTMAX_LEARNABLE    ? a.x.sink[h] * TE_LOG2E
            : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f
                                                   : -TE_INF;
 }
-// A row's maximum and sum, with that exponent: returns what the products so far are to be multiplied by. Rows that see
-// no key (sum 0) stay so.
+// Adds the softmax's offset sink2 to a row's maximum *top and sum *sum. Returns the factor for what has been summed so
+// far. A row that sees no key (sum 0) stays as it is.
 TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     if (sink2 == -TE_INF || *sum == 0.0f) return 1.0f;
     float base = fmaxf(*top, sink2), shrink = exp2f(*top - base);
@@ -308,8 +312,8 @@ TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     *top = base;
     return shrink;
 }
-// The largest score of a head, from a maximum in units of log2: atomic, and the same whatever the order. Bits of floats
-// of one sign order as integers do.
+// Raises *logit, a head's largest score, to top2, a maximum in units of log2. Atomic; the order of calls does not
+// matter. Floats of one sign are ordered as their bits are.
 TE_DEV void te_attn_raise(float *logit, float top2) {
     float v = top2 * TE_LN2 + 0.0f;
     if (v == -TE_INF) return;
@@ -319,19 +323,20 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// Words of dropout: see te__attn_keep_word (sequence.h). Word w for a quad, four lanes whose first is a multiple of
-// four, which share the work: each draws one block.
+// Returns word w of dropout's bits (te__attn_keep_word in sequence.h) to a quad, that is four lanes of which the first
+// is a multiple of four. The lanes share the work: each draws one of the word's four blocks.
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    te_u32 bits[4], from_less, from_more; // at least the threshold, if the lower blocks are less, and if not
+    te_u32 bits[4], from_less, from_more; // whether the bits so far are at least the threshold's, if the lower blocks
+                                          // are less, and if not
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
     te__philox_rounds(7, seed, offset, 4 * w + (lane & 3), bits);
     from_less = te__attn_keep_step(0u, bits, threshold, lane & 3);
     from_more = te__attn_keep_step(0xffffffffu, bits, threshold, lane & 3);
 #pragma unroll
-    for (int far = 1; far <= 2; far *= 2) { // one block behind the other
+    for (int far = 1; far <= 2; far *= 2) { // joins the blocks of neighbouring lanes
         const te_u32 less = __shfl_xor_sync(0xffffffffu, from_less, far),
                      more = __shfl_xor_sync(0xffffffffu, from_more, far);
         const bool upper = lane & far;
@@ -342,8 +347,8 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     }
     return threshold >> 16 ? 0u : from_more;
 }
-// For the general kernels: bit r tells that this lane's key, of 32 from j0 on, a multiple of 32, is kept in row first +
-// r, r < 4.
+// Returns for the general kernels which of four rows keep this lane's key, j0 + lane: bit r is row first + r. j0 is a
+// multiple of 32.
 TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first, int j0) {
     const int lane = threadIdx.x & 31;
     const te_u32 word = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, first + (lane >> 2 & 3)) + j0 / 32);
@@ -352,9 +357,9 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
     for (int r = 0; r < 4; r++) keep |= (__shfl_sync(0xffffffffu, word, 4 * r) >> lane & 1u) << r;
     return keep;
 }
-// For accumulator fragments with keys along the rows, 16 keys from `key` on, a multiple of 16, by 8 queries: bits 0 and
-// 1 are the lane's upper key in its two queries, 2 and 3 its lower key. word: te_attn_keep_quad of the query that is
-// the quad's number.
+// Returns dropout's bits for a lane's elements in an accumulator fragment of 16 keys by 8 queries, with keys along the
+// rows. key: the fragment's first key, a multiple of 16. Bits 0 and 1 are the lane's upper key in its two queries, bits
+// 2 and 3 its lower key. word: te_attn_keep_quad of the fragment's query lane / 4.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
     const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at,

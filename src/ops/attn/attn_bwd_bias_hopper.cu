@@ -1,21 +1,21 @@
-// ops/attn/attn_bwd_bias_hopper.cu: dB = c dS on Hopper, summed over what B repeats: TMA, mbarriers, wgmma; bf16 and
-// f16. Deterministic. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
+// ops/attn/attn_bwd_bias_hopper.cu: dB = c dS on Hopper, summed over the dimensions along which the bias B repeats:
+// TMA, mbarriers, wgmma; bf16 and f16. Deterministic. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
 //
-// A block draws tiles of 128 queries by 128 keys of B, and goes through the sequences and heads that share one, in that
-// order; two consumer warpgroups have 64 queries each:
+// A block draws tiles of 128 queries by 128 keys of B. For each tile it goes through the sequences and heads that share
+// the tile, in that order. Two consumer warpgroups have 64 queries each:
 //
 //     S = Q K^T | P = 2^(scale2 S - lse2), with all of hopper_scores.cuh | dP = dO V^T | sum += P (dP - delta)
 //
-// Of a B that all queries share a tile is 128 keys: the loop has the tiles of queries, too, innermost, and in the end
-// the warps add up their columns one after the other. Where tiles are few, the loop is cut into parts, whose sums go to
-// memory in f32; attn_bwd_bias_put.cu adds them in order.
+// If all queries share B, a tile is 128 keys. Then the innermost loop is over tiles of queries, and at the end the
+// warps add up their columns one after the other. If there are few tiles, the loop is cut into parts. Their sums go to
+// memory in f32, and attn_bwd_bias_put.cu adds them in order.
 //
-// A tile of B is the same for all that it repeats over, so it is read once.
+// A tile of B is the same for all sequences and heads that share it, so it is read once.
 //
-// Warpgroup 0 is the producer: one of its threads draws tiles, finds what they are made of, loads it, and tells the
-// consumers through the stages' own barriers: a stage has a message besides its panels, of a pair of tiles to multiply,
-// of a sum to put, or of the end. Products and their operands are any number of panels, so that heads may have up to
-// 256 channels.
+// Warpgroup 0 is the producer: one of its threads draws tiles, finds the pairs of a tile of queries and a tile of keys
+// that they need, and loads these. It tells the consumers through the stages' own barriers. A stage has a message
+// besides its panels: a pair to multiply, a sum to store, or the end. Products and their operands have any number of
+// panels, so that heads may have up to 256 channels.
 //
 // Shared memory, in all 225 KB:
 //
@@ -23,19 +23,18 @@
 //     | B of 16 bit | 6 x 32 KB | 32 KB     | 6 x 48 B | 512 B           |          |
 //     | B in f32    | 5 x 32 KB | 64 KB     |          |                 |          |
 //
-// A stage is 128 rows by 64 channels of Q or dO, and as many of K or V (128-byte swizzle). The tile of B has the order
-// of registers.
+// A stage is a panel of Q or dO, 128 rows by 64 channels, and one of K or V (128-byte swizzle). The tile of B is in the
+// order of the registers.
 //
-// Barriers, for each stage: FULL (TMA, or the message alone), EMPTY (8 consumer warps). Named barriers: 1 joins the
+// Barriers, for each stage: FULL (TMA, or the message alone), EMPTY (8 consumer warps). Named barrier 1 joins the
 // consumers where they add up columns.
 //
-// P is complete before dP begins, since registers hold the sum, S and either the bias or dP; meanwhile the other
-// consumer has the tensor cores. Rows and keys that are not there may hold anything, and 0 times NaN is NaN: at the
-// edge of a sequence what P has as 0 is left out.
+// P is complete before dP begins, since registers hold the sum, S and either the bias or dP. Meanwhile the other
+// consumer uses the tensor cores. Rows and keys beyond a sequence may hold anything, and 0 times NaN is NaN: at the
+// edge of a sequence, elements with P = 0 are not added.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of what is written), those of hopper_dropout.cuh and
-//          hopper_scores.cuh: X_BIAS always, X_ALIBI never.
-// Benchmark: "attention variants" in tests/bench/h200.csv.
+//          hopper_scores.cuh: X_BIAS always, X_ALIBI and X_CAP never.
 //
 // Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_DBIAS_SHARED. Maps: boxes of 128 rows by
 //         64 channels. Conditions as of attn_fwd_hopper.cu.
@@ -54,12 +53,12 @@
 enum {
     OUT = X_OUT,
     TILE = 128,
-    N = TILE / 2, // registers of a warpgroup's rows of a tile
+    N = TILE / 2, // registers that a thread needs for its part of a tile
     STAGES = BIAS == TE_F32 ? 5 : 6,
-    BYTES = TE__ATTN_BYTES(TILE, 64), // of a panel; a stage has two
-    KEPT = BIAS == TE_F32 || PAIRS != 2, // B stays in shared memory while the tile is summed; else it fits into the
-                                         // registers that it is loaded to
-    WORDS = N / 4 * te_bias_rows<N>::ROWS * te_bias_rows<N>::OF_PAIR, // of a thread
+    BYTES = TE__ATTN_BYTES(TILE, 64), // bytes of a panel; a stage has two panels
+    // B stays in shared memory while the tile is summed. Otherwise it fits into the registers that it is loaded to.
+    KEPT = BIAS == TE_F32 || PAIRS != 2,
+    WORDS = N / 4 * te_bias_rows<N>::ROWS * te_bias_rows<N>::OF_PAIR, // words of B of a thread
     TOLD = 48,
     AT_BIAS = STAGES * 2 * BYTES,
     AT_TOLD = AT_BIAS + (BIAS == TE_F32 ? 4 : 2) * TILE * TILE,
@@ -71,15 +70,16 @@ enum {
 };
 static_assert(SHARED == TE__ATTN_DBIAS_SHARED, "what the host asks for");
 static_assert(BIAS && !ALIBI, "the gradient of a bias");
-enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 }; // messages; some of the pair's do not see each other, or are not there;
-                                                // the user's mask hides nothing
+// Messages. Flags of a PAIR: EDGE: some of its rows and keys do not see each other or do not exist; SEEN: the user's
+// mask hides nothing.
+enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 };
 
 struct te_producer {
     const te__attn_bias_hopper_kargs &a;
     const te_u32 smem, bar;
     te_queue<STAGES> at;
 
-    // The next stage, with a message: of `bytes` to come.
+    // Writes a message to the next stage once it is empty. bytes: what TMA is going to bring to the stage.
     TE_DEV void tell(uint4 x, uint4 y, uint4 z, int bytes) {
         const te_u32 told = smem + AT_TOLD + TOLD * at.stage;
         te_mbar_wait(bar + 8 * (EMPTY + at.stage), at.parity ^ 1);
@@ -87,7 +87,7 @@ struct te_producer {
         if (bytes) te_mbar_expect(bar + 8 * (FULL + at.stage), bytes);
         else te_mbar_arrive(bar + 8 * (FULL + at.stage));
     }
-    // Panels of both operands: to this stage, which has a message already, and to those that follow.
+    // Loads the panels of both operands to this stage and the following ones. first: this stage has a message already.
     template <int CHANNELS>
     TE_DEV void load(const void *rows, int row, int head, int batch_q, const void *keys, int key, int group,
                      int batch_kv, bool first) {
@@ -101,7 +101,7 @@ struct te_producer {
             te_tma_load4(to + BYTES, keys, 64 * c, key, group, batch_kv, full);
         }
     }
-    // Row and key begin tiles that see each other at least in part: they are multiplied.
+    // Sends the pair of tiles that begin at `row` and `key`, unless they do not see each other at all.
     TE_DEV void pair(const te__attn_seq &seq, int b, int h, int row, int key) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
@@ -122,7 +122,7 @@ struct te_producer {
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
-    // A tile, or a part of it: its pairs in order, then the sum.
+    // Sends a tile, or a part of it: its pairs in order, then the message to store the sum.
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
@@ -154,12 +154,13 @@ struct te_producer {
             number = next;
         }
         tell(make_uint4(STOP, 0, 0, 0), make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 0);
-        // Every block has drawn its last number once all have come here: the last one leaves zeros to the next launch.
+        // When all blocks have come here, each has drawn its last number. The last block leaves zeros to the next
+        // launch.
         if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
     }
 };
 
-// Word k of the lanes of a quad becomes lane k's: four neighbouring words of a row for each.
+// Transposes the words of a quad's lanes: lane k gets word k of each lane, which are four neighbouring words of a row.
 TE_DEV void te_transpose_quad(te_u32 (&v)[4]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     te_u32 x = __shfl_xor_sync(TE_ALL, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(TE_ALL, odd ? v[2] : v[3], 1);
@@ -174,7 +175,7 @@ TE_DEV void te_transpose_quad(te_u32 (&v)[4]) {
 struct te_consumer {
     const te__attn_bias_hopper_kargs &a;
     const te_u32 smem, bar;
-    const int w, lane, warp, own, column; // own, column: of the thread's first element in a tile
+    const int w, lane, warp, own, column; // own, column: row and column of the thread's first element in a tile
     te_queue<STAGES> at;
     float sum[N], s[N], dp[N];
 
@@ -195,10 +196,10 @@ struct te_consumer {
 #pragma unroll
         for (int c = 0; c < te_panels(CHANNELS); c++) release();
     }
-    // d = Q K^T, or dO V^T, of this warpgroup's 64 rows and the tile's 128 keys.
+    // Computes d = Q K^T, or dO V^T, for this warpgroup's 64 rows and the tile's 128 keys.
     template <int CHANNELS> TE_DEV void product(float (&d)[N]) {
         te_queue<STAGES> ahead = at;
-        te_u32 panel[te_panels(CHANNELS)]; // where it lies, in units of descriptors
+        te_u32 panel[te_panels(CHANNELS)]; // offsets of the panels, in units of descriptors
 #pragma unroll
         for (int c = 0; c < te_panels(CHANNELS); c++, ahead.next()) {
             te_mbar_wait(bar + 8 * (FULL + ahead.stage), ahead.parity);
@@ -212,7 +213,8 @@ struct te_consumer {
             te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
-    // Ahead; or to shared memory, in the order of registers, of a tile's first pair.
+    // Loads the bias ahead to registers. With KEPT it loads the bias of a tile's first pair (fresh) to shared memory,
+    // in the order of registers.
     TE_DEV void load_bias(te_bias_rows<N> &bias, int b, int h, int row, int key, bool fresh) const {
         if (KEPT && !fresh) return;
         bias.open(a.a, b, h, row + own, key + column);
@@ -249,7 +251,7 @@ struct te_consumer {
         const uint4 y = te_lds16(told), z = te_lds16(told + 16);
         const int kind = one(x.x), b = one(x.y), h = one(x.z), row = one(x.w), key = one(y.x), s_q = one(y.y),
                   s_kv = one(y.z), lo = one(y.w), hi = one(z.x);
-        const te_i64 work = (te_i64)((te_u64)z.z << 32 | z.y) + own; // rows of whole tiles are there
+        const te_i64 work = (te_i64)((te_u64)z.z << 32 | z.y) + own; // lse2 and delta are padded to whole tiles
         const te__attn_kargs &k = a.a;
         const te_attn_mod mod(k.x);
         const int i0 = row + own, j0 = key + column;
@@ -270,7 +272,7 @@ struct te_consumer {
         add_bias(bias);
         if (kind & EDGE) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) { // the keys that the row sees
+            for (int half = 0; half < 2; half++) { // hides the keys that the row does not see
                 const int i = i0 + 8 * half;
                 te_hide_outside(s, half, i + lo - j0, (i < s_q ? min(i + hi, s_kv - 1) : -1) - j0);
             }
@@ -308,15 +310,15 @@ struct te_consumer {
         if (OUT == TE_F32) *(float *)to = x;
         else *(te_u16 *)to = (te_u16)te_f32x2_to_half(x, 0.0f, OUT);
     }
-    // Rows of the sum to memory: `to` is the place of the thread's upper row and of the tile's first key, of which
-    // `count` are there.
+    // Stores the sum row by row. to: the place of the thread's upper row and of the tile's first key. rows, count: rows
+    // and keys that exist from there on.
     TE_DEV void put_rows(char *to, te_i64 row_bytes, int rows, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
         const float by = a.by;
 #pragma unroll
         for (int half = 0; half < 2; half++, to += 8 * row_bytes) {
             const bool there = 8 * half < rows;
-            if (a.aligned && OUT != TE_F32) { // all lanes exchange, whether their rows are there or not
+            if (a.aligned && OUT != TE_F32) { // all lanes exchange words, even if their rows do not exist
 #pragma unroll
                 for (int m = 0; m < N / 16; m++) {
                     te_u32 v[4];
@@ -344,7 +346,7 @@ struct te_consumer {
             }
         }
     }
-    // The same of one row, the sum of all: over a warp's rows by shuffles, over the warps one after the other.
+    // Stores the sum of all rows as one row: the rows of a warp are added by shuffles, the warps one after the other.
     TE_DEV void put_column_sums(char *to, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
 #pragma unroll
@@ -395,7 +397,7 @@ struct te_consumer {
             if (kind == STOP) break;
             if (kind == PUT) {
                 put(x, te_lds16(told + 16));
-                __syncwarp(); // every lane has heard
+                __syncwarp(); // every lane has read the message
                 release();
             } else {
                 add(x, told + 16, fresh);

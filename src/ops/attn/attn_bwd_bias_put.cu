@@ -1,5 +1,5 @@
-// ops/attn/attn_bwd_bias_put.cu: behind attn_bwd_bias_hopper.cu, or attn_bwd_hopper.cu with sums: dB = c times the sum
-// of its parts, in their order. A thread has one element.
+// ops/attn/attn_bwd_bias_put.cu: runs after attn_bwd_bias_hopper.cu, or after attn_bwd_hopper.cu with sums: dB = c
+// times the sum of its parts, in their order. A thread has one element of dB. c: 1, or the scale.
 //
 // Launch: grid ceil(elements / 256), block 256.
 // te:arch 90a

@@ -1,19 +1,19 @@
 // ops/attn/attn_bwd_hopper.cu: dQ, dK and dV on Hopper: TMA, mbarriers, wgmma; bf16 and f16, heads of 64 and 128.
 // Deterministic.
 //
-// A block owns 128 keys of one head of keys: K and V stay in shared memory, dK and dV in registers, while tiles of BQ
-// queries pass by, from the last that sees them to the first, and in each the query heads of the group. Two consumer
+// A block owns 128 keys of one head of keys. K and V stay in shared memory, dK and dV in registers. Tiles of BQ queries
+// pass by, from the last that sees the keys to the first, and each tile for all query heads of the group. Two consumer
 // warpgroups have 64 keys each:
 //
 //     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (meet) dQ = dS K | dK += dS^T Q
 //
-// Of dQ, each consumer computes half of the channels (D = 128) or of the rows (D = 64). A tile of dQ is a sum over key
-// blocks, in f32, in memory; it has one order: block n adds to it when all blocks before n that see the tile have
-// (`added` counts them). Blocks of a head wait for those with smaller numbers alone, and numbers are drawn as blocks
-// start, so that whatever is waited for is running. Long blocks come first. attn_bwd_rows.cu comes before (delta, lse2,
-// the counts), attn_bwd_put.cu after (dQ in its own format).
+// Each consumer computes half of the channels (D = 128) or of the rows (D = 64) of dQ. A tile of dQ is a sum over key
+// blocks, in f32, in memory. The order of this sum is fixed: block n adds to the tile after all blocks before n that
+// see the tile (`added` counts them). Blocks of a head wait only for blocks with smaller numbers, and numbers are drawn
+// as blocks start, so a block only waits for running blocks. Long blocks come first. attn_bwd_rows.cu runs before this
+// kernel (delta, lse2, the counts), attn_bwd_put.cu after it (dQ in its own format).
 //
-// Warpgroup 0: warp 0 loads; warps 1 and 2 add dQ, of buffers 0 and 1.
+// Warpgroup 0: warp 0 loads; warp 1 adds the tiles of dQ in buffer 0 to memory, and warp 2 those in buffer 1.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle):
 //
@@ -21,24 +21,24 @@
 //     | D = 128 | 32 KB | 32 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 16 KB  | 2 x 32 KB   | 1 KB        |
 //     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
 //
-// Barriers, two each: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer warps),
-// FULL_DQ (for each consumer apart, its 4 warps), EMPTY_DQ (the adding warp), FULL_B (for each consumer, with TILES).
-// Named barriers: 1 joins the consumers once dS^T is written; 2 + w consumer w's threads.
+// Barriers, two each: FULL_Q, FULL_DO (TMA; the first tile also brings K and V), EMPTY_Q, EMPTY_DO (8 consumer warps),
+// FULL_DQ (one pair for each consumer; its 4 warps arrive), EMPTY_DQ (the adding warp arrives), FULL_B (one for each
+// consumer, with TILES). Named barriers: 1 joins the consumers once dS^T is written; 2 + w joins the threads of
+// consumer w.
 //
-// Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times
-// NaN is NaN.
+// Rows beyond a sequence that ends within memory may hold anything, so they are cleared: 0 times NaN is NaN.
 //
-// A bias is what S^T starts with, and so is ALiBi. With TILES, TMA brings a consumer's part of the bias to where its
-// dS^T will be, once no one reads that buffer any more; without, it is loaded to the registers of S a tile ahead, once
-// these are free. A soft cap and the user's rule have a derivative, which P is multiplied by once it is packed.
+// S^T starts with the bias and ALiBi instead of 0. With TILES, TMA brings a consumer's part of the bias to the buffer
+// of the consumer's next dS^T, once no one reads that buffer any more. Without TILES the bias is loaded a tile ahead to
+// the registers of S, once these are free. A soft cap and the user's rule have a derivative: P is multiplied by it once
+// P has been packed.
 //
-// The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes those of its
-// keys, over its heads, in f32; attn_bwd_bias_put.cu adds up blocks.
+// The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes the sums of
+// its keys over its heads, in f32; attn_bwd_bias_put.cu adds up the sums of several blocks.
 //
 // Options: X_DT, X_D (64, 128; X_D_V alike), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS
-//          (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT: D = 128, whose tiles of 64 queries
-//          have as many bits as a register).
-// Benchmark: "attention backward" in tests/bench/h200.csv.
+//          (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT only with D = 128, since the bits of
+//          its tiles of 64 queries fill one register).
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory
 //         TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows (q, d_o), 128 (k, v) and 64 (dk, dv, and the
@@ -78,8 +78,9 @@ enum {
     TILES = X_TILES,
     SUMS = X_SUMS,
     D = X_D,
-    AHEAD = ALIBI || BIAS || BLOCKS, // consumers know their next tile early
-    LATE = CAP && !MOD && X_D == 64, // the soft cap's derivative comes with dP, from P: there are registers then
+    AHEAD = ALIBI || BIAS || BLOCKS, // consumers find their next tile early, to load for it
+    LATE = CAP && !MOD && X_D == 64, // the soft cap's derivative is computed from P when dP is there: only then there
+                                     // are registers for it
     BK = 128,
     BQ = TE__ATTN_BWD_QUERIES(X_D),
     BYTES_KV = TE__ATTN_BYTES(BK, X_D),
@@ -109,7 +110,8 @@ struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
         : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
 typedef te_attn_tiles<BK, BQ> te_tiles;
-// Key blocks before this one that add to tile i: n minus the first that its first row sees, less the empty ones.
+// Returns the number of key blocks before block t.n that add to tile i: all from the first that the tile's first row
+// sees, without the empty ones.
 TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
     const int begin = max(0, i.m * BQ + t.lo) / BK;
     if (!BLOCKS) return t.n - begin;
@@ -121,7 +123,8 @@ TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &
     return count;
 }
 
-// Boxes of 64 queries by 64 keys of the bias, of consumer w's keys and the tile's queries; number: of the box.
+// Calls `box` for each box of 64 queries by 64 keys of the bias that tile m of queries and consumer w's keys need. The
+// last argument of `box` is the box's number.
 template <class BOX>
 TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
     for (int i = 0; i < BQ / 64; i++)
@@ -134,7 +137,7 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te__attn_extra &x = a.a.x;
     const int batch_q = x.packed_q ? 0 : t.batch, batch_kv = x.packed_kv ? 0 : t.batch;
     int stage = 0, parity = 1;
-    bool keys = true; // K and V come with the first tile
+    bool keys = true; // K and V are still to load; they come with the first tile
     for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t), keys = false) {
         const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
         auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to,
@@ -151,7 +154,8 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
             te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
         if (te_leads()) {
-            for (int w = 0; w < (TILES ? 2 : 0); w++) // consumers ask for it late
+            for (int w = 0; w < (TILES ? 2 : 0); w++) // the consumers load it later, so this only brings it to the L2
+                                                      // cache
                 te_bias_boxes(a, t, i.head, i.m, w, [&](int key, int query, int head, int batch, int) {
                     te_tma_prefetch4(a.bias_map, key, query, head, batch);
                 });
@@ -163,18 +167,19 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     }
 }
 
-// A tile of dQ, of a buffer, once `before` others have been added.
+// Adds a tile of dQ from a buffer to memory, once `before` other key blocks have added to the tile.
 TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer,
                         int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
-    while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two
-                                                          // sequences one: it must not wait for ever
+    // `<` and not `!=`: unchecked starts of sequences may give two sequences one tile, and the loop must end then, too.
+    while (te_load_acquire(a.added + number) < before) {}
     te_async_fence_global();
     for (int w = 0; w < 2; w++) {
         te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
         const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
-        if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // so nothing clears the sums
+        if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // the first block stores, so the
+                                                                                   // sums need not be cleared
         else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
     }
     te_bulk_commit();
@@ -197,7 +202,7 @@ TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mi
     }
 }
 
-// Zeros to rows `from` .. rows - 1 of a tile of `rows`, by the 128 threads of a warpgroup.
+// Writes zeros to rows `from` .. rows - 1 of a tile of `rows` rows, by the 128 threads of a warpgroup.
 TE_DEV void te_clear_rows(te_u32 tile, int rows, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * rows; i += 128)
         for (int panel = 0; panel < D / 64; panel++)
@@ -208,13 +213,14 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     const te_keys t(a, te_lds4(smem + AT_NUMBER));
     const te_u32 bar = smem + AT_BARRIERS;
     const int tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31;
-    const int row = 64 * w + 16 * warp + (lane & 15); // of a tile of keys, whose address this thread gives to stmatrix
-    const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper one
+    const int row = 64 * w + 16 * warp + (lane & 15); // the row of a tile of keys whose address this thread gives to
+                                                      // stmatrix
+    const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper key
     const te__attn_extra &x = a.a.x;
-    // Rows of memory beyond the sequence: of its last tile of queries, and of this block of keys.
+    // Whether memory goes on beyond the sequence in its last tile of queries, and in this block of keys.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
-    const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's
+    const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's offset of the diagonal
     float dk[D / 2], dv[D / 2], s[BQ / 2], dp[BQ / 2], dq[32];
     te_u32 p[BQ / 4], ds[BQ / 4];
 #pragma unroll
@@ -240,15 +246,16 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         for (int k = 0; k < BQ / 16; k++) te_multiply(d, left + 4 * k, right + k * 128);
         te_wgmma_commit();
     };
-    // tiles with such rows come first
+    // first_tail: number of tiles with rows beyond the sequence, which come first
     int stage = 0, parity = 0,
         first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0;
     te_tiles i(a.a, t);
     bool keys = tail_kv;
-    float slope = 0.0f; // ALiBi's, of the tile's head; it and the bias are loaded a tile ahead, the latter to where S
-                        // will be
-    float sums[2] = {0.0f, 0.0f}; // of dS, of the thread's two keys
-    auto load_tile = [&](int head, int m, int buffer) { // of the bias
+    // ALiBi's slope for the tile's head. The slope and the bias are loaded a tile ahead, the bias to the registers of
+    // S.
+    float slope = 0.0f;
+    float sums[2] = {0.0f, 0.0f}; // of dS, for the thread's two keys
+    auto load_tile = [&](int head, int m, int buffer) { // starts the loads of the bias
         if (!TILES || tid != 0) return;
         te_mbar_expect(bar + 8 * (FULL_B + w), BQ * 128);
         te_bias_boxes(a, t, head, m, w, [&](int at_key, int query, int of_head, int batch, int number) {
@@ -265,7 +272,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     for (; i.left > 0;) {
         te_tiles next = i;
         if (TILES) {
-            te_mbar_wait(bar + 8 * (FULL_B + w), stage); // a phase for each tile, of whichever stage
+            te_mbar_wait(bar + 8 * (FULL_B + w), stage); // the barrier has one phase for each tile, whatever the stage
             te_bias_columns<BQ / 2>::take(s, smem + AT_DS + stage * BYTES_DS + w * 8192);
         }
         if (BIAS) te_bias_columns<BQ / 2>::start(s, a.bias_factor);
@@ -299,7 +306,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo ||
             i.m * BQ + BQ > t.s_q) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) { // queries from .. to see key + 8 half
+            for (int half = 0; half < 2; half++) { // queries from .. to see the key key + 8 half
                 const int j0 = key + 8 * half, from = j0 - t.hi - query,
                           to = (j0 < t.s_kv ? min(j0 - t.lo, t.s_q - 1) : -1) - query;
 #pragma unroll
@@ -316,7 +323,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         }
         const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8,
                      delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
-        auto pack_p = [&](int k) { // P^T, dropped
+        auto pack_p = [&](int k) { // P^T after dropout
             const float lo = DROPOUT && !keep.one(k % 2, k / 2, 0) ? 0.0f : s[2 * k],
                         hi = DROPOUT && !keep.one(k % 2, k / 2, 1) ? 0.0f : s[2 * k + 1];
             p[k] = te_pack16(lo, hi);
@@ -333,8 +340,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             if (CHANGES && !LATE) {
                 pack_p(2 * j), pack_p(2 * j + 1);
 #pragma unroll
-                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e]; // P times the score's derivative: P itself is
-                                                                      // packed
+                // P itself has been packed; from here on s is P times the score's derivative.
+                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e];
             }
         }
 #pragma unroll
@@ -356,7 +363,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             }
         }
         te_pack16(ds, dp);
-        if (TILES) te_meet<128>(2 + w); // the bias, which dS replaces, has been read
+        if (TILES) te_meet<128>(2 + w); // dS overwrites the bias: all have read it
 #pragma unroll
         for (int k = 0; k < BQ / 16; k++)
             te_stmatrix4(smem + AT_DS + stage * BYTES_DS + (k >> 2) * 16384 +
@@ -365,7 +372,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         accumulate(dv, p, do_tile + stage * (BYTES_Q >> 4));
         te_async_fence();
         te_meet<256>(1);
-        // both have multiplied by the dS that lies there
+        // both consumers are done with the dS in the next buffer
         if (TILES && next.left > 0) load_tile(next.head, next.m, stage ^ 1);
         te_wgmma_fence();
         const te_u64 left = dq_left + stage * (BYTES_DS >> 4);
@@ -398,8 +405,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if (AHEAD) i = next;
         else i.next(a.a, t);
     }
-    te_meet<256>(1); // nobody reads K any more
-    const te_keys u(a, te_lds4(smem + AT_NUMBER)); // again, rather than in registers
+    te_meet<256>(1); // no one reads K any more
+    const te_keys u(a, te_lds4(smem + AT_NUMBER)); // computed anew to save registers
     if (SUMS) {
         float *const to = a.bias_sum + ((te_i64)u.batch * a.a.groups + u.head) * a.bias_row + u.n * BK + 64 * w +
                           16 * warp + (lane >> 2);
@@ -439,7 +446,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         }
         return;
     }
-    for (int which = 0; which < 2; which++) { // packed rows end within the tile
+    for (int which = 0; which < 2; which++) { // a packed sequence ends within the tile
         const te__attn_view &view = which ? a.a.dk : a.a.dv;
         const int pieces = (which ? a.a.d : a.a.d_v) / 8;
         char *to = (char *)view.p + 2 * (u.head * view.h + (u.kv_at + first) * view.s);
@@ -466,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         }
         te_mbar_init_done();
         const te_u32 number = atomicAdd(a.order.counter, 1u);
-        if (number == gridDim.x - 1) *a.order.counter = 0; // the last one leaves 0 to the next launch
+        if (number == gridDim.x - 1) *a.order.counter = 0; // the last block leaves 0 to the next launch
         te_sts4(smem + AT_NUMBER, number);
     }
     __syncthreads();

@@ -1,15 +1,15 @@
 // ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s
 // matrix.
 //
-// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row
-// rescale what has been summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees
-// no key keeps l = 0: o = 0, lse = -inf. FP8 attention rounds P itself, so the keys are gone through twice: for m and
-// l, then for P V.
+// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. Each row has a running maximum m and sum
+// l; whenever m grows, what has been summed so far is rescaled (Milakov and Gimelshein, 2018; FlashAttention). A row
+// that sees no key keeps l = 0: o = 0, lse = -inf. FP8 attention rounds the normalized P, so it passes over the keys
+// twice: first for m and l, then for P V.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
 // Launch: grid (ceil(s_q / 16) * batch * heads, WIDE: ceil(d_v / 256)), block 128, shared memory
-//         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h), of WIDE those of 256 channels.
+//          4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h), with 256 for d and d_v if WIDE.
 // te:baseline
 // te:row X_EXTRA=0 X_WIDE=0|1
 // te:row X_WIDE=0|1
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d),
               ld = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : max(a.d, a.d_v));
-    // the channels of O that the block has
+    // the channels of O that the block writes
     const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d_v = WIDE ? te_attn_chunk(a.d_v, c) : a.d_v;
     float *q = (float *)te_shared, *kv = q + TE__ATTN_ROWS * ld_q;
     float *weight = kv + TE__ATTN_LANES * ld + warp * (TE__ATTN_LANES * TE_MINE);
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     float acc[TE_MINE][TE_CHANNELS], m[TE_MINE], l[TE_MINE];
     te_attn_clear(acc);
 #pragma unroll
-    for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // in units of log2; l: this lane's share
+    for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // m: in units of log2; l: this lane's share
     if (EXTRA && block_first >= q_end) return;
     if (!WIDE) te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
 
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     te_attn_rounding<EXTRA> rounded(a.x.s_dt, a.x.s_scale);
     const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
-    // The scores of the warp's rows and this lane's key.
+    // Computes the scores of the warp's rows and this lane's key.
     auto score = [&](int j0, float s[TE_MINE]) {
         if (WIDE) {
             te_attn_products_wide(s, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, kv, k_view, group, j0,
@@ -60,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) s[r] = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2);
     };
-    // Takes a score into m and l and turns it into its exponential. Returns the factor for what was summed before.
+    // Updates m and l with a score and replaces the score by its exponential. Returns the factor for what was summed
+    // before.
     auto take = [&](int r, float *s) {
         float top = fmaxf(m[r], te_warp_max(*s)), base = top == -TE_INF ? 0.0f : top, shrink = exp2f(m[r] - base);
         *s = exp2f(*s - base);

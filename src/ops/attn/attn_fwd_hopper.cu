@@ -7,57 +7,56 @@
 //      wg 2|    |    |
 //
 // A tile is 64 WAVES queries of one head. Warpgroup 0 is the producer: one of its threads draws the numbers of tiles,
-// another one starts all loads. Each other warpgroup, a consumer, has 64 rows of the tile, with S, P and O in
-// registers. Keys come BN at a time from right to left, so that the first block is the one with the diagonal:
+// another thread starts all loads. Each other warpgroup is a consumer: it has 64 rows of the tile, with S, P and O in
+// registers. Keys come BN at a time from right to left, so that the first block has the diagonal:
 //
 //     Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
 //
-// Blocks are persistent: loads of the next tile begin while this one is multiplied, and its store is under way while
-// the next one is.
+// Blocks are persistent: while a tile is multiplied, the loads of the next tile begin and the store of the tile before
+// ends.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V = 128 and WAVES = 2:
 //
 //     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | tiles |
 //     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
 //
-// With heads for which this is too much, Q has one stage and O takes the place of it. With TILES of a bias O takes the
-// place of Q as well, and in O's place each consumer has a tile of 64 rows by BN keys of the bias (two where they fit),
-// which a producer's thread of its own brings by TMA and the consumer reads by ldmatrix while its products run.
+// Larger heads have one stage of Q, and O takes its place. With TILES of a bias O takes the place of Q as well. Then
+// each consumer has a tile of the bias, 64 rows by BN keys, in the former place of O (two tiles where they fit). A
+// producer thread of its own brings the tile by TMA, and the consumer reads it by ldmatrix while its products run.
 //
-// With KEYS, O takes the place of Q above 64 channels, and in front of the barriers lie the operands of one more
-// product, without a swizzle, 16 bytes of a row each: eight of k. Both find the other eight among the zeros. (A checker
-// that takes an operand for 32 bytes of each row finds them all in shared memory.)
+// With KEYS, O takes the place of Q above 64 channels. The operands of one more product lie in front of the barriers,
+// without a swizzle: 16 bytes of each row, which are eight of k. The other eight of k of both operands lie in the
+// zeros. (A checker that expects 32 bytes of each row stays inside shared memory.)
 //
 //     | ones, 64 rows | B, 2 stages of BN keys | zeros, BN rows |
 //
-// Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and
-// announces the bytes that TMA brings; consumers wait. EMPTY_X: each consumer warp arrives (of T each thread, which has
-// read it); the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one consumer's
-// each. Named barriers: 1 + w is consumer w's turn at the tensor cores (TURNS), 8 + w joins its threads around the
-// store of O.
+// Barriers, one for each stage. FULL_X (X is Q, K, V, or T for the description of the next tile): the producer arrives
+// and announces the bytes that TMA brings; consumers wait. EMPTY_X: each consumer warp arrives (for T each thread that
+// has read the description); the producer waits before it fills the stage again. FULL_B and EMPTY_B, for the bias: one
+// pair for each consumer and stage. Named barriers: 1 + w gives consumer w its turn at the tensor cores (TURNS), 8 + w
+// joins the threads of consumer w around the store of O.
 //
-// Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no
-// compare. A tile that ends with its sequence in the middle of packed rows is stored row by row, others by TMA. Empty
-// blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so
-// the rows of V there are cleared.
+// te__attn_seq (sequence.h) says which keys a tile meets and where rows of packed sequences lie. Blocks of keys that
+// all rows see are not compared. If a packed sequence ends within a tile, the tile is stored row by row, else by TMA.
+// Empty blocks of a block mask are skipped: producer and consumers each read the mask. Keys beyond a sequence's end may
+// hold anything, so the rows of V there are cleared.
 //
-// ALiBi is one more step of the products of S (te_line), with the columns' numbers in front of O in shared memory, and
-// the barriers behind them. So is a bias that all queries share (KEYS):
-// S += ones B^T, where key j of B has the three parts of its bias (attn_bias_line.cu), and a block of B comes with that
-// of K, in a stage of the same number. Any other bias without TILES is loaded to registers before the products that it
-// waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its
-// elements by once it is packed.
+// ALiBi is one more step of the products of S (te_line). The columns' numbers and the barriers then lie in front of O
+// in shared memory. A bias that all queries share (KEYS) is one more step, too: S += ones B^T, where key j of B has the
+// three parts of its bias (attn_bias_line.cu). A block of B comes with the block of K, in a stage of the same number.
+// Any other bias without TILES is loaded to registers before the products, so that the loads overlap with them. A mask
+// of elements becomes bits while the products run. Dropout's bits are loaded then, too, and zero elements of P once P
+// is packed.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that
-//          TMA can read; with X_PAIRS = 1), X_KEYS (1: a bias that all queries share; without X_BIAS), those of
-//          hopper_scores.cuh and hopper_dropout.cuh.
-// Benchmark: "attention forward" in tests/bench/h200.csv.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3; 3 has no option of hopper_scores.cuh but X_ALIBI), X_TILES
+//          (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_KEYS (1: a bias that all queries share;
+//          without X_BIAS), those of hopper_scores.cuh and hopper_dropout.cuh.
 //
-// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or
-//         TE__ATTN_BIAS_SHARED, or TE__ATTN_KEYS_SHARED, of the options, with ALiBi TE__ATTN_LINE_BYTES more. Maps: q
-//         and o in boxes of 64 rows, k and v of BN, all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a
-//         size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8;
-//         scale > 0.
+// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED
+//         with X_TILES, or TE__ATTN_KEYS_SHARED with X_KEYS; with ALiBi TE__ATTN_LINE_BYTES more. Maps: q and o in
+//         boxes of 64 rows, k and v in boxes of BN rows, all of 64 channels; the bias in boxes of 64 rows by 64 keys,
+//         with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and
+//         d_v of 8; scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
@@ -107,12 +106,13 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
+    // One loop for all blocks of keys, compared or not: these variants have too much code or too few registers for two.
     ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) ||
-        CAP, // for blocks that are compared and others: they have much code, or registers for no second loop
+        CAP,
     THREADS = 128 * (WAVES + 1),
-    PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
+    PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows of Q
     PART_O = TE__ATTN_BYTES(64, X_D_V),
-    PART_LINE = TE__ATTN_LINE_BYTES(X_D) + 256, // ALiBi's columns, and the barriers and tiles' numbers behind them
+    PART_LINE = TE__ATTN_LINE_BYTES(X_D) + 256, // ALiBi's columns, then barriers and descriptions of tiles
     BYTES_K = TE__ATTN_BYTES(BN, X_D),
     BYTES_V = TE__ATTN_BYTES(BN, X_D_V),
     AT_Q = 0,
@@ -124,12 +124,12 @@ enum {
     AT_LINE = AT_V + 2 * BYTES_V + (KEYS && !O_IN_Q ? WAVES * PART_O : 0),
     AT_O = O_IN_Q ? AT_Q
     : KEYS        ? AT_V + 2 * BYTES_V
-                  : AT_LINE + (ALIBI ? PART_LINE : 0), // of Q's first stage
+                  : AT_LINE + (ALIBI ? PART_LINE : 0), // if O_IN_Q: in Q's first stage
     AT_B = AT_V + 2 * BYTES_V,
     AT_ONES = AT_LINE, // KEYS: operand A
-    LINE_B = 16 * BN, // bytes of a stage of operand B, its first eight of k
+    LINE_B = 16 * BN, // bytes of a stage of operand B: the first eight of k
     AT_LINES = AT_ONES + 64 * 16,
-    AT_ZEROS = AT_LINES + 2 * LINE_B, // the other eight of k, of A, too
+    AT_ZEROS = AT_LINES + 2 * LINE_B, // the other eight of k, of A and B
     AT_BARRIERS = KEYS ? AT_ZEROS + LINE_B
     : ALIBI            ? AT_LINE + te_line::bytes(BN)
                        : AT_V + 2 * BYTES_V +
@@ -168,14 +168,14 @@ enum {
 
 typedef te_attn_tile<BM, BN, BIAS || KEYS> te_q_tile;
 
-// Draws the numbers of tiles, and tells all others what each is.
+// Draws the numbers of tiles, and describes each tile to the loading threads and the consumers. One thread runs it.
 TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> turn;
     bool more = true;
     for (te_u32 number = blockIdx.x; more; turn.next()) {
         te_q_tile t = {};
-        do { // tiles behind the end of packed rows are nobody's
+        do { // skips tiles behind the end of a packed sequence
             more = number < (te_u32)a.order.tiles;
             if (!more) break;
             t.find(a, number);
@@ -185,7 +185,7 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         t.tell(smem + AT_TILES + 64 * turn.stage, more);
         te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
     }
-    // Every block has drawn its last number once all have come here: the last one leaves zeros to the next launch.
+    // When all blocks have come here, each has drawn its last number. The last block leaves zeros to the next launch.
     if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
 }
 
@@ -206,7 +206,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) {
         load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch);
     };
-    int row = -1, head = 0, batch = 0; // of the block of V that comes next: one behind K, across tiles too
+    int row = -1, head = 0, batch = 0; // of the next block of V to load, one block behind K, even from tile to tile;
+                                       // row -1: none
     for (;;) {
         te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
@@ -214,12 +215,12 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
         turn.next();
         if (!more) break;
-        if (row >= 0 && (STAGES_Q == 1 || t.begin >= t.end)) { // consumers want it before they release Q, or come to a
-                                                               // tile without keys
+        // Consumers need this block of V before they release Q, or before they come to a tile without keys.
+        if (row >= 0 && (STAGES_Q == 1 || t.begin >= t.end)) {
             load_v(row, head, batch);
             row = -1;
         }
-        if (t.begin >= t.end) { // consumers store zeros, perhaps from Q's place
+        if (t.begin >= t.end) { // consumers store zeros, which need Q's place if O lies there
             if (O_IN_Q) {
                 te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
                 te_mbar_arrive(bar + 8 * (FULL_Q + q.stage));
@@ -248,7 +249,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     if (row >= 0) load_v(row, head, batch);
 }
 
-// Consumer w's tiles of the bias.
+// Loads the tiles of the bias for consumer w. One thread runs it.
 TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> turn;
@@ -265,7 +266,8 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
         for (int n = t.end - 1, below; n >= t.begin; n = below) {
             const int at = w * STAGES_B + b.stage;
             below = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1;
-            if (below >= t.begin) // its load starts a step later, and is to take no longer than that
+            // The load of the block below starts a step later, and must not take longer than that step.
+            if (below >= t.begin)
                 for (int i = 0; i < te_panels(BN); i++)
                     te_tma_prefetch4(a.bias_map, below * BN + 64 * i, row, head, batch);
             te_mbar_wait(bar + 8 * (EMPTY_B + at), b.parity ^ 1);
@@ -278,8 +280,8 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
     }
 }
 
-// -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its
-// upper one.
+// Writes -inf to S where a row does not see a key of block `block`. A thread has two rows of S, 8 apart, and two of
+// every eight columns. row: the thread's upper row.
 TE_DEV void te_hide(float (&s)[BN / 2], const te_q_tile &t, int row, int block) {
     const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
 #pragma unroll
@@ -298,8 +300,9 @@ TE_DEV float te_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
 }
 
-// S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by
-// shrink. sum: the thread's part. shift: of rows, what S is to be increased by first.
+// Replaces S by 2^(scale2 (S - top)), where this block may have raised the maxima `top` of the thread's rows. O must
+// then be multiplied by shrink. sum: the thread's part of the rows' sums. shift: what each row of S must be increased
+// by first.
 template <bool FIRST>
 TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2,
                        const float (&shift)[2]) {
@@ -313,7 +316,7 @@ TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], flo
         float y = fmaxf(x[2 * i], x[2 * i + 1]);
         if (ALIBI) y += shift[i];
         y = te_row_max(FIRST ? y : fmaxf(y, top[i]));
-        const float finite = y == -TE_INF ? 0.0f : y; // rows that see no key yet
+        const float finite = y == -TE_INF ? 0.0f : y; // 0 for rows that see no key yet
         shrink[i] = FIRST ? 1.0f : te_exp2((top[i] - finite) * scale2);
         top[i] = y;
         base[i] = (ALIBI ? finite - shift[i] : finite) * scale2;
@@ -334,14 +337,14 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
-// KEYS: what stays of both operands: rows of A (1, 1, 1, 0 ...), and the zeros that follow the first eight of k.
+// Writes the constant parts of KEYS' operands: rows of A (1, 1, 1, 0 ...), and the zeros for the second eight of k.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
     for (int i = threadIdx.x; i < 64; i += THREADS)
         te_sts16(smem + AT_ONES + 16 * i, make_uint4(one | one << 16, one, 0, 0));
     for (int i = threadIdx.x; i < BN; i += THREADS) te_sts16(smem + AT_ZEROS + 16 * i, make_uint4(0, 0, 0, 0));
 }
-// S += A B^T, with B in stage `stage`.
+// Computes S += A B^T with B in stage `stage`, for KEYS.
 TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
     const te_u64 a = te_line::desc(smem + AT_ONES, AT_ZEROS - AT_ONES),
                  b = te_line::desc(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
@@ -354,7 +357,7 @@ TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
 #undef TE__PRODUCT
 }
 
-// Consumer warpgroup w: its state between tiles, and the steps of a tile.
+// Consumer warpgroup w: the state that it keeps, and the steps of a tile.
 struct te_consumer {
     const te__attn_fwd_hopper_kargs &a;
     const te_u32 smem, bar;
@@ -368,7 +371,7 @@ struct te_consumer {
     te_line line;
     const te_u8 *blocks;
     int below;              // the next block of keys that is not empty
-    bool full, full_below;  // the user's mask hides nothing of this block, and of that one
+    bool full, full_below;  // the user's mask hides nothing of the block at hand, and of `below`
     float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
     te_u32 p[BN / 4];
 
@@ -390,7 +393,7 @@ struct te_consumer {
         turn.next();
         return more;
     }
-    // ALiBi's distance, of block n's first key
+    // Returns key minus query for block n's first key and the thread's upper row: ALiBi's signed distance.
     TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); }
     TE_DEV void start(int n) {
         if (!ALIBI) return;
@@ -426,8 +429,8 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // The bias of block n to registers: by loads that the products wait beside, before them; from its tile, behind
-    // them.
+    // Load the bias of block n to registers. load_before issues loads that overlap with the products that follow;
+    // load_behind runs after the products have been issued, and reads the bias's tile with TILES.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }
@@ -436,14 +439,14 @@ struct te_consumer {
         if (TILES) {
             const int at = w * STAGES_B + b.stage;
             te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
-            const te_u32 read = bias.take(smem + AT_B + at * TILE_B); // 0 as soon as the words have come: an arrival
-                                                                      // alone does not wait for ldmatrix
+            // `read` is 0, but only known once the words have come: an arrival alone does not wait for ldmatrix.
+            const te_u32 read = bias.take(smem + AT_B + at * TILE_B);
             __syncwarp();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at) + read);
             b.next();
         }
     }
-    // Products of block n to scores.
+    // Turns the products of block n into scores. show: the bits of shown(n).
     TE_DEV void adjust(int n, te_u64 show) {
         const int row = t.row + own, column = n * BN + 2 * (lane & 3);
         const te_attn_mod mod(a.a.x);
@@ -465,7 +468,7 @@ struct te_consumer {
                 if (!(show >> i & 1)) s[i] = -TE_INF;
         }
     }
-    // Bit i: masks of elements show element i of S in block n.
+    // Returns in bit i whether the masks of elements show element i of S in block n.
     TE_DEV te_u64 shown(int n) const {
         return HIDES
                    ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3), BLOCKS && full)
@@ -503,7 +506,7 @@ struct te_consumer {
         drop(keep);
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
-        if (t.tail) { // rows of V beyond the sequence
+        if (t.tail) { // clears the rows of V beyond the sequence
             await(FULL_V, v);
             const te_u32 at = smem + AT_V + v.stage * BYTES_V;
             for (int i = (threadIdx.x & 127) + 8 * (t.s_kv - (t.end - 1) * BN); i < 8 * BN; i += 128)
@@ -513,7 +516,7 @@ struct te_consumer {
             te_meet<128>(8 + w);
         }
     }
-    // Q K(n) beside P V(n + 1).
+    // Runs Q K(n) beside P V(n + 1), then the softmax of block n.
     template <bool MASKED> TE_DEV void step(int n) {
         load_before(n);
         start(n);
@@ -585,7 +588,7 @@ struct te_consumer {
         }
         const te_u32 out = smem + AT_O + w * PART_STORE + (O_IN_Q && STAGES_Q > 1 ? q.stage * WAVES * PART_Q : 0);
         if (!O_IN_Q) {
-            if (thread == 0) te_bulk_wait_read<0>(); // the last tile's O has left
+            if (thread == 0) te_bulk_wait_read<0>(); // the last tile's O has been read
             te_meet<128>(8 + w);
         }
 #pragma unroll
@@ -594,7 +597,7 @@ struct te_consumer {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float by = inverse[i & 1];
-                // of rows that are not there O is anything
+                // O of rows beyond the sequence may be anything, so it is not multiplied
                 r[i] = by == 0.0f ? 0u : te_pack16(o[8 * j + 2 * i] * by, o[8 * j + 2 * i + 1] * by);
             }
             const int piece = 2 * j + (lane >> 4);
@@ -619,7 +622,7 @@ struct te_consumer {
                         te_lds16(out + (piece >> 3) * 8192 + te_swizzled(r, piece & 7));
             }
         }
-        if (O_IN_Q) { // O lies where Q does
+        if (O_IN_Q) { // the next Q may overwrite O once the store has read it
             if (thread == 0) te_bulk_wait_read<0>();
             te_async_fence();
             te_meet<128>(8 + w);
@@ -628,11 +631,12 @@ struct te_consumer {
     TE_DEV void run() {
         if (TURNS && w == 0) te_meet_later<256>(1); // the first turn
         bool more = next_tile();
-        while (more) { // as a `for`, ptxas works shared addresses out anew in every step
+        while (more) { // no `for`: ptxas would compute shared addresses anew in every step
             if (t.begin < t.end) {
                 first();
                 int n = BLOCKS ? below : t.end - 2;
-                if (MOD && !ONE_LOOP) { // one loop of each kind: the user's rule may be long
+                if (MOD && !ONE_LOOP) { // one loop with compares and one without, each once in the code, since the
+                                        // user's rule may be long
 #pragma unroll 1
                     while (n >= t.begin) {
 #pragma unroll 1
@@ -661,7 +665,7 @@ struct te_consumer {
             if (O_IN_Q) release(EMPTY_Q, q);
             more = next_tile();
         }
-        if ((threadIdx.x & 127) == 0) te_bulk_wait_read<0>(); // shared memory ends with the block
+        if ((threadIdx.x & 127) == 0) te_bulk_wait_read<0>(); // shared memory must outlive the store
     }
 };
 
@@ -674,7 +678,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                // of tiles every thread reads what is told, the loaders too
+                // every consumer thread and every loading thread reads the description of a tile
                 te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES);
             }
         if (TILES)

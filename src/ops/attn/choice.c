@@ -1,13 +1,13 @@
-/* ops/attn/choice.c: which kernels serve a problem of attention, and what keeps it from faster ones. Knows plans; must
- * not know tiles.
+/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster ones do not serve it. Knows
+ * plans; must not know tiles.
  *
- * The table has a row for each thing that a problem can have and that some kernel lacks. The choice, and the sentence
- * of te_explain, both come from it. */
+ * TE__ATTN_TABLE has a row for each feature of a problem that some kernels lack. The choice and the sentence of
+ * te_explain both come from this table. */
 
-/* Kernels, the fastest last: the general ones serve all. */
+/* Bits of the faster kernels, the fastest last. 0 stands for the general kernels, which serve every problem. */
 enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
 
-/* X(name, kernels of the forward pass that serve it, those of the backward pass, what it is) */
+/* X(feature, kernels whose forward pass serves it, kernels whose backward pass serves it, description) */
 #define TE__ATTN_TABLE(X)                                                                             \
     X(WITHOUT_NVRTC, 0, 0, "no NVRTC to compile other kernels")                                       \
     X(FORMATS, 0, 0, "f32, or tensors of different formats")                                          \
@@ -37,7 +37,7 @@ typedef enum te__attn_feature {
 } te__attn_feature;
 typedef struct te__attn_row {
     int serves[2];         /* forward, backward */
-    const char *instead[2]; /* why the general kernels run, and why those of mma.sync do */
+    const char *instead[2]; /* te_explain's sentence: [0] if general kernels run, [1] if mma.sync kernels do */
 } te__attn_row;
 static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 #define TE__FEATURE(name, forward, backward, what)                                                               \
@@ -48,13 +48,14 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 };
 static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
 
-/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages
- * begin at any row. */
+/* Checks that rows of x can be copied in pieces of 16 bytes. The stride of a dimension of size 1 does not matter,
+ * except that packed sequences and pages may begin at any row. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
     return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) &&
            ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
 }
-/* TMA takes strides from 16 bytes to 2^40, but of what is there once. */
+/* Checks that TMA can take a stride of `stride` elements: it is positive and below 2^38, less than the 2^40 bytes of
+ * TMA. A dimension of size 1 needs no stride. */
 static bool te__attn_stride_fits(int64_t stride, int64_t size) {
     return size == 1 || (stride > 0 && stride < (int64_t)1 << 38);
 }
@@ -62,19 +63,20 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
     return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
 }
 
-/* Some kernels of tensor cores have a cap's derivative from log2(P) + lse2 (te_attn_slope_of), whose rounding error,
- * some 1e-6, is divided by the cap. At this one the derivative, of 0 to 1, is off by 7e-5, where f16 rounds dS by 5e-4
- * of itself; at a cap of 1e-3 by 7e-4, and at 1e-6 by 0.5. The general kernels have it from the products, and
- * take all such problems, those of kernels that have it from the tanh included. */
+/* The smallest soft cap whose gradients run on tensor cores. Some of these kernels compute the cap's derivative, a
+ * number of 0 to 1, from log2(P) + lse2 (te_attn_slope_of). The rounding error of that sum, about 1e-6, is divided
+ * by the cap. At this cap the derivative is off by 7e-5, while f16 rounds dS by 5e-4 of itself; at a cap of 1e-3 by
+ * 7e-4, and at 1e-6 by 0.5. The general kernels compute the derivative from the products. They take all problems
+ * with a smaller cap, even if the tensor-core kernel would compute the derivative from the tanh. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
-/* FP8 attention: S or dP is rounded. */
+/* Returns whether S or dP is rounded to FP8 codes (te_attn_fp8). */
 static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
 
-/* The tensors of a pass: of queries, and of keys. */
+/* The tensors that a pass reads and writes: those with rows of queries, and those with rows of keys. */
 typedef struct te__attn_views {
     const te__attn_view *of_q[4], *of_kv[4];
-    int count; /* of either */
+    int count; /* tensors in each array */
 } te__attn_views;
 static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) {
     te__attn_views v = TE_ZERO;
@@ -84,8 +86,8 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
     return v;
 }
 
-/* Does the problem have it? `mod`: scores have a rule of the user's. Described tensors have no address: their formats
- * tell that they are there. */
+/* Returns whether the problem has feature f. mod: the user's rule changes the scores. Optional tensors are
+ * recognized by their format, since described tensors have no address. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;
@@ -107,7 +109,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_EMPTY:
         return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) ||
                (x->packed_kv && x->t_kv == 0);
-    case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* what is added to products is divided by it */
+    case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* a bias or ALiBi is divided by the scale */
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_SOFTCAP_TINY: return x->softcap > 0.0f && x->softcap < TE__ATTN_TINY_CAP;
     case TE__ATTN_HAS_MOD: return mod;
@@ -129,8 +131,8 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     return false;
 }
 
-/* The fastest kernels that serve the problem: TE__ATTN_HOPPER, TE__ATTN_MMA or, the general ones, 0. The plan says what
- * keeps it from faster ones. */
+/* Returns the fastest kernels that serve the problem: TE__ATTN_HOPPER, TE__ATTN_MMA, or 0 for the general kernels.
+ * Writes to the plan why no faster kernels run. */
 static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
     int serves = TE__ATTN_MMA | TE__ATTN_HOPPER, f;
     te__plan_why(p, te__attn_why_hopper);

@@ -1,14 +1,16 @@
 /* ops/attn/cuda.c: attention by mma.sync and by the general kernels: tiles and launches. Knows plans; must not know the
  * driver.
  *
- * Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
+ * Head sizes are rounded up to one that a tensor-core kernel is compiled for. The channels added are zeros: they
+ * cost time and do not change results. */
 
-/* Tiles of the tensor-core kernels. `m`: 16-row fragments of a warp; `tile`: rows of the other side at a time. */
+/* The tiles of an mma.sync kernel. d: padded head size. m: 16-row fragments of a warp. tile: rows of the other side
+ * (keys or queries) at a time. */
 typedef struct te__attn_tiles {
     int d, m, warps, tile;
 } te__attn_tiles;
 
-/* Bytes of shared memory that a block can have. */
+/* Returns the bytes of shared memory that a block can have. */
 static int64_t te__attn_shared_limit(const te__plan *p) {
     return (p->sm == 80 ? 163 : p->sm == 90 || p->sm == 100 || p->sm == 103 ? 227 : 99) * 1024;
 }
@@ -29,8 +31,8 @@ static int64_t te__attn_dkv_shared(te__attn_tiles t) {
     return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile;
 }
 
-/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by
- * register counts. Extras, with their lengths, strides and slopes, leave room for fewer. */
+/* Choose tiles by register counts: O, S and dP stay in registers, and two blocks share a multiprocessor where that
+ * helps. extras: the options of te__attn_extra need registers for lengths, strides and slopes, so tiles are smaller. */
 static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
@@ -57,7 +59,7 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
     te__attn_tiles t;
     t.d = d;
     t.m = 1;
-    t.warps = extras && d % 64 ? 4 : 8; /* as for dQ */
+    t.warps = extras && d % 64 ? 4 : 8; /* whole rounds, as for dQ */
     t.tile = extras || (d == 128 && dropout) ? 32 : 64;
     if (te__attn_dkv_shared(t) > te__attn_shared_limit(p)) {
         t.warps = 4;
@@ -66,10 +68,11 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
     return t;
 }
 
-/* Heads that the general kernels go through in chunks. */
+/* Returns whether the general kernels process heads in chunks of channels. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
-/* The general kernels: TE__ATTN_ROWS rows of one or two tensors, TE__ATTN_LANES of one or two others, and a weight for
- * each pair. Of wide heads: a chunk of one of either. */
+/* Returns the bytes of shared memory of a general kernel: TE__ATTN_ROWS rows of one or two tensors (of `mine` and
+ * mine2 channels), TE__ATTN_LANES rows of one or two others (`theirs`, theirs2), and a weight for each pair of rows.
+ * Wide heads need one chunk of one tensor on each side. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;
@@ -79,8 +82,9 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* `rows` rows of each of `heads` heads of each sequence, of `channels` channels that the kernel writes. t: NULL for the
- * general kernels, which alone have a mod, and chunks. */
+/* Launches a kernel for `rows` rows of each of `heads` heads of each sequence. channels: channels that the kernel
+ * writes. t: the tiles of an mma.sync kernel; NULL for the general kernels. Only general kernels have a mod, and
+ * chunks. */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads,
                                  int64_t channels, const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
@@ -110,7 +114,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* Rows of no sequence, and the start of max_logit: attn_clear.cu. */
+/* Launches attn_clear.cu, which clears the rows that belong to no sequence and sets max_logit to -inf. */
 static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward, bool max_logit) {
     const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
     te__launch *l;
@@ -120,8 +124,8 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
     te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
 }
 
-/* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta, by the kernels of the choice.
- * Described tensors have no address, so none is asked for here. */
+/* Launches the kernels for the gradients of the bias and of the softmax's offset (if `sink`), from lse2 and delta.
+ * bits: not NULL if Hopper's kernels were chosen. Addresses are not tested, since described tensors have none. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
@@ -143,7 +147,7 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* The user's rule as text; empty: none. */
+/* Writes the user's rule as text to `code`, which stays empty if there is none. Fails if there is no NVRTC. */
 static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m, te__text *code) {
     te_result r;
     if (!te__has_score_mod(m)) return TE_OK;
@@ -180,8 +184,9 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 
 static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args, const char *mod) {
     te__attn_kargs a = te__attn_problem_bwd(args);
-    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
-    /* of the general kernels */
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* rows of the launch; packed sequences need less
+                                                                * memory */
+    /* for the general kernels */
     const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v);
     const int kernels = te__attn_choose(p, &a, mod != NULL, true);
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
@@ -202,7 +207,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
             if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
         }
     }
-    if (te__attn_rounds(&a)) { /* dQ's kernel makes what the others read */
+    if (te__attn_rounds(&a)) { /* the kernel of dQ writes delta, which the others read */
         r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
         if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, NULL);
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;

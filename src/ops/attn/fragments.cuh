@@ -1,8 +1,8 @@
-// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared
-// memory, and their fragments.
+// ops/attn/fragments.cuh: tiles of 16-bit values for the mma.sync attention kernels: rows of D channels in shared
+// memory, and fragments made of them.
 //
-// A row is D / 8 pieces of 16 bytes and one unused piece: as D / 8 is even, the eight rows that ldmatrix reads at one
-// channel lie in different banks, and every address is a lane's own plus a constant.
+// A row is D / 8 pieces of 16 bytes and one unused piece. Since D / 8 is even, the eight rows that ldmatrix reads at
+// one channel lie in different banks, and every address is a lane's own plus a constant.
 #pragma once
 #include "device/mma.cuh"
 #include "ops/attn/attn.cuh"
@@ -22,8 +22,8 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Bytes from where a row would be if its sequence lay in one piece to its place; PAGED: rows are keys, which may lie in
-// pages.
+// Returns by away() the bytes from where a row would lie if its sequence were contiguous to where it lies. PAGED 1:
+// rows are keys, which may lie in pages. PAGED 0: always 0.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
@@ -31,7 +31,7 @@ template <int PAGED> struct te_paging {
 template <> struct te_paging<1> {
     const te__attn_extra *extra;
     int b;
-    te_i64 page; // elements from one to the next
+    te_i64 page; // elements from one page to the next
     TE_DEV te_paging(const te__attn_view &x, int b, const te__attn_extra *extra) : extra(extra), b(b), page(x.b) {}
     TE_DEV te_i64 away(int row, te_i64 row_elements, int end) const {
         if (!extra->pages || row >= end) return 0;
@@ -41,13 +41,14 @@ template <> struct te_paging<1> {
     }
 };
 
-// A thread's share of the copies of a head's tiles, by cp.async: GROUP threads a row, pieces GROUP apart.
+// One thread's share of copying a head's tiles by cp.async. GROUP threads copy a row, and the pieces of one thread are
+// GROUP apart.
 template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_paging<PAGED> {
     enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };
     static_assert(ROWS % STEP == 0, "every thread copies as much");
     const char *at;
     te_u32 to;
-    int row, channels; // the row of this thread's first piece; the channels from there on
+    int row, channels; // row of this thread's first piece; channels from that piece on
 
     TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d, const te__attn_extra *extra = 0)
         : te_paging<PAGED>(x, b, extra) {
@@ -57,12 +58,12 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
         to = te_tile<D>::piece(r, column);
         channels = d - 8 * column;
     }
-    // Passes over the next ROWS rows.
+    // Skips the next ROWS rows.
     TE_DEV void skip(te_i64 row_elements) {
         at += 2 * ROWS * row_elements;
         row += ROWS;
     }
-    // The next ROWS rows; rows from `end` on and channels from d on become 0, unread.
+    // Copies the next ROWS rows. Rows from `end` on and channels from d on become 0 without being read.
     TE_DEV void copy(te_u32 tile, te_i64 row_elements, int end) {
 #pragma unroll
         for (int i = 0; i < ROWS / STEP; i++) {
@@ -78,9 +79,9 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
     }
 };
 
-// The address of this lane's row of an ldmatrix, for all of a tile's fragments: `rows_first` order gives the four
-// matrices as (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B transposed; else channels first:
-// operand B as stored.
+// The address that this lane gives to ldmatrix, for any 16 x 16 fragment of a tile. rows_first: the four matrices are
+// rows 0-7 and 8-15 of channels 0-7, then both of channels 8-15, as operand A and a transposed B need. Otherwise
+// channels change first, as a B that is not transposed needs.
 template <int D> struct te_reader {
     te_u32 lane_at;
     TE_DEV te_reader(bool rows_first) {
@@ -88,7 +89,7 @@ template <int D> struct te_reader {
         lane_at = rows_first ? te_tile<D>::piece(lane & 15, lane >> 4)
                              : te_tile<D>::piece((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
     }
-    // Rows row .. row + 15 and channels 16 step .. 16 step + 15.
+    // Returns the address for rows row .. row + 15 and channels 16 step .. 16 step + 15.
     TE_DEV te_u32 at(te_u32 tile, int row, int step) const { return tile + lane_at + te_tile<D>::piece(row, 2 * step); }
 };
 
@@ -101,7 +102,7 @@ template <int DT> TE_DEV void te_mma(float d[4], const te_u32 a[4], const te_u32
         te_mma_f16(d, a, b);
 }
 
-// Two f32 to two 16-bit values, `lo` in the low half.
+// Returns two f32 as two 16-bit values, `lo` in the low half.
 template <int DT> TE_DEV te_u32 te_pack(float lo, float hi) {
     te_u32 r;
     if (DT == TE_BF16)
@@ -111,7 +112,7 @@ template <int DT> TE_DEV te_u32 te_pack(float lo, float hi) {
     return r;
 }
 
-// Two neighbouring accumulator fragments (columns 16 s .. 16 s + 15) as one operand A.
+// Converts two neighbouring accumulator fragments (columns 16 s .. 16 s + 15) to one operand A.
 template <int DT> TE_DEV void te_pack_a(te_u32 a[4], const float left[4], const float right[4]) {
     a[0] = te_pack<DT>(left[0], left[1]);
     a[1] = te_pack<DT>(left[2], left[3]);
@@ -128,8 +129,7 @@ template <int M, int N> TE_DEV void te_clear(float (&x)[M][N][4]) {
             for (int e = 0; e < 4; e++) x[m][n][e] = 0.0f;
 }
 
-// s[m][n] += rows of A (16 m + .., all D channels) times rows of B (8 n + .., all D channels), both in their own
-// layout.
+// Adds to s[m][n] the products of A's rows from 16 m on and B's rows from 8 n on, over all D channels.
 template <int DT, int D, int M, int N>
 TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b,
                         te_u32 b) {
@@ -151,7 +151,7 @@ TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u3
     }
 }
 
-// acc[m][n] += sum over k of w[m] (accumulators as they stand, rounded to DT) times row k of B.
+// Adds to acc[m] the sum over k of w[m]'s column k times row k of B. w: accumulators, which are rounded to DT.
 template <int DT, int D, int M, int K>
 TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], const te_reader<D> &reader, te_u32 b) {
 #pragma unroll
@@ -174,7 +174,8 @@ TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], co
 
 // ---- masks, and the epilogue ----
 
-// -inf where row i does not see key j, in a tile of scores. `row` and `column` are this lane's first ones.
+// Writes -inf to a tile of scores where row i does not see key j. row, column: row and key of this lane's first
+// element.
 template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_kargs &a, int row, int column) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -189,9 +190,9 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
         }
 }
 
-// Products to scores in units of log2: scaled, capped, biased, and -inf where row i does not see key j. `row` and
-// `column` are this lane's first ones; in a tile of queries by keys, or transposed. All that does not depend on
-// elements is tested outside of their loops.
+// Turns products into scores in units of log2: scaled, capped, with bias and ALiBi, and -inf where row i does not see
+// key j. row, column: query and key of this lane's first element. TRANSPOSED: the tile is keys by queries. Conditions
+// that are the same for all elements are tested outside of the loops.
 template <int DT, bool TRANSPOSED, int M, int N>
 TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row,
                       int column, float slope2) {
@@ -223,9 +224,9 @@ TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__at
 #undef TE_EACH_SCORE
 }
 
-// The warp's accumulators, scaled and rounded, to rows first .. of a head: through `tile`, rows of shared memory that
-// are the warp's own, so that the stores are of 16 bytes. scale[m][0] is for the fragment's upper eight rows, [1] for
-// the lower ones.
+// Stores the warp's accumulators, scaled and rounded, to rows `first` on of a head. They go through `tile`, the warp's
+// own rows of shared memory, so that the stores are of 16 bytes. scale[m][0] is for the fragment's upper eight rows,
+// scale[m][1] for the lower ones.
 template <int DT, int D, int M>
 TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&scale)[M][2], char *head,
                    te_i64 stride_bytes, int first, int end, int d) {

@@ -1,15 +1,15 @@
 // ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 1024, any
 // strides, in f32.
 //
-// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the
-// other side 32 rows at a time. Scores: each lane has one of the 32 rows and four of the warp's. Sums over the 32 rows:
-// each lane has channels lane + 32 t.
+// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp. It walks over the other
+// side 32 rows at a time. For scores, each lane has one of the 32 rows and four of the warp's. For sums over the 32
+// rows, each lane has channels lane + 32 t.
 //
-// Heads of more than TE__ATTN_CHUNK channels (WIDE) are gone through chunk by chunk: a product is the sum of those of
-// its chunks, and block y of the grid owns chunk y of what the kernel writes, for which it computes all scores. 16 rows
-// and 32 rows of one chunk are in shared memory at a time.
+// Heads of more than TE__ATTN_CHUNK channels (WIDE) are processed in chunks of channels. A product is the sum of the
+// products of its chunks. Block y of the grid writes chunk y of the result, and computes all scores for it. Shared
+// memory holds 16 rows and 32 rows of one chunk at a time.
 //
-// Option: X_WIDE (else the sizes of heads say it).
+// Option: X_WIDE (0, 1; without it the head sizes decide).
 #pragma once
 #include "ops/attn/attn.cuh"
 
@@ -22,8 +22,8 @@
 #define WIDE (max(a.d, a.d_v) > TE__ATTN_CHUNK)
 #endif
 
-// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels
-// from d on are 0. With `paged` they are keys, which may lie in pages.
+// Copies rows first .. first + n - 1 of one head to shared memory as f32, `ld` floats a row. Rows from `end` on and
+// channels from d on become 0. paged: not NULL if the rows are keys, which may lie in pages.
 TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end,
                                int d, const te__attn_extra *paged = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -40,8 +40,8 @@ TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b
     }
 }
 
-// out[r] = the product of row r of `mine` (same for all lanes) and this lane's row of `theirs`; d channels, padded with
-// zeros to four.
+// Writes to out[r] the product of row r of `mine` (the same for all lanes) and this lane's row of `theirs`. d channels,
+// padded with zeros to a multiple of four.
 TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine, const float *theirs, int d) {
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) out[r] = 0.0f;
@@ -59,16 +59,17 @@ TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine,
     }
 }
 
-// x from channel c on, and how many of its d channels are in that chunk (0 or less: none).
+// Returns x from channel c on.
 TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
     te__attn_view y = x;
     y.p = (char *)x.p + (te_i64)c * (x.dt == TE_F32 ? 4 : 2);
     return y;
 }
+// Returns how many of d channels the chunk that begins at channel c has; 0 or less: none.
 TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
-// te_attn_products of wide heads: of rows `first` on of head `hx` of x, 16 of a block, and rows `other` on of head `hy`
-// of y. `mine` and `theirs`: shared memory for a chunk of either.
+// te_attn_products for wide heads: rows `first` on of head hx of x, 16 of a block, against rows `other` on of head hy
+// of y. mine, theirs: shared memory for a chunk of x, and of y.
 TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
                                        int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
                                        int b, int d, const te__attn_extra *paged = 0) {
@@ -89,7 +90,7 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
         for (int r = 0; r < TE_MINE; r++) out[r] += part[r];
     }
 }
-// Channels c on of those 32 rows, for te_attn_gather: `n` of them.
+// Copies channels c .. c + n - 1 of 32 rows of head hy of y, rows `other` on, to `theirs`, for te_attn_gather.
 TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n,
                                const te__attn_extra *paged = 0) {
     __syncthreads();
@@ -124,7 +125,7 @@ TE_DEV void te_attn_clear(float acc[TE_MINE][TE_CHANNELS]) {
         for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] = 0.0f;
 }
 
-// Rows first .. first + 3 of a head from the lanes' sums.
+// Stores the lanes' sums times `scale` to rows first .. first + 3 of a head.
 TE_DEV void te_attn_put(const te__attn_view &x, int b, int h, int first, int end, int d,
                         const float acc[TE_MINE][TE_CHANNELS], float scale) {
     int lane = threadIdx.x & 31;

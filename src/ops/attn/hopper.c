@@ -1,16 +1,17 @@
 /* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, launches. Knows plans; must
  * not know the driver. */
 
-/* Channels that the kernels are made for. */
+/* Returns d rounded up to a head size that the Hopper kernels are compiled for. */
 static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
-/* Of q and k, and of v and o: alike, but for the 192 and 128 of multi-head latent attention. */
+/* Returns the head sizes that the kernels have for q and k (*d) and for v and o (*d_v). Both are the same, except
+ * for the 192 and 128 of multi-head latent attention. */
 static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
     *d = te__attn_hopper_d(a->d);
     *d_v = te__attn_hopper_d(a->d_v);
     if (*d != 192 || *d_v != 128) *d = *d_v = te__max(*d, *d_v);
 }
 
-/* A map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
+/* Makes a tensor map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
 static void te__attn_map(te__plan *p, unsigned long long map[16], const te__attn_view *x, int64_t d, int64_t rows,
                          int64_t heads, int64_t batch, int box) {
     const uint64_t dims[4] = {(uint64_t)d, (uint64_t)rows, (uint64_t)heads, (uint64_t)batch};
@@ -28,13 +29,13 @@ static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long
     te__attn_map(p, map, x, d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups, a->x.packed_kv ? 1 : a->batch, box);
 }
 
-/* The text of the user's rule, NULL for none, becomes code of the launch. */
+/* Adds the text of the user's rule to the launch. mod: the text, or NULL for none. */
 static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) {
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
 
-/* Whole groups of heads whose keys and values fit into a third of the L2 cache; under a diagonal, where tiles of many
- * heads even out how long they take, into two thirds. */
+/* Returns how many heads run at one time: whole groups, as many as have keys and values that fit into a third of the
+ * L2 cache. Under a causal mask or a window they may fill two thirds, since tiles of many heads even out in work. */
 static int te__attn_together(const te__attn_kargs *a) {
     const bool diagonal = a->x.causal || a->x.left >= 0 || a->x.right >= 0;
     const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;
@@ -43,14 +44,14 @@ static int te__attn_together(const te__attn_kargs *a) {
     return (int)te__min(heads, n * (a->heads / a->groups));
 }
 
-/* How the kernels read a bias: see X_PAIRS in hopper_scores.cuh. */
+/* Returns how the kernels read the bias: X_PAIRS in hopper_scores.cuh. */
 static int te__attn_bias_pairs(const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
     const int size = t->dt == (int)TE_F32 ? 4 : 2;
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
-/* TMA can bring the bias in tiles of elements of 16 bits. */
+/* Returns whether TMA can bring the bias in tiles of 16-bit elements. */
 static bool te__attn_bias_in_tiles(const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
     const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 &&
@@ -58,7 +59,7 @@ static bool te__attn_bias_in_tiles(const te__attn_kargs *a) {
     return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides &&
            (uintptr_t)t->p % 16 == 0;
 }
-/* A map over the bias, with a size of 1 where it repeats. */
+/* Makes a tensor map over the bias. A dimension along which the bias repeats has size 1. */
 static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
     const uint64_t dims[4] = {(uint64_t)a->s_kv, (uint64_t)a->s_q, (uint64_t)(t->h ? a->heads : 1),
@@ -87,7 +88,7 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
-    const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */,
+    const int64_t rows = of_all + 128 /* a tile of 192 rows may end 128 rows behind the last whole tile of 128 */,
                   bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;
@@ -109,18 +110,19 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
                     0);
     return bits;
 }
-/* Bytes of the operand that attn_bias_line makes of a bias. keys: of a block of the forward kernel. */
+/* Returns the bytes of the operand that attn_bias_line makes of a bias. keys: keys of a block of the forward kernel. */
 static int64_t te__attn_line_bytes(const te__attn_kargs *a, int keys) {
     return 16 * te__round_up(a->s_kv, keys) * (a->x.bias.h ? a->heads : 1) * (a->x.bias.b ? a->batch : 1);
 }
-/* The forward kernel multiplies by the bias (X_KEYS): all queries share it, more than one tile of them, so that the
- * operand is read more often than it is made, and it has no more than 1 GB. */
+/* Returns whether the forward kernel adds the bias by a product (X_KEYS). All queries must share the bias. There
+ * must be more than one tile of queries, so that the operand is read more often than made. The operand has at most 1
+ * GB. */
 static bool te__attn_bias_in_keys(const te__attn_kargs *a, int keys) {
     return a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0 && a->s_q > 128 &&
            te__attn_line_bytes(a, keys) <= (int64_t)1 << 30;
 }
-/* Launches attn_bias_line, which makes of a bias that all queries share an operand of a product. Returns where it lies,
- * with strides in keys. */
+/* Launches attn_bias_line, which turns a bias that all queries share into an operand of a product. Returns where the
+ * operand lies, with strides in keys. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);
@@ -143,13 +145,14 @@ static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, i
     te__launch_size(l, te__div_up(row, 256) * heads * batch, 1, 1, 256, 0);
     return line;
 }
-/* X_DROPOUT (hopper_dropout.cuh). */
+/* Sets the option X_DROPOUT (hopper_dropout.cuh). */
 static void te__attn_dropout_option(te__launch *l, const te__attn_kargs *a, const te__attn_bits *bits) {
     te__launch_option(l, "X_DROPOUT", a->dropout_p == 0.0f ? 0 : bits->words ? 1 : 2);
 }
 
 static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
-    /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
+    /* With these options there are two consumer warpgroups. Three have no registers for them, and tiles of 192 rows
+     * would lie in two blocks of a block mask. */
     const bool two = mod || a->x.softcap > 0.0f || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE ||
                      a->x.blocks.dt != TE_DTYPE_NONE;
     const float bias_factor = a->x.bias_scale / a->scale;
@@ -161,10 +164,10 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_bits bits;
     te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
-    if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256; /* whose blocks of keys lie in one of the block
-                                                                       * mask */
-    waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the
-                                                       * chip worse */
+    /* Of 192 channels a block has 96 keys, which may lie in two blocks of a block mask. Of 256 channels it has 64. */
+    if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256;
+    /* Tiles of 192 rows take fewer cycles a row, but a few of them leave more of the chip idle. */
+    waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2;
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     bias_tiles = te__attn_bias_in_tiles(a) && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
     bias_keys = te__attn_bias_in_keys(a, keys);
@@ -183,7 +186,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     l = te__plan_launch(p, "attn", "attn_fwd_hopper");
     k = TE__KARGS(p, l, te__attn_fwd_hopper_kargs);
     k->a = *a;
-    if (bias_keys) memset(&k->a.x.bias, 0, sizeof(k->a.x.bias)); /* there is none but the line */
+    if (bias_keys) memset(&k->a.x.bias, 0, sizeof(k->a.x.bias)); /* the kernel reads the line instead */
     k->bits = bits;
     k->line = line;
     te__attn_maps_q(p, a, k->q_map, &a->q, a->d, 64);
@@ -216,7 +219,7 @@ static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd
     te__attn_maps_kv(p, a, k->dk_map, &a->dk, a->d, 64);
     te__attn_maps_kv(p, a, k->dv_map, &a->dv, a->d_v, 64);
 }
-/* d_v: 0 for the kernels without products. */
+/* Launches a backward kernel. d_v: 0 for the kernels without matrix products. */
 static te__launch *te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_kargs *k, const char *kernel,
                                        int64_t blocks, int threads, int64_t shared, int d, int d_v) {
     te__launch *l = te__plan_launch(p, "attn", kernel);
@@ -239,8 +242,8 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
                     a->s_q, a->heads, a->batch);
 }
 
-/* Heads above 128 channels, whose dK and dV of 128 keys do not fit into registers: two kernels, each with sums of its
- * own. */
+/* Plans the backward pass of heads above 128 channels. dK and dV of 128 keys do not fit into registers, so there are
+ * two kernels, one for dK and dV and one for dQ. */
 static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                         te__attn_bits *bits) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128),
@@ -272,7 +275,7 @@ static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
                     "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b,
                     a->x.dbias_h, a->x.dbias_i, a->s_kv);
 }
-/* Adds up parts of the gradient of a bias. */
+/* Launches the kernel that adds up the parts of the gradient of a bias. */
 static te_result te__attn_put_bias(te__plan *p, const te__attn_bias_hopper_kargs *k) {
     const te__attn_extra *x = &k->a.x;
     const int64_t blocks = te__div_up((int64_t)x->dbias_b * x->dbias_h * x->dbias_i * k->a.s_kv, 256);
@@ -283,18 +286,18 @@ static te_result te__attn_put_bias(te__plan *p, const te__attn_bias_hopper_kargs
     te__launch_size(l, blocks, 1, 1, 256, 0);
     return p->result;
 }
-/* The gradient of the bias is made of sums along rows of dS^T, by the kernel of dK and dV (X_SUMS): all queries share
- * the bias, and each of its heads is one head of keys, or all of them. */
+/* Returns whether the kernel of dK and dV makes the gradient of the bias, from sums along rows of dS^T (X_SUMS). All
+ * queries must share the bias, and the bias must have one head, or one for each head of keys. */
 static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
     const te__attn_extra *x = &a->x;
     return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 &&
            (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
 }
-/* Adds up those sums over the sequences and heads that share the bias. */
+/* Launches the kernel that adds up the sums of X_SUMS over the sequences and heads that share the bias. */
 static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_kargs *from) {
     const te__attn_extra *x = &from->a.x;
     const int64_t of_batch = from->bias_row * from->a.groups;
-    /* summed over */
+    /* the dimensions that are summed over */
     const bool heads = x->dbias_h == 1 && from->a.groups > 1, batch = x->dbias_b == 1 && from->a.batch > 1;
     te__attn_bias_hopper_kargs k;
     memset(&k, 0, sizeof(k));
@@ -302,13 +305,14 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
     k.to.p = from->bias_sum;
     k.to.b = of_batch;
     k.to.h = from->bias_row;
-    k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* neighbours: heads within sequences */
+    k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* parts lie head by head within sequences */
     k.part = heads || !batch ? from->bias_row : of_batch;
     return te__attn_put_bias(p, &k);
 }
 
-/* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of
- * up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
+/* Plans the backward pass: attn_bwd_rows (lse2 and delta), attn_bwd_hopper (products) and attn_bwd_put (dQ from its
+ * sums). rows: rows of lse2 and delta that attn_bwd_rows goes through. With dropout, heads of up to 64 channels use
+ * the kernel of 128, since that of 64 has no registers for the bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                           te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
@@ -349,10 +353,11 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
-/* A tile's work can be cut into parts where tiles are few, in a way that sizes alone decide: so many tiles, or parts,
- * are enough. Those of a bias that all queries share differ in how much they have. */
+/* The number of tiles, or parts of tiles, that is enough to keep a chip busy. If there are fewer tiles, their work
+ * is cut into parts; sizes alone decide it. A bias that all queries share needs more, since its tiles differ in
+ * work. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
-/* The gradient of the bias, from lse2 and delta, where it is no sum of dK's kernel. */
+/* Plans the gradient of the bias from lse2 and delta, unless the kernel of dK makes it (te__attn_bias_in_sums). */
 static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod,
                                            const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;

@@ -2,10 +2,10 @@
 // a tile of queries meets. Knows no pipeline.
 //
 // A matrix of 16-bit channels lies in shared memory as TMA brings it: panels of 64 channels, rows of 128 bytes with the
-// 128-byte swizzle. Of a head size that is no multiple of 64 the last panel is read in part.
+// 128-byte swizzle. If the head size is no multiple of 64, only a part of the last panel is read.
 //
-// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads'
-//          own, the rest are zeros), X_BLOCKS (there is a block mask; without one it may be missing).
+// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, and of v and o: 64, 96, 128, 192, 256; if that is more
+//          than the heads have, the rest are zeros), X_BLOCKS (1: there is a block mask; default 0).
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"
@@ -25,7 +25,8 @@ enum { BLOCKS = X_BLOCKS };
 
 TE_DEV constexpr int te_panels(int d) { return (d + 63) / 64; }
 
-// d = A B (FRESH), or d += A B: 64 x N, over 16 of k. A and B in shared memory, K-major (0) or MN-major (1).
+// Computes d = A B (FRESH) or d += A B, 64 rows by 2 N columns, over 16 of k. A and B lie in shared memory behind the
+// descriptors a and b. A_T, B_T: 0 for K-major, 1 for MN-major.
 template <int A_T, int B_T, bool FRESH, int N> TE_DEV void te_multiply(float (&d)[N], te_u64 a, te_u64 b) {
     static_assert(A_T <= B_T, "of the products of attention");
 #define TE__FLAGS(n, flags)                                                                   \
@@ -45,7 +46,7 @@ template <int A_T, int B_T, bool FRESH, int N> TE_DEV void te_multiply(float (&d
 #undef TE__PRODUCT
 #undef TE__FLAGS
 }
-// d += A B with A in registers and B MN-major.
+// Computes d += A B over 16 of k, with A in registers and B in shared memory, MN-major.
 template <int N> TE_DEV void te_multiply(float (&d)[N], const te_u32 *a, te_u64 b) {
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n(TE__ATTN_TYPES, ", 1, 1, 1", d, a, b, 1);
@@ -57,15 +58,15 @@ template <int N> TE_DEV void te_multiply(float (&d)[N], const te_u32 *a, te_u64 
 #undef TE__PRODUCT
 }
 
-// Two f32 to two 16-bit values, `lo` in the low half.
+// Returns two f32 as two 16-bit values, `lo` in the low half.
 TE_DEV te_u32 te_pack16(float lo, float hi) { return te_f32x2_to_half(lo, hi, X_DT); }
-// Sums of 64 rows as operand A: of 16 columns each four words.
+// Converts a warpgroup's sums of 64 rows to operand A of the next product: four words for every 16 columns.
 template <int N> TE_DEV void te_pack16(te_u32 (&p)[N / 2], const float (&s)[N]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) p[i] = te_pack16(s[2 * i], s[2 * i + 1]);
 }
 
-// Bytes to the 16-byte piece p of row r of a panel.
+// Returns the byte at which the 16-byte piece p of row r of a panel begins, with the 128-byte swizzle.
 TE_DEV te_u32 te_swizzled(int r, int p) { return r * 128 + ((p ^ (r & 7)) << 4); }
 
 // Stage and parity of a queue of N buffers.
@@ -76,13 +77,13 @@ template <int N> struct te_queue {
     }
 };
 
-// The te_attn_blocks of a row of the block mask: of query i.
+// Returns the row of the block mask for query i: a te_attn_block for every TE_ATTN_BLOCK_SIZE keys.
 TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
     const te__attn_table &t = a.x.blocks;
     return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
 }
-// The last of blocks begin .. end - 1, of BN keys each, that is not empty; begin - 1: none. `full` tells what it is. By
-// a warp, or by one thread.
+// Returns the last of the blocks of BN keys, begin .. end - 1, that is not empty; begin - 1 if all are. full: that
+// block is TE_ATTN_BLOCK_FULL. A whole warp calls it.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
     const int lane = threadIdx.x & 31;
     for (; end > begin; end -= 32) {
@@ -95,6 +96,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, 
     }
     return begin - 1;
 }
+// Returns the same block. One thread may call it.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
     for (; end > begin; end -= 8) { // eight loads at a time
         te_u32 seen = 0;
@@ -107,20 +109,21 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
     return begin - 1;
 }
 
-// A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. The producer finds
-// it, and tells the consumers through shared memory.
+// A tile of BM queries of a head, and the blocks of BN keys, begin .. end - 1, that any of the queries sees. The
+// producer finds a tile and passes it to the consumers through shared memory.
 //
-// Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2
-// cache; of each head the last rows come first, which have the most work under a causal mask. BY_HEAD: neighbours are
-// one head of several sequences, which may share a bias; else the heads of one sequence.
+// Tiles are numbered so that the blocks of a grid that run at one time work on `together` heads, whose keys stay in the
+// L2 cache. Of each head the last rows come first, which have the most work under a causal mask. Heads that follow each
+// other are heads of one sequence; with BY_HEAD they are one head of several sequences, which may share a bias.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
-    int s_q, s_kv, lo, hi;      // of te__attn_seq
+    int s_q, s_kv, lo, hi;      // as in te__attn_seq
     int q_at, kv_at, q_end;
-    int hidden_from, hidden_to; // blocks from the first on, and those before the second, hold keys that some row does
-                                // not see
-    bool tail;                  // the last block holds keys of memory beyond the sequence
+    // Blocks from hidden_from on and blocks before hidden_to hold keys that some row does not see.
+    int hidden_from, hidden_to;
+    // The last block of keys reaches beyond the sequence, into memory that may hold anything.
+    bool tail;
 
     template <class ARGS> TE_DEV void find(const ARGS &args, te_u32 number) {
         const te__attn_kargs &a = args.a;
@@ -142,7 +145,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         q_at = (int)seq.q_at, kv_at = (int)seq.kv_at;
         const int last = min(row + BM, s_q) - 1;
         begin = max(0, row + lo) / BN;
-        end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // a negative sum: 0 or less
+        end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // if the sum is negative, the quotient is 0 or
+                                                                        // less
         if (BLOCKS && begin < end) end = te_last_seen<BN>(te_blocks_of(a, batch, head, row), begin, end) + 1;
         hidden_from = max(begin, max(0, row + hi + 1) / BN);
         hidden_to = max(begin, (last + lo + BN - 1) / BN);
@@ -154,8 +158,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         te_sts16(to + 32, make_uint4(hi, q_at, q_end, hidden_from));
         te_sts16(to + 48, make_uint4(hidden_to, tail, more, kv_at));
     }
-    // False: there are no more tiles. WARP: values come from lane 0, so that the compiler knows that they are the
-    // warp's.
+    // Reads the tile that tell() wrote. Returns false if there are no more tiles. WARP: takes the values from lane 0,
+    // so that the compiler knows that they are uniform in the warp.
     template <bool WARP> TE_DEV bool hear(te_u32 from) {
         auto one = [](te_u32 x) { return (int)(WARP ? __shfl_sync(TE_ALL, x, 0) : x); };
         uint4 x = te_lds16(from);
@@ -170,9 +174,10 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     }
 };
 
-// BK keys of a head of keys, and the tiles of BQ queries that see any of them: m_end - 1 down to m_begin. Numbers:
-// heads that run together, within blocks of keys, of which the first have the most work under a causal mask. BY_HEAD:
-// of those heads neighbours are one head of several sequences, which may share a bias.
+// Block n of BK keys of a head of keys, and the tiles of BQ queries that see any of the keys: m_end - 1 down to
+// m_begin. From number to number the heads that run together change first, then the block of keys. The first blocks
+// have the most work under a causal mask. Heads that follow each other are heads of one sequence; with BY_HEAD they are
+// one head of several sequences, which may share a bias.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
@@ -193,12 +198,13 @@ template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
         m_end = n * BK < s_kv ? (max(0, min(s_q, (n + 1) * BK - lo)) + BQ - 1) / BQ : 0;
     }
     TE_DEV int tiles() const { return max(0, m_end - m_begin); }
-    // Tile m has a query and a key that do not see each other, or rows that are not there.
+    // Returns whether tile m has a query and a key that do not see each other, or rows beyond the sequence.
     TE_DEV bool hides(int m) const {
         return (n + 1) * BK > min(s_kv, m * BQ + hi + 1) || n * BK < m * BQ + BQ - 1 + lo || m * BQ + BQ > s_q;
     }
 };
-// Those tiles, for all query heads of the group: heads within rows, the last row first.
+// Walks over the tiles of queries of a te_attn_keys, for all query heads of the group: all heads of the last tile, then
+// all heads of the tile before.
 struct te_attn_queries {
     int first, heads, m, head, left;
     template <class KEYS> TE_DEV te_attn_queries(const te__attn_kargs &a, const KEYS &t) {
@@ -210,9 +216,9 @@ struct te_attn_queries {
         if (++head == first + heads) head = first, m--;
     }
 };
-// The same, and with a block mask those that are not empty, which a whole warp looks for.
+// Walks like te_attn_queries; with a block mask it skips empty tiles, which a whole warp looks for.
 template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
-    bool full; // the user's mask hides nothing
+    bool full; // this tile is TE_ATTN_BLOCK_FULL: the user's mask hides nothing
     template <class KEYS>
     TE_DEV te_attn_tiles(const te__attn_kargs &a, const KEYS &t) : te_attn_queries(a, t), full(false) {
         if (BLOCKS) head--, left++, next(a, t);
@@ -237,19 +243,20 @@ template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
         }
     }
 };
-// Warps of a producer of tiles of queries run as one thread, and with a block mask whole, to look for tiles; then one
-// of their threads does what is to be done.
+// Returns whether this thread of a producer's warp issues loads. Without a block mask only one thread of the warp runs.
+// With a block mask the whole warp looks for tiles, and the first lane issues loads.
 TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
-// Where lse2 and delta of a sequence's first query lie: te__attn_seq, of what a tile knows.
+// Returns where lse2 and delta of a sequence's first query lie, for one head: work_at and work_head of te__attn_seq,
+// computed from what a tile knows.
 TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {
     if (a.x.packed_q)
         return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);
     return ((te_i64)batch * a.heads + head) * a.s_pad;
 }
 
-// -inf to the elements of a thread's upper (half 0) or lower row that lie outside of columns from .. to, counted from
-// its own first column.
+// Writes -inf to the elements of a thread's upper (half 0) or lower (half 1) row that lie outside of columns from ..
+// to. Columns count from the thread's own first one.
 template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
 #pragma unroll
     for (int j = 0; j < N / 4; j++)
@@ -258,17 +265,17 @@ template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, 
             if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
 }
 
-// A warpgroup writes zeros to rows `from` to 63 of a tile of 64 rows: memory beyond a sequence may hold NaN, and 0
-// times NaN is NaN.
+// Writes zeros to rows `from` to 63 of a tile of 64 rows, by a whole warpgroup. Memory beyond a sequence may hold NaN,
+// and 0 times NaN is NaN.
 template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * 64; i += 128)
         for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));
 }
 
-// A gradient leaves a warpgroup: its 64 rows of sums, the upper and the lower one of each thread times `by` (0: they
-// become 0, whatever the sums are), go to shared memory at `from`, and from there to rows `row` .. `row` + 63 of the
-// view, of which `rows` are the sequence's. Others, of unpacked tensors, are written, too. `named`: a barrier that
-// joins the warpgroup.
+// Stores 64 rows of a gradient from a warpgroup's sums. A thread's upper row is multiplied by by[0] and its lower row
+// by by[1]; a factor of 0 gives 0, whatever the sums are. The sums go through shared memory at `from` to rows `row` ..
+// `row` + 63 of the view, of which `rows` are the sequence's. The others are written only if the tensor is not packed.
+// named: a named barrier that joins the warpgroup.
 template <int N>
 TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
                               const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,
@@ -289,7 +296,7 @@ TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 
         if (thread == 0) {
             for (int i = 0; i < N / 32; i++) te_tma_store4(map, from + i * 8192, 64 * i, (int)row, head, batch);
             te_bulk_commit();
-            te_bulk_wait_read<0>(); // shared memory ends with the block
+            te_bulk_wait_read<0>(); // shared memory must outlive the store
         }
         return;
     }

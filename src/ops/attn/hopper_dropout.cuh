@@ -1,7 +1,8 @@
-// ops/attn/hopper_dropout.cuh: what the attention kernels of sm_90a keep of P. Knows fragments of S, no pipeline.
+// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. Knows fragments
+// of S, no pipeline.
 //
-// Options: X_DROPOUT: 0: there is no dropout; 1: its bits lie in memory (attn_dropout_bits.cu); 2: they would not fit
-//          there, so the kernels draw them.
+// Options: X_DROPOUT: 0: there is no dropout; 1: dropout's bits lie in memory (attn_dropout_bits.cu); 2: the bits would
+//          not fit in memory, so the kernels draw them.
 #pragma once
 #include "ops/attn/hopper_scores.cuh"
 
@@ -12,16 +13,18 @@ TE_DEV void te_ldg16(const void *p, te_u32 *x) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "l"(p));
 }
-// The words of keys from j on of a row whose lse2 is number `row`; those of the next rows are four words apart.
+// Returns where the words of keys j on lie, for the row whose lse2 has the number `row`. Those of the next row follow
+// four words further.
 TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) {
     return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4;
 }
 
-// Of a thread's part of S with queries along the rows: two rows, 8 apart, and of every eight of N columns two.
+// Dropout's bits for a thread's part of S with queries along the rows and N columns: two rows, 8 apart, and two of
+// every eight columns.
 template <int N> struct te_keep_rows {
     te_u32 word[2][N / 32];
 
-    // Of rows i and i + 8, and columns j .. j + N - 1. Rows beyond the last one are anything.
+    // Gets the bits of rows i and i + 8 and columns j .. j + N - 1. Bits of rows beyond the last one may be anything.
     TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) {
         load(a, bits, b, h, te_attn_work(a, b, h, q_at) + i, i, j);
     }
@@ -40,8 +43,8 @@ template <int N> struct te_keep_rows {
             }
         }
     }
-    // Ones to each half of a word that is kept: of columns 8 j + 2 (lane & 3) and the next one. Their bits become the
-    // signs of bytes, which are spread.
+    // Returns a mask for two packed 16-bit values, columns 8 j + 2 (lane & 3) and the next one: all ones for a value
+    // that is kept, else zeros. Two shifts make the bits the signs of bytes, which prmt spreads.
     TE_DEV te_u32 pair(int half, int j) const {
         const int at = 2 * (threadIdx.x & 3), byte = 8 + j % 4;
         const te_u32 w = word[half][j / 4];
@@ -51,18 +54,18 @@ template <int N> struct te_keep_rows {
             : "r"(w << (7 - at)), "r"(w << (6 - at)), "r"(0x11 * byte + 0x1100 * (byte + 4)));
         return mask;
     }
-    // One of them.
+    // Returns whether the element in row `half` and column 8 j + 2 (lane & 3) + e is kept.
     TE_DEV bool one(int half, int j, int e) const {
         return word[half][j / 4] >> 2 * (threadIdx.x & 3) >> (8 * (j % 4) + e) & 1;
     }
 };
 
-// Of a thread's part of S^T, 16 keys of a warp by 64 queries: of every eight queries two, and two keys, 8 apart. Bit 2
-// (j % 4) + e + 16 (j / 4) + 8 half of them.
+// Dropout's bits for a thread's part of S^T, 16 keys of a warp by 64 queries: two keys, 8 apart, and two of every eight
+// queries. Bit 2 (j % 4) + e + 16 (j / 4) + 8 half is key `half` and query 8 j + 2 (lane & 3) + e.
 struct te_keep_columns {
     te_u32 bits;
 
-    // Of queries i .. i + 63, and the warp's first key j.
+    // Gets the bits of queries i .. i + 63; j: the warp's first key.
     TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &from, int b, int h, int q_at, int i, int j) {
         const int lane = threadIdx.x & 31;
         bits = 0;
@@ -84,6 +87,6 @@ struct te_keep_columns {
             }
         }
     }
-    // Of query 8 j + 2 (lane & 3) + e and key `half`.
+    // Returns whether key `half` of query 8 j + 2 (lane & 3) + e is kept.
     TE_DEV bool one(int half, int j, int e) const { return bits >> (2 * (j % 4) + e + 16 * (j / 4) + 8 * half) & 1; }
 };

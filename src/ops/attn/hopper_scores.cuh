@@ -1,13 +1,14 @@
-// ops/attn/hopper_scores.cuh: what the attention kernels of sm_90a do to a product before the softmax: ALiBi, a bias, a
+// ops/attn/hopper_scores.cuh: turns products Q K^T into scores for the attention kernels of sm_90a: ALiBi, a bias, a
 // mask of elements, the user's rule. Knows fragments of S, no pipeline.
 //
-// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products,
-// so that the softmax multiplies by scale2 as ever: what is added is divided by the scale. The user's rule makes it the
-// score itself. A soft cap, with which nothing is added, makes S the tanh, and the softmax multiplies by the cap.
+// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S, the fragment in
+// registers, holds scores divided by the scale, since the softmax multiplies S by scale2. So ALiBi and a bias are
+// divided by the scale before they are added. With the user's rule S holds the scores themselves. With a soft cap,
+// which excludes ALiBi and a bias, S holds the tanh, and the softmax multiplies by the cap.
 //
-// Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of
-//          adjacent elements, start at multiples of two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_CAP
-//          (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh).
+// Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: two adjacent
+//          elements at a time, since rows start at multiples of two; 2: as 1, and all queries share one row), X_MASK
+//          (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh).
 //          Plain attention has none of them.
 #pragma once
 #include "ops/attn/hopper.cuh"
@@ -34,18 +35,19 @@ enum {
     CHANGES = X_MOD || X_CAP
 };
 
-// The softmax's factor of S, in units of log2.
+// Returns the factor by which the softmax turns S into units of log2.
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
-// Of S as the user's rule meets it: products, or their tanh.
+// Returns the factor that turns S (products, or their tanh) into the scores that the user's rule gets.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
-// Products to their tanh, before anything is hidden: the derivative of what is hidden becomes 0 by itself.
+// Replaces products by their tanh if there is a soft cap. It runs before elements become -inf, whose derivative is then
+// 0 without a test.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// The same of a thread's part of S. Where all of it is below 0.5 a polynomial does, in half of the operations. `near`
-// allows that: it is false for tiles with rows or keys beyond the sequence, which may be a neighbour's, so that a
-// sequence has the same bits anywhere.
+// Replaces a thread's products by their tanh if there is a soft cap. If no argument is beyond 0.5 and `near` is true,
+// it uses a polynomial, which takes half of the operations. near: false for tiles with rows or keys beyond the
+// sequence. These may be a neighbour's, and a sequence must have the same bits wherever it lies.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
@@ -61,8 +63,8 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool
         for (int n = 0; n < N; n++) s[n] = te__attn_tanh_near(s[n], s[n] * s[n]);
     } else {
 #pragma unroll 1
-        for (int part = 0; part < N; part += 16) { // all at once would want more registers than there are, so the array
-                                                   // goes round
+        // Sixteen at a time, for lack of registers. The array rotates, so that every index is a constant.
+        for (int part = 0; part < N; part += 16) {
             float of[16];
 #pragma unroll
             for (int n = 0; n < 16; n++) of[n] = te__attn_tanh(s[n]);
@@ -73,13 +75,15 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool
         }
     }
 }
-// ALiBi's slope, and the factor of a bias, in units of products.
+// Returns ALiBi's slope in units of products.
 TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) {
     return __fdividef(te_attn_of<1>::slope2(a, b, h), a.scale2);
 }
+// Returns the factor of a bias in units of products.
 TE_DEV float te_bias_scale(const te__attn_kargs &a) { return __fdividef(a.x.bias_scale, a.scale); }
 
-// A word of memory that no kernel writes meanwhile. Volatile: where a load is issued decides what it waits beside.
+// Loads a word (te_ldg8: two words) that no kernel writes meanwhile. Volatile keeps the load where it is written, so
+// that its latency overlaps with what follows there.
 TE_DEV te_u32 te_ldg4(const void *p) {
     te_u32 x;
     asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(x) : "l"(p));
@@ -95,23 +99,24 @@ TE_DEV te_u32 te_ldg2(const void *p) {
     return x;
 }
 
-// The bias beside a thread's part of S with queries along the rows: two rows, 8 apart, and of every eight columns two;
-// N elements in all.
+// The bias of a thread's part of S with queries along the rows: N elements in two rows, 8 apart, and two of every eight
+// columns.
 template <int N> struct te_bias_rows {
     enum {
         SIZE = BIAS == TE_F32 ? 4 : 2,
         ROWS = PAIRS == 2 ? 1 : 2,
-        OF_PAIR = SIZE / 2,                         // words
+        OF_PAIR = SIZE / 2,                         // words of two elements
         AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // groups of eight columns that are loaded ahead: as many as fit
                                                      // into N / 2 registers
         WORDS = AHEAD * ROWS * OF_PAIR
     };
     const char *row[ROWS]; // from the thread's first column on
-    te_i64 column;         // bytes from one to the next
-    int count;             // columns from there on
+    te_i64 column;         // bytes from one column to the next
+    int count;             // columns that exist from there on
     te_u32 word[WORDS];
 
-    // Of rows i and i + 8, and columns from j on. Rows beyond the last one, which nobody stores, are read as that one.
+    // Sets the position: rows i and i + 8, columns from j on. Rows beyond the last one are read as the last one; they
+    // are not stored.
     TE_DEV void open(const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         column = PAIRS ? SIZE : SIZE * t.j;
@@ -120,7 +125,8 @@ template <int N> struct te_bias_rows {
         for (int r = 0; r < ROWS; r++)
             row[r] = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i + 8 * r, a.s_q - 1) * t.i) + j * column;
     }
-    // Two columns; WHOLE: both are there.
+    // Loads two columns at `from` to the words x and y. WHOLE: both columns exist. Else `left` columns exist, and
+    // missing ones become 0.
     template <bool WHOLE> TE_DEV void two(const char *from, int left, te_u32 &x, te_u32 &y) const {
         if (!WHOLE) x = y = 0;
         if (!WHOLE && left <= 0) return;
@@ -140,13 +146,13 @@ template <int N> struct te_bias_rows {
                 two<WHOLE>(row[r] + (first + 8 * j) * column, count - first - 8 * j, to[0], to[OF_PAIR - 1]);
             }
     }
-    // Ahead, of columns from `first` on.
+    // Loads the first AHEAD groups of columns, from column `first` on.
     TE_DEV void load(int first) {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
-    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words. Returns 0, worked out of a word of
-    // every load: whatever needs it waits for all loads.
+    // Reads all words from a tile of 64 rows in shared memory, as TMA brings it. Returns 0, computed from a word of
+    // every load: code that uses the result waits for all loads.
     TE_DEV te_u32 take(te_u32 tile) {
         const int row = threadIdx.x & 127;
         te_u32 any = 0;
@@ -156,11 +162,11 @@ template <int N> struct te_bias_rows {
             te_ldmatrix4(word + 4 * j, tile + (piece >> 3) * 8192 + te_swizzled(row >> 5 << 4 | (row & 15), piece & 7));
             any |= word[4 * j];
         }
-        // at most 32 bits are set
+        // at most 32 bits are set, and 32 >> 6 is 0
         asm volatile("{ .reg .b32 bits; popc.b32 bits, %1; shr.u32 %0, bits, 6; }" : "=r"(any) : "r"(any));
         return any;
     }
-    // Of columns first + 8 j and the next one.
+    // Returns the bias of columns first + 8 j (x) and the next one (y) in row `half`.
     TE_DEV void get(int first, int j, int half, float &x, float &y) const {
         const int r = half % ROWS;
         te_u32 v, w;
@@ -181,9 +187,10 @@ template <int N> struct te_bias_rows {
     }
 };
 
-// What S starts with under ALiBi, in a thread's fragment: -slope times the distance between query and key. Those of
-// neighbours along a row differ by 1, of the next eight by 8, and of the row 8 further down by -8. at: of the thread's
-// first element, with its sign; least: of all of its warp. ADD: to what is there.
+// Sets a thread's fragment of S to ALiBi's part, -slope times the distance between query and key, or adds that (ADD).
+// at: the signed distance of the thread's first element. least: the least signed distance in the warp. Along a row the
+// distance grows by 1 from element to element and by 8 to the next eight columns; in the row 8 further down it is less
+// by 8.
 template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
     const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
     if (rising || falling) { // a line, whose steps are constants
@@ -200,18 +207,18 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
     }
 }
 
-// ALiBi as one more product, for S with queries along the rows. On one side of the diagonal it is a line along a row,
-// tilt (at + column), of which the tensor cores add  tilt * column  to S, and  tilt * at,  a number of the row, is left
-// to the softmax, as `shift`. tilt = hi + mid + lo, of bf16 each: columns are exact in bf16, too, and so is what is
-// added.
+// ALiBi as one more product, for S with queries along the rows. On one side of the diagonal ALiBi is linear along a
+// row: tilt (at + column). The tensor cores add  tilt * column  to S. The softmax adds  tilt * at,  which is one number
+// a row, called `shift`. tilt is the sum of hi, mid and lo in bf16. Column numbers are exact in bf16, too, and so is
+// what is added.
 //
-// Compilers behind CUDA 13.0 are not asked for it: that of 13.5 finds no registers for a product from registers onto S,
-// and lets all products wait for each other. There S gets an addition for each element, behind the wait.
+// Only CUDA up to 13.0 uses the product. The compiler of 13.5 finds no registers for a product from registers onto S,
+// and makes all products wait for each other. With newer compilers each element of S gets an addition after the wait.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
     float slope, tilt, shift[2]; // shift: of the thread's two rows
-    te_u32 rising, a[4];   // the slope as operand A, and the product's
-    bool bent;             // the warp has elements on both sides: there is no product
+    te_u32 rising, a[4];   // operand A for a rising line; operand A of the next product
+    bool bent;             // the warp has elements on both sides of the diagonal: there is no product
     TE_DEV void open(float of) {
         const int t = threadIdx.x & 3;
         const float hi = te_bf16_to_f32(te_f32_to_bf16(of)), mid = te_bf16_to_f32(te_f32_to_bf16(of - hi));
@@ -220,7 +227,8 @@ struct te_line {
                  : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16)
                           : 0;
     }
-    // at: of the upper row and column 0, key minus query, with its sign; first, last: of all of the warp that is seen.
+    // Prepares operand A and the shift. at: key minus query, of the thread's upper row and column 0. first, last: the
+    // least and the largest key minus query that the warp sees.
     TE_DEV void start(int at, int first, int last) {
         const bool up = last <= 0, down = !up && first >= 0;
         bent = !up && !down;
@@ -232,13 +240,13 @@ struct te_line {
         shift[1] = tilt * (float)(at - 8);
     }
     TE_DEV static constexpr int bytes(int n) { return 16 * (n + 8); }
-    // An operand K-major without a swizzle: eight rows by eight of k in 128 bytes, and 128 to the next rows. `next`:
-    // bytes to the next eight of k.
+    // Returns the descriptor of a K-major operand without a swizzle. Eight rows by eight of k take 128 bytes, and the
+    // next eight rows follow them. next: bytes to the next eight of k.
     TE_DEV static te_u64 desc(te_u32 at, int next) {
         return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
     }
-    // Operand B in shared memory at `to`, by `threads`: rows of eight elements, their own number three times and zeros;
-    // eight zeros more, which the second half of k reads.
+    // Writes operand B to shared memory at `to`, by `threads` threads: n rows of eight elements, of which three are the
+    // row's number and the others 0. Eight rows of zeros follow, which the second half of k of the last rows reads.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;
@@ -248,7 +256,7 @@ struct te_line {
     }
     template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
         if (!PRODUCT) return;
-        // no swizzle: 128 bytes to the next eight of k, and of rows
+        // the second half of k lies 128 bytes further, in the next rows: operand A is 0 there
         const te_u64 b = desc(columns, 128);
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n("k16.f32.bf16.bf16", ", 1, 1, 0", s, a, b, 1);
@@ -257,7 +265,8 @@ struct te_line {
         TE__PRODUCT(128)
 #undef TE__PRODUCT
     }
-    // Behind the products: the distances where they have none. at: of the thread's first element.
+    // Adds after the products what they lack: the distances if the warp is bent, or tilt * column if PRODUCT is 0. at:
+    // the signed distance of the thread's first element.
     template <int N> TE_DEV void bend(float (&s)[N], int at) const {
         if (!bent) {
 #pragma unroll
@@ -268,7 +277,7 @@ struct te_line {
         for (int i = 0; i < N; i++)
             s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), s[i]);
     }
-    // S becomes all of it.
+    // Adds the shift to S, for the user's rule, which gets whole scores.
     template <int N> TE_DEV void finish(float (&s)[N]) {
 #pragma unroll
         for (int i = 0; i < N; i++) s[i] += shift[i / 2 % 2];
@@ -276,9 +285,9 @@ struct te_line {
     }
 };
 
-// Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and
-// column 8 k + e. i, j: the query and the key of its first element; full: the user's is not asked. STEP: groups of four
-// elements that are loaded at a time.
+// Returns a bit for each element of a thread's fragment, 1 if the mask of elements and the user's mask show the key to
+// the query. Bit 4 k + 2 half + e is row `half` and column 8 k + e. i, j: query and key of the first element. full: the
+// user's mask is not evaluated. STEP: groups of four elements that are loaded at a time.
 template <int N, bool TRANSPOSED, int STEP = 4>
 TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
     const te__attn_table &t = a.x.mask;
@@ -300,14 +309,14 @@ TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool
                 if (MASK) sees = sees && !mask[min(query, a.s_q - 1) * t.i + min(key, a.s_kv - 1) * t.j];
                 some |= sees ? 1u << (4 * k + e) : 0u;
             }
-        asm volatile("" : "+r"(some)); // or all of it is done in 64 bits
+        asm volatile("" : "+r"(some)); // otherwise the compiler does all of it in 64 bits
         bits |= (te_u64)some << (4 * first);
     }
     return bits;
 }
 
-// P of a score in the backward pass, -inf: none. factor: P times the derivative of the soft cap and of the user's rule,
-// which dP - delta is multiplied by.
+// Returns P of an element s of S in the backward pass; 0 for -inf. factor: P times the derivatives of the soft cap and
+// of the user's rule, so that dS = factor (dP - delta).
 TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int h, int i, int j, float &factor) {
     const te_attn_mod mod(a.x);
     float p = te_exp2(fmaf(MOD ? mod.score(s * te_score_scale(a), b, h, i, j) : s, te_softmax_scale2(a), -lse2));
@@ -317,16 +326,17 @@ TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int 
     return p;
 }
 
-// A bias beside S^T, with keys along the rows, for S to start with. It is loaded as it is, a tile ahead, or taken from
-// a tile that TMA has brought.
+// The bias that S^T, with keys along the rows, starts with. It is loaded a tile ahead without a conversion, or taken
+// from a tile that TMA has brought; start() converts it.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
     TE_DEV static te_u32 element(const char *p) {
         if (BIAS == TE_F32) return te_ldg4(p);
         return te_ldg2(p);
     }
-    // Of queries i, i + 1, i + 8 .. and keys j and j + 8. In the place of those that are not there, which see nothing,
-    // others are read. One address leads to the next: all at a time would be more than registers hold.
+    // Loads the bias of queries i, i + 1, i + 8, i + 9 .. and keys j and j + 8. For queries and keys that do not exist,
+    // others are read: these elements are hidden later. Each address is computed from the last one, since registers do
+    // not hold all.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,
@@ -340,7 +350,7 @@ template <int N> struct te_bias_columns {
             asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(step));
         }
     }
-    // The same from a tile in shared memory, as TMA brings it: boxes of 64 queries, 16 KB apart, with rows of the
+    // Reads the bias from a tile in shared memory, as TMA brings it: boxes of 64 queries, 16 KB apart, with rows of the
     // warpgroup's 64 keys.
     TE_DEV static void take(float (&s)[N], te_u32 tile) {
         const int lane = threadIdx.x & 31, piece = 2 * (threadIdx.x >> 5 & 3) + (lane >> 3 & 1);
@@ -355,7 +365,7 @@ template <int N> struct te_bias_columns {
                               s[8 * k + 2 * i + 1] = __uint_as_float(word[i] >> 16);
         }
     }
-    // What was loaded becomes what S starts with.
+    // Converts what was loaded to f32, times `scale`: S starts with it.
     TE_DEV static void start(float (&s)[N], float scale) {
 #pragma unroll
         for (int i = 0; i < (ONE ? 4 : N); i++) {

@@ -1,4 +1,4 @@
-/* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends
+/* ops/attn/op.c: the front door of attention: defaults, checks, and the description of a problem that both backends
  * start from.
  * Knows tensors; must not know which backend runs. */
 
@@ -14,8 +14,8 @@ static bool te__attn_is_causal(te_attn_mask mask) {
 static te_attn_mask te__attn_mask_of(const te_attn_rule *x) {
     return x->mask == TE_MASK_DEFAULT ? TE_MASK_CAUSAL : x->mask;
 }
-/* Fills the defaults of a rule that has been checked; d: the size of a head of q. Backends and kernels' arguments start
- * from what this leaves. */
+/* Fills in the defaults of a checked rule; d: the head size of q. Backends and kernels' arguments use the completed
+ * rule. */
 static void te__attn_resolve(te_attn_rule *x, int64_t d) {
     x->mask = te__attn_mask_of(x);
     if (x->mask == TE_MASK_CAUSAL || x->mask == TE_MASK_PADDING_CAUSAL)
@@ -28,17 +28,18 @@ static void te__attn_resolve(te_attn_rule *x, int64_t d) {
 
 /* ---- sizes ---- */
 
-/* How k and v lie. Pages are [pages, page_size, G, d]: [b, s, G, d] with pages for sequences. */
+/* Returns the layout of k and v. A paged cache is [pages, page_size, G, d], which is TE_BSHD with pages for
+ * sequences. */
 static te_qkv_format te__attn_kv_format(const te_op_attn_fwd_args *a) {
     return a->rule.kv_bshd || a->rule.page_table ? TE_BSHD : a->format;
 }
 static int te__attn_seq_dim(te_qkv_format format) { return format == TE_BSHD ? 1 : 0; }
 
-/* Of tensors with the right number of dimensions. */
+/* The sizes of a problem. The tensors' numbers of dimensions must have been checked. */
 typedef struct te__attn_sizes {
     int64_t b, heads, groups, d, d_v;
     int64_t s_q, s_kv;             /* of the longest sequence */
-    int64_t rows_q, rows_kv;       /* along q's, and k's, sequence dimension */
+    int64_t rows_q, rows_kv;       /* sizes of the sequence dimensions of q and of k */
     int64_t kv_b;                  /* sequences, or pages, of k */
     bool packed_q, packed_kv, paged;
 } te__attn_sizes;
@@ -77,7 +78,7 @@ static te_result te__attn_want_heads(te_ctx *te, const char *op, const char *nam
     return te__want_channels(te, op, name, x);
 }
 
-/* x is [s, b, heads, d] in the given format; `like` names where the sizes come from. */
+/* Checks that x is [s, b, heads, d] in the layout of `format`. like: names the tensors whose sizes x must match. */
 static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x,
                                      te_qkv_format format, int64_t s, int64_t b, int64_t heads, int64_t d,
                                      const char *like) {
@@ -95,7 +96,7 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
                     te__dims_text(ndim, shape, want));
 }
 
-/* x goes with one choice of an option, and must be there; with others it must not. */
+/* Checks that x is given if `wanted`, and only then. with: names the choice of an option that x belongs to. */
 static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted,
                                     const char *with) {
     if (!x == !wanted) return TE_OK;
@@ -104,7 +105,7 @@ static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name
              : te__fail(te, TE_ERR_STATE, "%s: rule.%s is NULL; %s needs it", op, name, with);
 }
 
-/* x has four dimensions, each 1 or that of [b, heads, s_q, s_kv]; `whole`: the last is s_kv. */
+/* Checks that x has four dimensions, each 1 or that of [b, heads, s_q, s_kv]. whole: the last one must be s_kv. */
 static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x,
                                      const te__attn_sizes *s, bool whole) {
     char text[TE__SHAPE_TEXT];
@@ -122,7 +123,7 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
                     (long long)full[3], whole ? "" : " or 1");
 }
 
-/* A block mask has a te_attn_block for each block of the longest sequences. */
+/* Checks that the block mask x has a te_attn_block for each block of the longest sequences. */
 static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tensor *x, const te__attn_sizes *s) {
     const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
     char text[TE__SHAPE_TEXT];
@@ -136,7 +137,7 @@ static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tenso
         TE_ATTN_BLOCK_SIZE);
 }
 
-/* Before sizes are known: options that say which tensors there are. */
+/* Checks the options that decide which tensors must be given. Sizes are not known yet. */
 static te_result te__attn_check_options(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     static const char padding[] = "a padding mask";
     const te_attn_rule *x = &a->rule;
@@ -202,7 +203,7 @@ static te_result te__attn_check_options(te_ctx *te, const char *op, const te_op_
     return TE_OK;
 }
 
-/* The shapes of the rule's tensors. */
+/* Checks the shapes of the rule's tensors. */
 static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_attn_fwd_args *a,
                                        const te__attn_sizes *s) {
     const te_attn_rule *x = &a->rule;
@@ -244,8 +245,8 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
     return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
 }
 
-/* Sequences ascend, and none is longer, or lies further back, than there are rows. at, padded: [b + 1], in host memory;
- * NULL: none. */
+/* Checks that starts do not descend and that every sequence ends within `rows` and, with `padded`, before the next
+ * one. at, padded: cumulative lengths without and with padding, [b + 1] in host memory; NULL: none. */
 static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at,
                                        const int32_t *padded, int64_t b, bool packed, int64_t rows) {
     const int32_t *start = padded ? padded : at;
@@ -266,13 +267,14 @@ static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *n
     }
     return TE_OK;
 }
-/* The tensors of a rule that say where rows lie. */
+/* The tensors of a rule that say where rows lie: lengths, lengths with padding, and the page table. */
 enum { TE__ATTN_PLACES = 5 };
 static void te__attn_places(const te_attn_rule *x, const te_tensor *places[TE__ATTN_PLACES]) {
     places[0] = x->cu_seqlens_q, places[1] = x->cu_seqlens_q_padded, places[2] = x->cu_seqlens_kv,
     places[3] = x->cu_seqlens_kv_padded, places[4] = x->page_table;
 }
-/* at: those tensors' numbers in host memory, NULL for those that are not there. */
+/* Checks the numbers in the tensors of te__attn_places. at: the numbers in host memory; NULL for a tensor that is
+ * not given. */
 static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_attn_fwd_args *a,
                                        const int32_t *const at[TE__ATTN_PLACES]) {
     const te__attn_sizes s = te__attn_sizes_of(a);
@@ -292,7 +294,7 @@ static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_a
     }
     return r;
 }
-/* Where they lie in host memory. */
+/* Checks the numbers in the tensors of te__attn_places, which lie in host memory. */
 static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     const int32_t *at[TE__ATTN_PLACES];
@@ -301,7 +303,8 @@ static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_
     for (i = 0; i < TE__ATTN_PLACES; i++) at[i] = (const int32_t *)te__data(places[i]);
     return te__attn_check_places(te, op, a, at);
 }
-/* Where they lie in a GPU's memory kernels cut them so that no row is outside; the debug mode reads them back first. */
+/* Checks the numbers in the tensors of te__attn_places in a GPU's memory. Only the debug mode does it, since it must
+ * read them back. Otherwise kernels cut the numbers so that no row lies outside. */
 static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     int32_t *at[TE__ATTN_PLACES] = {NULL, NULL, NULL, NULL, NULL};
@@ -312,7 +315,8 @@ static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_o
     for (i = 0; r == TE_OK && i < TE__ATTN_PLACES; i++) {
         if (!places[i] || !places[i]->buffer) continue;
         at[i] = (int32_t *)te__alloc(te, te__max(4, te_tensor_bytes(places[i])));
-        r = at[i] ? te_tensor_to_host(places[i], at[i]) : TE_ERR_OUT_OF_MEMORY;
+        r = at[i] ? te->device->download(te, at[i], te__data(places[i]), te_tensor_bytes(places[i]))
+                  : TE_ERR_OUT_OF_MEMORY;
     }
     if (r == TE_OK) r = te__attn_check_places(te, op, a, (const int32_t *const *)at);
     for (i = 0; i < TE__ATTN_PLACES; i++)
@@ -320,7 +324,7 @@ static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_o
     return r;
 }
 
-/* Of both directions: checks `a`, and fills the defaults of its rule. */
+/* Checks `a` for the forward or the backward pass, and fills in the defaults of its rule. */
 static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     te__attn_sizes s;
@@ -374,13 +378,13 @@ static te_result te__check_attn_fwd(te_ctx *te, te_op_attn_fwd_args *a) {
     return te__attn_check(te, "attn_fwd", a);
 }
 
-/* The forward that a backward belongs to. */
+/* Returns the arguments of the forward pass that a backward pass belongs to. */
 static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
     te_op_attn_fwd_args f = TE_ZERO;
     f.q = a->q;
     f.k = a->k;
     f.v = a->v;
-    f.o = (te_tensor *)(a->o ? a->o : a->d_o); /* of one shape */
+    f.o = (te_tensor *)(a->o ? a->o : a->d_o); /* o and d_o have one shape */
     f.lse = (te_tensor *)a->lse;
     f.format = a->format;
     f.rule = a->rule;
@@ -448,13 +452,14 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* p as the kernels use it: see te__attn_threshold. From 1/64 on a step of 1/4096 is within 1 % of p. The threshold's
- * four lowest bits are 0 then, so a quarter of the numbers' bits is not drawn. */
+/* Returns p rounded as the kernels use it: to a multiple of 2^-16 below 1/64, else of 1/4096, which is within 1 % of
+ * p. Multiples of 1/4096 leave the four lowest bits of te__attn_threshold 0, so a quarter of the random bits is not
+ * drawn. */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
     return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
 }
-/* Writes the rule, which te__attn_resolve has completed, to the arguments of all kernels. */
+/* Writes a rule that te__attn_resolve has completed to the arguments of all kernels. */
 static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__attn_sizes *s) {
     const int64_t beyond = s->s_q + s->s_kv + 1;
     te__attn_extra *x = &k->x;
@@ -483,9 +488,9 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->mask = te__attn_table_of(in->attention_mask);
     x->blocks = te__attn_table_of(in->block_mask);
     x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
-    x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f; /* a cap this large changes scores above 1e14 alone, and a
-                                                            * softmax of those has one key anyway */
-    /* finite: a product may be 0 */
+    /* A cap of 1e18 or more changes only scores above 1e14, and a softmax of these has one key anyway. */
+    x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f;
+    /* softcap_in must be finite, since a product may be 0 */
     x->softcap_in =
         x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f;
     x->softcap2 = (float)((double)x->softcap * 1.4426950408889634);
@@ -496,7 +501,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->sink = (const float *)te__data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
-        /* kernels load some element before they know whether theirs is there */
+        /* kernels load element 0 where an index is outside of the tensor, so aux must be an address even for no
+         * elements */
         x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p;
     }
     x->on = te__has_score_mod(&in->score_mod) || x->softcap > 0.0f || te__attn_pads(in->mask) || in->attention_mask ||
@@ -508,13 +514,13 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->dp_dt = (int)in->dp_dtype;
     x->s_scale = (const float *)te__data(in->s_scale);
     x->dp_scale = (const float *)te__data(in->dp_scale);
-    x->s_amax = backward ? NULL : (float *)te__data(in->s_amax); /* the forward pass's */
+    x->s_amax = backward ? NULL : (float *)te__data(in->s_amax); /* only the forward pass raises it */
     x->dp_amax = (float *)te__data(in->dp_amax);
     x->on = x->on || x->s_dt || x->dp_dt;
 }
 
-/* The kernels' arguments, by checked args: all but the memory that a backend adds. back: the backward pass of `a`, or
- * NULL. */
+/* Returns the kernels' arguments for checked args, without the memory that a backend adds. back: the arguments of
+ * the backward pass, or NULL in the forward pass. */
 static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te_op_attn_bwd_args *back) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const te_qkv_format kv = te__attn_kv_format(a);

@@ -10,14 +10,15 @@ static bool te__has_score_mod(const te_score_mod *m) {
 static bool te__is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 static bool te__is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* The expressions by their fields' names. */
+/* Returns expression i of the rule, or NULL; *name: the name of its field. */
 static const char *te__score_mod_text(const te_score_mod *m, int i, const char **name) {
     static const char *const names[3] = {"score_mod", "score_mod_bprop", "mask_mod"};
     *name = names[i];
     return i == 0 ? m->score_mod : i == 1 ? m->score_mod_bprop : m->mask_mod;
 }
 
-/* May an expression use this name? */
+/* Returns whether an expression may use the name of n characters at `at`. mask: the expression is mask_mod, without
+ * score. */
 static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at, size_t n) {
     static const char *const names[] = {"score",  "b",     "h",        "q_idx", "kv_idx", "true",   "false",
                                         "float",  "int",   "INFINITY", "abs",   "min",    "max",    "fminf",
@@ -32,9 +33,9 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
     return false;
 }
 
-/* A mark that would assign, take an address or follow one, begin a lambda, or stand for a bracket (a digraph): with
- * these an expression could reach any memory. behind: an operand ends in front of it, so that * and & are a product and
- * a conjunction of bits, and [ an index. */
+/* Returns whether the mark text[i] would assign, take or follow an address, begin a lambda, or form a digraph (which
+ * stands for a bracket). With these an expression could reach any memory. behind: an operand ends in front of the
+ * mark, so * is a product, & a bitwise and, and [ begins an index. */
 static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
     const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
     if ((c == '*' || c == '&' || c == '[') && !behind) return true;
@@ -45,7 +46,7 @@ static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
            (!last || !strchr("=!<>", last) || (i > 1 && last != '=' && last != '!' && text[i - 2] == last));
 }
 
-/* Characters, brackets, names, and marks where they may stand; the compiler sees to the rest. */
+/* Checks an expression's characters, brackets and names, and where its marks stand. The compiler checks the rest. */
 static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_score_mod *m, const char *name,
                                           const char *text) {
     static const char marks[] = " .,+-*/%()[]<>=!&|^~?:";
@@ -73,7 +74,7 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
                                 "those that it may use",
                                 op, name, (int)te__min(n, 40), text + i, (int)i + 1, why);
             }
-            /* of these no pointer is made */
+            /* behind a type, * would make a pointer */
             behind = !((n == 5 && strncmp(text + i, "float", n) == 0) || (n == 3 && strncmp(text + i, "int", n) == 0));
         } else if (te__is_digit(c) || (c == '.' && te__is_digit(text[i + 1]))) { /* a number, with its suffix */
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n]) || text[i + n] == '.' ||
@@ -121,7 +122,7 @@ static te_result te__score_mod_check(te_ctx *te, const char *op, const te_score_
     return TE_OK;
 }
 
-/* Is there a derivative, wherever there is a new score? */
+/* Checks that each new score has a derivative: the user's, or 1 if the rule is additive. */
 static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const te_score_mod *m) {
     if (m->additive || ((!m->score_mod || m->score_mod_bprop) && (!m->score_fn || m->score_bprop_fn))) return TE_OK;
     return te__fail(te, TE_ERR_INVALID,
@@ -131,7 +132,7 @@ static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const 
                     m->score_mod && !m->score_mod_bprop ? "score_mod_bprop is" : "score_bprop_fn is");
 }
 
-/* The backend needs the one form, and the user may have given the other alone. */
+/* Checks that the rule has the form that the backend needs: expressions for CUDA, functions for the CPU. */
 static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_score_mod *m, bool cuda) {
     const bool score = cuda ? m->score_fn && !m->score_mod : m->score_mod && !m->score_fn,
                mask = cuda ? m->mask_fn && !m->mask_mod : m->mask_mod && !m->mask_fn;
@@ -152,8 +153,8 @@ static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_s
 
 /* ---- the text ---- */
 
-/* The length of a number at `at` that a product with its reciprocal may divide by: digits with a point and an f behind
- * them, few enough that the reciprocal is a normal float. 0: none is there. */
+/* Returns the length of the number at `at` if a product with its reciprocal may replace a division by it: digits
+ * with a point and an f behind them, few enough that the reciprocal is a normal float. Returns 0 if there is none. */
 static size_t te__score_mod_divisor(const char *at) {
     size_t n = 0, points = 0;
     for (; te__is_digit(at[n]) || at[n] == '.'; n++) points += at[n] == '.';
@@ -162,7 +163,7 @@ static size_t te__score_mod_divisor(const char *at) {
                ? n + 1
                : 0;
 }
-/* Two ulp may decide what such an expression gives: it has a step somewhere. */
+/* Returns whether the expression has a step somewhere, so that an error of 2 ulp may change its value much. */
 static bool te__score_mod_has_steps(const char *text) {
     static const char *const words[] = {"floorf", "ceilf", "truncf", "rintf", "fmodf", "int", "==", "!=", "<", ">"};
     int i;
@@ -170,8 +171,8 @@ static bool te__score_mod_has_steps(const char *text) {
         if (strstr(text, words[i])) return true;
     return false;
 }
-/* The expression of a score or its derivative, where a / 50.0f becomes a * (1.0f / 50.0f): an exact division takes as
- * long as ten products, and the product is within 2 ulp of it. */
+/* Writes the expression of a score or its derivative, with a * (1.0f / 50.0f) in place of a / 50.0f. An exact
+ * division takes as long as ten products, and the product is within 2 ulp of it. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;
     while (text[i]) {
@@ -184,7 +185,7 @@ static void te__score_mod_put(te__text *out, const char *text) {
     }
 }
 
-/* In the place of ops/attn/score_mod.cuh. */
+/* Writes the text that stands in the place of ops/attn/score_mod.cuh. */
 static void te__score_mod_code(const te_score_mod *m, te__text *out) {
     static const char *const macros[3] = {"TE_MOD_SCORE", "TE_MOD_BPROP", "TE_MOD_MASK"};
     int i;

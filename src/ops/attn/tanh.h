@@ -1,10 +1,10 @@
-/* ops/attn/tanh.h: tanh without branches, for kernels that take one of each score. Read by both compilers: the host's
- * tests compare it with the C library's. */
+/* ops/attn/tanh.h: tanh without branches, for kernels that compute one for each score. Read by both compilers: tests
+ * on the host compare it with the C library's tanh. */
 #ifndef TE__ATTN_TANH_H
 #define TE__ATTN_TANH_H
 
 #ifdef __CUDACC_RTC__
-TE_DEV float te__tanh_cut(float x) { /* to -8 .. 8; NaN stays */
+TE_DEV float te__tanh_cut(float x) { /* clamps to -8 .. 8; NaN stays */
 #if __CUDA_ARCH__ >= 800
     float y;
     asm("{ .reg .f32 t; max.NaN.f32 t, %1, 0fC1000000; min.NaN.f32 %0, t, 0f41000000; }" : "=f"(y) : "f"(x));
@@ -13,7 +13,7 @@ TE_DEV float te__tanh_cut(float x) { /* to -8 .. 8; NaN stays */
     return x < -8.0f ? -8.0f : x > 8.0f ? 8.0f : x;
 #endif
 }
-TE_DEV float te__tanh_inverse(float x) { /* 1 ulp */
+TE_DEV float te__tanh_inverse(float x) { /* 1 / x within 1 ulp */
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -25,8 +25,9 @@ static inline float te__tanh_inverse(float x) { return 1.0f / x; }
 #define TE__TANH_FMA(a, b, c) ((a) * (b) + (c)) /* fmaf may be a slow function */
 #endif
 
-/* tanh x to 6e-7 of itself: x P(x^2) / Q(x^2), minimax in the relative error on 0 .. 8, from where on tanh is within
- * 3e-7 of 1. One instruction of the special function unit, which the softmax's exponential keeps busy. */
+/* Returns tanh x with a relative error of 6e-7. It is x P(x^2) / Q(x^2), minimax in the relative error on 0 .. 8;
+ * beyond 8 tanh is within 3e-7 of 1. Only one instruction runs on the special function unit, which the softmax's
+ * exponential keeps busy. */
 TE__BOTH float te__attn_tanh(float x) {
     const float y = te__tanh_cut(x), u = y * y;
     float p = TE__TANH_FMA(1.14285107e-5f, u, 2.95105223e-3f), q = TE__TANH_FMA(2.45919872e-7f, u, 2.38671857e-4f);
@@ -37,7 +38,7 @@ TE__BOTH float te__attn_tanh(float x) {
     q = TE__TANH_FMA(q, u, 1.0f);
     return y * p * te__tanh_inverse(q);
 }
-/* tanh x to 7e-7 of itself, of x from -0.5 to 0.5 alone, whose square is u: without a reciprocal. */
+/* Returns tanh x with a relative error of 7e-7, for x from -0.5 to 0.5 only. u: x^2. Needs no reciprocal. */
 TE__BOTH float te__attn_tanh_near(float x, float u) {
     return x *
            TE__TANH_FMA(TE__TANH_FMA(TE__TANH_FMA(-0.0444446111f, u, 0.131918896f), u, -0.333264679f), u, 0.999999477f);

@@ -1,20 +1,21 @@
-/* ops/gemm/choice.c: the choice of a tile size and of a number of splits of k, by a small model of the time that each
- * would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. Knows what tiles
- * cost; must not know kernels' arguments. */
+/* ops/gemm/choice.c: chooses a tile size and a number of splits of k by a small model of the time that each would take.
+ * Nothing is tried out, so the same shapes get the same kernel, and the same bits, in every run. Knows what tiles cost;
+ * must not know kernels' arguments. */
 
-/* A tile that a kernel can have. */
+/* One tile size of a kernel. */
 typedef struct te__gemm_tile_kind {
     int bm, bn;
-    int option;  /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
-    int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
+    int option;  /* the kernel's option: TILE of gemm_mma; WAVES, or TE__GEMM_PINGPONG, of gemm_hopper */
+    int cluster; /* blocks that share an operand: tiles above each other share B, or, if bm > bn, tiles beside each
+                  * other share A */
     double speed[6]; /* share of the best utilisation of the tensor cores, for each kind of product that the kernel's
-                      * table names; 0: the tile is not for these */
+                      * table names; 0: the tile is not used for that kind */
 } te__gemm_tile_kind;
 
-/* Blocks that have a tile's part of A in common, and of B. */
+/* Return how many blocks of a cluster share one tile's part of A, or of B; 1: none is shared. */
 static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
 static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
-/* Clusters at a time. */
+/* Returns how many clusters run at a time. */
 static int64_t te__gemm_clusters(const te__plan *p, const te__gemm_tile_kind *t) {
     return te__max(p->num_sms / t->cluster, 1);
 }
@@ -27,7 +28,7 @@ typedef struct te__gemm_choice {
     int64_t k_split; /* k of one split */
 } te__gemm_choice;
 
-/* The operands that the kernels multiply: those of the call, or their decoded copies. */
+/* One operand that the kernels multiply: the call's own, or its decoded copy. */
 typedef struct te__gemm_side {
     const void *data;
     te_dtype dtype;
@@ -35,15 +36,16 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_op_gemm_args *args; /* of all groups as of one product */
-    const te_op_grouped_gemm_args *groups; /* NULL: one product */
+    const te_op_gemm_args *args; /* groups: m, or along k: k, of all of them */
+    const te_op_grouped_gemm_args *groups; /* NULL: one product, no groups */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
-    int phase, phases, first_b; /* where block scales begin: te__gemm_kargs */
-    bool aligned; /* by gemm_prepare */
+    int phase, phases, first_b; /* where block scales begin: see te__gemm_kargs */
+    bool aligned; /* gemm_prepare has copied an operand to aligned rows */
 } te__gemm_problem;
 
-/* Tiles of bm x bn that there can be: along rows each group ends with one that is not full. */
+/* Returns the number of bm x bn tiles of D. Groups along rows: an upper bound, since each group may end with a tile
+ * that is not full. */
 static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
     const te_op_gemm_args *a = q->args;
     int64_t down = !q->groups           ? te__div_up(a->m, bm)
@@ -51,7 +53,7 @@ static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t
                                         : te__min(a->m / bm + q->groups->groups, a->m);
     return down * te__div_up(a->n, bn);
 }
-/* ... clusters counting as one. */
+/* Returns the number of tiles, the tiles of one cluster counted as one. */
 static int64_t te__gemm_cluster_tiles(const te__gemm_problem *q, const te__gemm_tile_kind *t) {
     return te__gemm_num_tiles(q, t->bm * te__gemm_share_b(t), t->bn * te__gemm_share_a(t));
 }
@@ -59,29 +61,31 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_problem *q, const te__gemm_
 static bool te__gemm_side_is_aligned(const te__gemm_side *x) {
     return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0;
 }
-/* A and B, and their rows, start at multiples of 16 bytes. */
+/* Returns whether A, B and each of their rows start at multiples of 16 bytes. */
 static bool te__gemm_is_aligned(const te__gemm_problem *q) {
     return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b);
 }
-/* Aligned rows of which some start in the middle of a sector of the L2 cache. */
+/* Returns whether rows start at multiples of 16 bytes, but some of them within a sector (32 bytes) of the L2 cache. */
 static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by
- * TMA, and one for each that the other block of its cluster loads. Fitted with the rest. */
+/* Returns the least time of a slab for a block whose rows start within sectors, in te__gemm_cost's unit: some three
+ * cycles for each such row that the block loads by TMA, and one for each that the other block of the cluster loads.
+ * Fitted with te__gemm_cost's constants. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench
- * --tune`; of these and others, 64, the picks were 1 % slower than the best alternatives on average, 11 % at most.
- * Fitted since, by hand: 128 x 192 tiles in clusters, to eight shapes more, and the start of a cluster, to 35.
- * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a
- * slab, 80 KB for one block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums
- * through the L2 cache. work: of the epilogue, on 128 x 256 values. */
+/* Returns the modelled time of a product. The unit is a slab of a 128 x 256 tile (0.55 us on an H200).
+ * The constants are fitted to measurements of 41 shapes by `te_bench --tune`; on 64 shapes the choices were 1 % slower
+ * than the best alternatives on average, 11 % at most. Fitted by hand since: 128 x 192 tiles in clusters, to eight more
+ * shapes, and the start of a cluster, to 35.
+ * The model: a tile costs its slabs, and the part of writing D that is not hidden. Device memory bounds all tiles
+ * together: 2.2 MB a slab, 80 KB for one block. A cluster costs its start. Split-K costs a second launch, and a pass of
+ * the partial sums through the L2 cache. work: the cost of the epilogue on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q,
                             int64_t slabs, int64_t splits, bool tma, double work) {
     const te_op_gemm_args *a = q->args;
@@ -100,11 +104,12 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, doub
     return cost;
 }
 
-/* Times as te__gemm_cost's, with its earlier constants, which grouped products were measured with: as if the groups
- * were alike. */
+/* Returns the modelled time of a product by groups, as if all groups had one size. The unit is te__gemm_cost's; the
+ * constants are earlier ones, with which grouped products were measured. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed,
                                const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
-    int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* rows that cost something when one of them is there */
+    int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* rows that are computed even if only one of them
+                                                              * exists */
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
     /* of a tile, on average */
@@ -114,7 +119,7 @@ static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, d
     return (double)rounds * ((double)te__div_up(k, bk) * size / speed + 0.3 + size);
 }
 
-/* For `te_bench --tune` and tests, which run each alternative: number `take`, -1 for the best. */
+/* Lets `te_bench --tune` and tests run each alternative: number `take`, or -1 for the best. */
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
@@ -127,7 +132,7 @@ static bool te__gemm_skips(double cost) {
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
-/* count 0: the alternatives are about to be counted */
+/* while count is 0 the alternatives are about to be counted, and nothing is remembered */
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0)
 #else
 #define TE__GEMM_SKIPS(cost) false
@@ -135,13 +140,13 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
-/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16:
- * where a row ends within one, over what lies beside it. */
+/* Returns whether TMA may store rows of n elements: they must start and end at multiples of 16 bytes. TMA writes whole
+ * pieces of 16 bytes, so a row that ended within a piece would overwrite the bytes behind it. */
 static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* The work of the epilogue, or of stores to rows that start or end within 16 bytes: see te__gemm_cost. */
+/* Returns te__gemm_cost's `work`: that of the epilogue, or of stores to rows that start or end within 16 bytes. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
@@ -150,13 +155,13 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
                : 0.5;
 }
 
-/* use: the kind of product, an index of `speed`. bk: elements of k in a slab. hopper: for gemm_hopper, which reads by
- * TMA. */
+/* Returns the tile and the number of splits with the least cost. use: the kind of product, an index of `speed`. bk:
+ * elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
                                        const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
-    enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
+    enum { SHORTEST = 4 }; /* least slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
     double work = te__gemm_work(p, q);
@@ -182,7 +187,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
         }
     best.tiles = te__gemm_cluster_tiles(q, best.tile);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
-    best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
+    best.splits = te__div_up(a->k, best.k_split); /* rounding up may have left the last splits empty */
     return best;
 }
 
@@ -191,7 +196,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
 
 typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
-/* The same problem has the same choice: a search costs a quarter of a launch. */
+/* Returns te__gemm_search's choice, remembered by problem: a search costs a quarter of a launch. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
                                        const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;

@@ -1,33 +1,33 @@
-/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with: the
- * reference of every scaling.
+/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with. The
+ * reference for every scaling.
  * Knows tensors; must not know CUDA.
  *
  * Both operands are decoded once, whatever their format and layout, into panels of f32 in the order in which the
- * micro-kernel reads them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... A panel is a product of two panels:
- * six by 32 sums that live in vector registers. Sums run over 256 values of k at a time, upwards, and these over all of
- * k, upwards: the bits depend on neither the number of threads nor on the block or tile that an element falls into.
+ * micro-kernel reads them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... The micro-kernel multiplies a panel
+ * of A by a panel of B: six by 32 sums, which live in vector registers. Sums run upwards over 256 values of k at a
+ * time, and these sums are added upwards over all of k. So the bits depend neither on the number of threads nor on the
+ * block or tile that an element falls into.
  *
- * MXFP8 and NVFP4 values are multiplied with the scale of their group as they are decoded, which f32 holds exactly.
- * Block scales are arbitrary numbers: sums over their 128 values of k are scaled, as the tensor cores' are, and not the
- * values. */
+ * MXFP8 and NVFP4 values are multiplied by the scale of their group as they are decoded; f32 holds the product exactly.
+ * Block scales are arbitrary numbers. They are applied to the sums over their 128 values of k, not to the values, as
+ * the tensor-core kernels do. */
 
 enum {
     TE__GEMM_MR = 6, /* rows of a panel of A: 6 x 32 sums fill 12 of the 32 registers of AVX-512, and do well with
                       * fewer */
     TE__GEMM_NR = 32,
-    TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay
-                       * in the L2 cache */
+    TE__GEMM_MC = 96, /* one task computes 96 x 128 of D: 48 KB of sums on the stack; a slab of A (96 KB) and one of B
+                       * (128 KB) stay in the L2 cache */
     TE__GEMM_NC = 128,
-    TE__GEMM_KC = 256,      /* of k; a slab of one panel of B is 32 KB of L1 */
-    TE__GEMM_KB = 128,      /* of k that share a block scale */
-    TE__GEMM_CHUNK = 64,    /* of k of a line that are decoded at a time */
+    TE__GEMM_KC = 256,      /* k of a slab; the slab of one panel of B takes 32 KB of L1 */
+    TE__GEMM_KB = 128,      /* k that share a block scale */
+    TE__GEMM_CHUNK = 64,    /* k of a line that are decoded at a time */
     TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
 };
 
-/* ---- six rows by 32 columns
- * -------------------------------------------------------------------------------------------
- * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. The six
- * rows are written out: some compilers keep the sums of a loop over rows in memory. */
+/* ---- six rows by 32 columns -------------------------------------------------------------------------------------
+ * c[i][j] += sum_p a[p][i] b[p][j]. One source serves every instruction set: compilers vectorise each loop over j. The
+ * six rows are written out, since some compilers keep the sums of a loop over rows in memory. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -37,7 +37,7 @@ enum {
 #define TE__GEMM_FMA(a, b, c) fmaf(a, b, c)
 #endif
 
-/* fma: the machine has the instruction; without it fmaf is a slow function. */
+/* Returns a * b + c. fma: the machine has the instruction; without it fmaf is a slow function. */
 TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) {
     return fma ? TE__GEMM_FMA(a, b, c) : c + a * b;
 }
@@ -70,7 +70,7 @@ static void te__gemm_micro_built(int64_t k, const float *a, const float *b, floa
     te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c);
 }
 
-/* A program built for any x86-64 detects vector instructions at run time: two to six times faster, without -march. */
+/* Programs built for any x86-64 detect vector instructions at run time: two to six times faster, without -march. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
 __attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b,
                                                                     float *c) {
@@ -92,22 +92,22 @@ static te__gemm_micro_fn te__gemm_micro_best(void) { return te__gemm_micro_built
 /* ---- operands into panels
  * -------------------------------------------------------------------------------------------- */
 
-/* op(A) by rows or op(B) by columns: `size` of them, each k long. */
+/* One operand as lines: `size` rows of op(A), or columns of op(B), each k long. */
 typedef struct te__gemm_operand {
     const void *data;
     te_dtype dtype;
     int64_t ld, size, k;
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
-    int64_t task;      /* lines of one tile of D, decoded by one task */
-    int64_t block;     /* lines that are decoded at a time: whole tasks, and no more than the limit unless one task
-                        * is */
-    float fp8[256];    /* value of each code */
+    int64_t task;      /* lines of one tile of D; one task decodes them */
+    int64_t block;     /* lines that are decoded at a time: whole tasks, at most TE__GEMM_PACKED elements unless one
+                        * task has more */
+    float fp8[256];    /* value of each fp8 code */
     te_scaling scaling;
-    const void *scale; /* of MXFP8, NVFP4 or blocks; NULL for other operands */
+    const void *scale; /* scales of MXFP8, NVFP4 or blocks; NULL for other operands */
     int64_t scale_ld;
     bool swizzled;
-    int64_t begin, end; /* the decoded lines; begin is a multiple of task */
+    int64_t begin, end; /* the lines that are decoded now; begin is a multiple of task */
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
 
@@ -128,18 +128,19 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
             x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
-    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor's, where the operand is one group's part */
+    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor, even where the operand is the part of one
+                                                   * group */
     x->swizzled = swizzled;
 }
 
-/* The scale of group `group` of line `line` (a row of op(A), a column of op(B)). */
+/* Returns the scale of group `group` of line `line` (a row of op(A), a column of op(B)). */
 static float te__gemm_group_scale(const te__gemm_operand *x, int64_t line, int64_t group) {
     int64_t ld = x->swizzled ? te__gemm_scale_ld(x->scaling, false, x->size, x->k) : x->scale_ld;
     uint8_t code = ((const uint8_t *)x->scale)[te__group_scale_at(x->swizzled, !x->k_major, ld, line, group)];
     return x->scaling == TE_SCALING_MXFP8 ? te__e8m0_to_f32(code) : te__e4m3_to_f32(code);
 }
 
-/* The block scales of `n` lines from `line` on, for block `block` of k. */
+/* Reads the block scales of `n` lines from `line` on, in block `block` of k. */
 static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64_t n, int64_t block, float *out) {
     const float *scale = (const float *)x->scale;
     int64_t i;
@@ -148,16 +149,17 @@ static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64
                                                    : scale[block * x->scale_ld + line + i];
 }
 
-/* n neighbours in memory: row `row` of the operand as it lies, from element `at` on. */
+/* Decodes n neighbours in memory: row `row` of the operand as it lies, from element `at` on. MXFP8 and NVFP4 values are
+ * multiplied by their scales. */
 static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, int64_t n, float *out) {
     int64_t i;
-    int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of its size */
+    int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of the group's size */
     float scale = 1.0f;
     if (te__is_fp8(x->dtype)) {
         const uint8_t *codes = (const uint8_t *)x->data + row * x->ld + at;
         for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
     } else {
-        te__load_row(x->data, x->dtype, row * x->ld + at, n, out); /* of 4 bits as well: ld is even then */
+        te__load_row(x->data, x->dtype, row * x->ld + at, n, out); /* 4-bit codes too: their `at` and ld are even */
     }
     if (x->scaling != TE_SCALING_MXFP8 && x->scaling != TE_SCALING_NVFP4) return;
     for (i = 0; i < n; i++) {
@@ -169,7 +171,7 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
     }
 }
 
-/* One panel of rows that run along k: decoded chunk by chunk, then turned around. */
+/* Packs one panel of a K-major operand: decodes `rows` lines chunk by chunk and transposes each chunk. */
 static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float part[TE__GEMM_NR][TE__GEMM_CHUNK];
     int64_t p, n, i, w = x->width, r;
@@ -182,7 +184,8 @@ static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t r
     }
 }
 
-/* Several panels whose rows run along m or n: each k gives a piece to each panel. */
+/* Packs several panels of an operand whose rows in memory run along m or n: each value of k gives a piece to each
+ * panel. */
 static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float line[TE__GEMM_NC];
     int64_t p, at, w = x->width;
@@ -193,7 +196,7 @@ static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_
     }
 }
 
-/* Tasks begin .. end - 1 of packing. */
+/* Packs the lines of tasks begin .. end - 1. */
 static void te__gemm_pack(void *user, int64_t begin, int64_t end) {
     const te__gemm_operand *x = (const te__gemm_operand *)user;
     for (; begin < end; begin++) {
@@ -221,18 +224,19 @@ typedef struct te__gemm_job {
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
-    const float *amax_a, *amax_b; /* NULL, or one for each row and column: times the factors they are scales */
+    const float *amax_a, *amax_b; /* NULL, or one amax for each row, or column; times factor_a or factor_b they are
+                                   * scales */
     te__gemm_micro_fn micro;
 } te__gemm_job;
 
-/* TransformerEngine's GELU is the tanh form. */
+/* GELU and its derivative in the tanh form, as TransformerEngine has them. */
 static float te__gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }
 static float te__gemm_dgelu(float x) {
     float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));
     return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
 }
 
-/* n sums of row `row` from column `col` on become elements of D. */
+/* Turns n sums of row `row`, from column `col` on, into elements of D: scales, bias, epilogue, accumulation, store. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums,
                             const float *bias) {
     const te_op_gemm_args *g = job->args;
@@ -255,8 +259,8 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* sums += A B over n values of k from p on, one block of k, times its scales, for a tile of rows x cols whose panels
- * start at pa and pb. */
+/* Adds A B over one block of k, n values from p on, times the block scales, to the sums of a tile of rows x cols. pa
+ * and pb: where the tile's panels start. */
 static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows,
                                  int64_t col, int64_t cols, int64_t p, int64_t n,
                                  float sums[TE__GEMM_MC][TE__GEMM_NC]) {
@@ -290,7 +294,8 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
 }
 
-/* Tiles begin .. end - 1 of the rows and columns that are decoded now; a column of tiles shares its part of B. */
+/* Computes tiles begin .. end - 1 of the rows and columns that are decoded now. Tiles of one column come in sequence
+ * and share their part of B. */
 static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
     const te__gemm_job *job = (const te__gemm_job *)user;
     int64_t down = te__div_up(job->a.end - job->a.begin, TE__GEMM_MC);
@@ -298,8 +303,8 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
         te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
-/* One operand's factor of the sums in the epilogue. NULL or the amaxes of its lines, times their factor: these
- * instead. */
+/* Multiplies job->scale by one operand's scale. Returns NULL; or, if each line has an amax of its own, those amaxes,
+ * which are then the scales after multiplication by *factor. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);
@@ -332,7 +337,7 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR, g->scale_b, g->scaling_b,
                           g->swizzled_scales);
     size = (job.a.block + job.b.block) * g->k;
-    /* on 32 bits a size that would wrap around is refused */
+    /* on 32 bits: refuses a size that would wrap around */
     bytes = (uint64_t)size <= SIZE_MAX / sizeof(float) ? (size_t)size * sizeof(float) : SIZE_MAX;
     job.a.packed = (float *)te__alloc(te, bytes);
     if (!job.a.packed) return TE_ERR_OUT_OF_MEMORY;

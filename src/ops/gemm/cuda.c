@@ -1,11 +1,11 @@
-/* ops/gemm/cuda.c: matrix products, one by one and by groups: the kernels and their launches. Knows plans; must not
- * know the driver beyond tensor maps.
+/* ops/gemm/cuda.c: matrix products, one by one and by groups: the choice of kernels and their launches. Knows plans;
+ * must not know the driver beyond tensor maps.
  *
  * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a
- * K-major operand), gemv_mn (up to eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4
- * operands are decoded into the workspace first (gemm_prepare), and are bf16 to all but gemv_k. Groups (args of
- * te_op_grouped_gemm) are gemm_hopper's, gemm_mma's or gemm_naive's. How many tiles there are only the device knows
- * then: along rows a launch has as many blocks as there can be, and those without a tile end at once. */
+ * K-major operand), gemv_mn (GEMV: up to eight lines by an MN-major operand), gemm_naive (anything, anywhere).
+ * gemm_prepare first decodes MXFP8 and NVFP4 operands into bf16 in the workspace, for all kernels but gemv_k.
+ * Groups (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. Only the device knows the sizes of groups
+ * along rows. So a launch has as many blocks as there can be tiles, and blocks without a tile end at once. */
 
 /* ---- arguments
  * ------------------------------------------------------------------------------------------------------- */
@@ -14,11 +14,11 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
-    if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8's and NVFP4's for gemv_k alone: the others get bf16 */
+    if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8 and NVFP4: gemv_k alone reads these scales, the other kernels get
+                                              * bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__cols(a->scale_a); /* scale_a has all rows of A; in a phase of D, a->m counts that phase's
-                                               * alone */
+        k->ld_block_a = te__cols(a->scale_a); /* of the whole tensor: a->m counts the rows of one phase alone */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {
@@ -78,7 +78,8 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (q->groups) te__gemm_fill_groups(k, q);
 }
 
-/* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
+/* Redirects the kernel's output if k is split: D becomes the partial sums in the workspace, plain f32, one [m, ldd] for
+ * each split. Returns false if there is no workspace. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
     k->k_split = c->k_split;
@@ -98,7 +99,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     return k->d != NULL;
 }
 
-/* ... and a second kernel adds them up and does the rest. */
+/* Plans gemm_reduce, which adds up the partial sums and applies scales, bias and epilogue. */
 static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c,
                                  const void *partial) {
     const te_op_gemm_args *a = q->args;
@@ -119,13 +120,13 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
 }
 
-/* The reason that te_explain prints: how operands were prepared, and then `text`. */
+/* The reason that te_explain prints: how the operands were prepared, then `text`. */
 #define TE__GEMM_WHY(q, text)                                                                                      \
     ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                    \
      : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                    \
      : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text \
                                                 : text)
-/* The same, and at the end how sums of 128 k are added up. */
+/* TE__GEMM_WHY's reason, followed by how the sums over 128 values of k are added up. */
 #define TE__GEMM_WHY_SUMS(q, promote, text)                                       \
     ((q)->block ? TE__GEMM_WHY(q, text ", sums of 128 k scaled in f32")           \
      : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32") \
@@ -134,38 +135,41 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
 /* ---- gemm_prepare
  * ---------------------------------------------------------------------------------------------------- */
 
-/* A (i = 0) or B as gemm_prepare reads it, MXFP8's and NVFP4's codes or bytes, and the length of its copy's rows. */
+/* Returns A (i = 0) or B (i = 1) as gemm_prepare reads it, MXFP8 and NVFP4 as codes, all else as bytes, and the length
+ * of its copy's rows. */
 static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int i) {
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = i ? &q->b : &q->a;
     bool decoded = a->scaling_a >= TE_SCALING_MXFP8;
-    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* of an element that moves */
+    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* of an element that moves; codes
+                                                                                      * are counted */
     te__gemm_prepare_side s = TE_ZERO;
     s.from = (const unsigned char *)x->data;
     s.rows = x->k_major ? lines : a->k;
     s.columns = (x->k_major ? a->k : lines) * bytes;
     s.ld = x->ld * bytes;
-    /* Bytes: a row of a slab is one line of the L2 cache then, not two, or at least whole sectors, unless that would be
-     * many times the row. */
+    /* Bytes: rows of 512 or more are padded to whole lines of the L2 cache (128), so that a row of a slab lies in one
+     * line. Shorter rows are padded to whole sectors (32), and rows of up to 16 bytes to 16: more would be many times
+     * the row. */
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
-    /* swizzled: tiles are counted by groups */
+    /* swizzled scales are counted in groups of k, for either copy */
     s.ld_scale = te__gemm_scale_ld(a->scaling_a, !x->k_major && !a->swizzled_scales, lines, a->k);
     s.dt = x->dtype;
     s.down = !x->k_major;
     return s;
 }
 
-/* gemm_prepare counts pieces of 16 elements in 32 bits, and its count passes the last one by up to a step of its loop:
- * the limit leaves room for that. */
+/* Returns whether gemm_prepare can count A's and B's pieces of 16 elements in 32 bits. The limit leaves room for one
+ * step of its loop, by which the count passes the last piece. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
 }
 
-/* Operands that the other kernels do not read as they lie become copies in the workspace: bf16 of codes, aligned rows
- * of all others. False: there was no workspace. */
+/* Plans gemm_prepare: copies operands that the product's kernel cannot read in place into the workspace, codes as bf16,
+ * all others with aligned rows. Returns false if there are too many codes or no workspace. */
 static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     const bool decoded = q->args->scaling_a >= TE_SCALING_MXFP8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_prepare");
@@ -201,10 +205,11 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
 /* ---- bias gradient
  * ---------------------------------------------------------------------------------------------------- */
 
-/* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
+/* Plans the sums of D's columns into bias_gradient: from `sums` [rows, n] that a kernel left, or, if NULL, from D.
+ * Returns false if there is no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { SHORT = 1024 }; /* rows that one block adds up before several would have begun */
+    enum { SHORT = 1024 }; /* one block adds up so many rows before a kernel of several blocks would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= SHORT) {
         te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
@@ -213,7 +218,7 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, c
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
-/* Tensor cores would round f32 operands to TF32. */
+/* Returns whether f32 operands must not be rounded to TF32, as tensor cores do: exact_f32. */
 static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) {
     return q->a.dtype == TE_F32 && p->te->exact_f32;
 }
@@ -238,12 +243,12 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
  * -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* speed: of products, and of those that need more registers a thread. Each slot of shared memory holds 64 bytes of
-     * k; there are four slots. */
+    /* speed[0]: of ordinary products; speed[1]: of products that need more registers per thread. Shared memory has four
+     * slots, each of 64 bytes of k. */
     static const te__gemm_tile_kind kinds[] = {
         {128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
-    /* groups start there, at any element */
+    /* groups along k start within the rows of K-major operands, at any element */
     bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major);
     bool aligned = te__gemm_is_aligned(q) && !within_rows,
          promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
@@ -279,15 +284,16 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_hopper
  * ----------------------------------------------------------------------------------------------------- */
 
-/* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
+/* Returns whether gemm_hopper can do the product: TMA counts in 32 bits, and loads the scales of B's 1 x 128 blocks in
+ * pieces of 16 bytes. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
-/* A map of `depth` matrices of rows x columns, `apart` elements from one to the next, in boxes of 128 bytes by `box`
- * rows. depth 0: of one, in two dimensions. */
+/* Encodes a tensor map of `depth` matrices of rows x columns, whose starts are `apart` elements apart, with boxes of
+ * 128 bytes by `box` rows. depth 0: a map of one matrix, in two dimensions. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
                               int64_t rows, int64_t box, int64_t depth, int64_t apart) {
     int64_t size = te__dtype_size(dtype);
@@ -296,9 +302,9 @@ static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype
     uint32_t boxes[3] = {(uint32_t)(128 / size), (uint32_t)box, 1};
     return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
 }
-/* Of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that
- * are not k-major in boxes of 64 by one slab, or, if `box` is no multiple of 64, by half of one. stack: of one for each
- * of so many groups, so that each ends in zeros of its own. */
+/* Encodes the map of an operand of `size` lines (rows of A, columns of B) and length k. K-major: boxes of `box` lines
+ * by one slab of k. Else: boxes of 64 lines by one slab of k, or by half a slab if `box` is no multiple of 64. stack:
+ * the number of groups if each has an operand of its own, so that each ends in zeros; 0: one operand. */
 static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
                                       int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
@@ -308,7 +314,7 @@ static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_sid
                                    : 64,
                         stack, x->ld * rows);
 }
-/* Of D or aux: of all splits, or along k groups. */
+/* Encodes the map of D or aux. The third dimension counts splits, or groups along k. */
 static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
     int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements
                                                                              : k->splits > 1   ? k->d_split
@@ -316,9 +322,9 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
-/* TE__GEMM_STORE_...: the epilogue, and whether TMA stores D: if it may store D and aux, lines have no scales, and D is
- * neither f32 with dGELU nor 16 bits that are added to and have aux. The workspace of splits has nothing beside its
- * rows. */
+/* Returns the TE__GEMM_STORE_... bits of the epilogue. TMA stores D if it may store the rows of D and aux, no line has
+ * a scale of its own, and D is neither f32 with dGELU nor 16 bits with both accumulate and aux. Partial sums of splits
+ * may always go by TMA: nothing lies beside their rows in the workspace. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) &&
@@ -330,7 +336,8 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
                 (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
     return !aligned || lines || (dgelu && f32) || aux_and_old ? store : store | TE__GEMM_STORE_TMA;
 }
-/* gemm_groups comes first, and gets the maps that gemm_hopper must not use as they are. */
+/* Fills in the launch of gemm_groups, which runs before gemm_hopper. gemm_groups gets the maps of all groups and writes
+ * copies that end with each group; gemm_hopper must use the copies. */
 static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h,
                                  const te__gemm_choice *c, bool by_tma) {
     const te_op_grouped_gemm_args *a = q->groups;
@@ -352,9 +359,9 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    /* speed: of one product, of groups along rows, of groups along k; each without and with promoted sums. Along rows
-     * clusters share A, since tiles of one row belong to one group, and tiles of 256 rows compute only the rows of
-     * their group. */
+    /* speed, in pairs without and with promoted sums: of one product, of groups along rows, of groups along k. Clusters
+     * of groups along rows share A, since tiles of one row belong to one group. Tiles of 256 rows compute only the rows
+     * of their group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
@@ -387,7 +394,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = te__gemm_store_of(&k->g);
     by_tma = (store & TE__GEMM_STORE_TMA) != 0;
-    if (a->bias_gradient && by_tma && c.splits == 1) { /* of 16 rows each */
+    if (a->bias_gradient && by_tma && c.splits == 1) { /* a row of sums for each 16 rows of D */
         sum_rows = te__div_up(a->m, 16);
         k->g.row_sums = sums_of_d = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums_of_d) return p->result;
@@ -422,16 +429,19 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemv_k and gemv_mn -------------------------------------------------------------------------------------------
  * */
 
-/* The long operand. */
+/* Returns the long operand of a GEMV. */
 static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
 
-/* Is this a GEMV for gemv_mn, or for gemv_k? Both are bound by the bytes of the long operand. gemv_k takes up to
- * sixteen lines of the short one, and up to eight if lines are shifted or blocks have scales, which need the registers
- * of the others. It does not split k, and leaves long lines in a small grid (k > 16384, fewer than four blocks a
- * multiprocessor) to other kernels. gemv_mn takes 64 lines or more of the long operand, so that it reads no piece
- * beyond them in vain. Very many lines are gemm_hopper's, whose ring has more bytes in flight than warps do
- * (tests/bench/notes.md): the bound is in bytes of one k for each multiprocessor. With a short B most of that ring is
- * B's and empty, and a GEMV is quicker for any number of lines. */
+/* Returns whether gemv_mn (mn), or else gemv_k, takes the product. Both kernels are bound by the bytes of the long
+ * operand.
+ * gemv_k takes up to sixteen lines of the short operand; up to eight if lines are not aligned or blocks have scales,
+ * since these need registers. It does not split k, so it leaves long lines (k > 16384) in a small grid (fewer than four
+ * blocks a multiprocessor) to other kernels.
+ * gemv_mn takes up to eight lines of the short operand, and 64 or more of the long one, so that it reads no piece
+ * beyond them in vain.
+ * Very many aligned lines go to gemm_hopper if A is short: its ring has more bytes in flight than warps do
+ * (tests/bench/notes.md). The bound is in bytes of one k for each multiprocessor. If B is short, B's part of the ring
+ * is most of it and nearly empty, and a GEMV is quicker for any number of lines. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -443,12 +453,12 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
              lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* Lanes of gemv_mn have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once,
- * two a multiprocessor: tests/bench/notes.md. gemv_mn splits k if blocks are at most half as many as
- * multiprocessors. */
+/* Plans gemv_k or gemv_mn. In gemv_mn a lane has four lines, with sixteen warps a block, as long as all blocks are
+ * resident at once (two a multiprocessor); else eight lines, with eight warps (tests/bench/notes.md). gemv_mn splits k
+ * if there are at most half as many blocks as multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
+    enum { SHORTEST = 1024 }; /* least k of a split: four turns of each warp */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0, warps;
     int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
@@ -497,11 +507,13 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 /* ---- D by phases
  * ----------------------------------------------------------------------------------------------------- */
 
-static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* elements of D; fewer in tests */
+static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* least elements of D that make phases worth it; tests set
+                                                         * fewer */
 
-/* TMA stores no D whose rows start anywhere. But all, or every second, fourth or eighth of them, by ldd, start at the
- * same place within 16 bytes: these rows of A by the rows of B from there on are a product whose D it does store. Worth
- * its launches if D is large and k short: behind long products stores are hidden. */
+/* Returns whether D is computed in phases. TMA cannot store a D whose rows start at any byte. But every row, or every
+ * second, fourth or eighth row, depending on ldd, starts at the same place within 16 bytes. Such rows of A, by the rows
+ * of B from the first aligned column of D on, are a product whose D TMA can store. The extra launches pay if D is large
+ * and k is short: stores are hidden behind long products. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
@@ -511,7 +523,7 @@ static bool te__gemm_has_phases(const te__gemm_problem *q) {
            a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
-/* Whole pieces of 16 bytes of each phase; then the columns at both ends, which may share such a piece with other
+/* Plans the whole 16-byte pieces of each phase, then the columns at both ends of D, which may share a piece with other
  * rows. */
 static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
@@ -529,7 +541,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
               : ends ? a->n - piece
                      : -(int64_t)((uintptr_t)te__data(a->d) / (uintptr_t)size + (uintptr_t)(row * ld)) & (piece - 1);
         one.args = &args, args.d = &d;
-        /* not a sum of pointers: te_explain has none */
+        /* integers, since te_explain has no pointers */
         one.a.data = (const void *)((uintptr_t)q->a.data + (uintptr_t)(row * q->a.ld * of_a));
         one.b.data = (const void *)((uintptr_t)q->b.data + (uintptr_t)(col * q->b.ld * of_a));
         one.a.ld *= ends ? 1 : phases;
@@ -541,7 +553,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         d.offset += (row * ld + col) * size;
         if ((ends ? te__gemm_plan_gemv(p, &one) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
     }
-    p->native = true; /* but for the ends */
+    p->native = true; /* the columns at the ends are not */
     te__plan_why(p, TE__GEMM_WHY_SUMS(q, te__is_fp8(q->a.dtype) && a->split_accumulator,
                                       "TMA and wgmma, by rows of D that start at one place within 16 bytes; a few "
                                       "columns at D's ends by a GEMV"));
@@ -551,14 +563,15 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
 /* ---- the choice
  * ------------------------------------------------------------------------------------------------------ */
 
-/* Done before a second kernel would start: gemm_mma reads unaligned operands as they lie, but waits for each slab;
- * 16-bit operands go there if k is one slab. */
+/* Returns whether a product with unaligned operands is small enough for gemm_mma: done before gemm_hopper would start
+ * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each slab, so 16-bit operands qualify
+ * only if k is one slab. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
-/* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
+/* Marks an operand of a single contiguous line as K-major: it lies along k, whichever layout was passed. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     if (lines != 1 || (!x->k_major && x->ld != 1)) return;
     x->k_major = true;

@@ -1,24 +1,24 @@
-// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And
+// ops/gemm/epilogue.cuh: the epilogue of an accumulator (scale, bias, GELU or its derivative, accumulation, store), and
 // the order of tiles.
 //
-//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v +
-//                                       (accumulate ? D : 0)
+//   v = scale_a scale_b acc + bias
+//   GELU:  aux = v, v = gelu(v)      DGELU:  v = v gelu'(aux)
+//   D = v + (accumulate ? D : 0)
 //
-// scale_a may be one number for each row of D, scale_b one for each column: they are multiplied in first. Scales of
-// blocks of k are not the epilogue's: they have been applied to partial sums.
+// scale_a may have one number for each row of D, scale_b one for each column: these are multiplied in first. Scales of
+// blocks of k have been applied to the partial sums before the epilogue.
 //
-// Tensor-core kernels pass their accumulators through a stage of shared memory, a few rows for each warp, so that
-// device memory sees long pieces of rows whatever the fragment looks like.
+// Tensor-core kernels write their accumulators to a stage in shared memory, a few rows for each warp, and store from
+// there: device memory sees long pieces of rows, whatever the layout of the fragments.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
 
-// ---- D, aux and bias: f32, f16 or bf16, known at run time
-// -------------------------------------------------------------
-// With a literal format the functions of base.cuh and vector.cuh fold to one case; these choose among the three that
-// can come. N: 1, or 8 at a multiple of 16 bytes.
+// ---- D, aux and bias: f32, f16 or bf16, known at run time ------------------------------------------------------
+// These functions choose among three formats, so that base.cuh's and vector.cuh's functions get a literal format and
+// fold to one case. N: 1; or 8, at a multiple of 16 bytes.
 
-// A loop over the formats in its place changes the order of gemv_k's loads: tests/bench/notes.md.
+// Written out: a loop over the formats changes the order of gemv_k's loads (tests/bench/notes.md).
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
         dt == TE_F32    ? te_load8(p, i, TE_F32, v)
@@ -35,8 +35,8 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
         for (int k = 0; k < 8; k++)
             w[k] = dt == TE_F32 ? __float_as_uint(v[k]) : k < 4 ? te_f32x2_to_half(v[2 * k], v[2 * k + 1], dt) : 0;
 #pragma unroll
-        for (int k = 0; k < (dt == TE_F32 ? 8 : 4); k += 4) // in gemm_hopper the compiler would store a uint4 word by
-                                                            // word
+        // asm: in gemm_hopper the compiler would store a uint4 word by word
+        for (int k = 0; k < (dt == TE_F32 ? 8 : 4); k += 4)
             asm volatile(
                 "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((char *)p + i * (dt == TE_F32 ? 4 : 2) + 4 * k),
                 "r"(w[k]), "r"(w[k + 1]), "r"(w[k + 2]), "r"(w[k + 3]));
@@ -50,32 +50,32 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
 // ---- one value
 // -------------------------------------------------------------------------------------------------------
 
-// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one
-// exponential and one reciprocal, and no cancellation where x is far below 0.
+// GELU is the tanh form of Hendrycks and Gimpel, as in TransformerEngine. With 0.5 + 0.5 tanh(u) = sigmoid(2 u) it
+// takes one exponential and one reciprocal, and has no cancellation where x is far below 0.
 TE_DEV float te_gemm_exp2(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-TE_DEV float te_gemm_reciprocal(float x) { // of at most 2^126: without a division's care for more
+TE_DEV float te_gemm_reciprocal(float x) { // x: at most 2^126; skips what a division does for larger values
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// exp(-2 u), at most 2^60: beyond, the sigmoid is as good as 0, and products of two stay finite.
+// Returns exp(-2 u), limited to 2^60: the sigmoid is as good as 0 there, and a product of two such values stays finite.
 TE_DEV float te_gemm_exp_minus_2u(float x) {
     float xx = x * x;
     return te_gemm_exp2(fminf(x * (-2.3022082f - 0.10294324f * xx), 60.0f));
 }
 TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }
-// Of two, for one reciprocal: special functions are a quarter as fast as the others.
+// Returns the sigmoids for x and y by one reciprocal: special functions run at a quarter of the rate of others.
 TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
     float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = te_gemm_reciprocal(a * b);
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
-// The derivative for two between -8 and 8, or NaN, which stays where it is: the exponential is at most 2^60 for it too,
-// and the other one's reciprocal finite.
+// Returns GELU's derivatives at x and y, each between -8 and 8, or NaN. A NaN affects its own result alone: fminf
+// limits its exponential to 2^60 as well, so the common reciprocal stays finite.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float2 s = te_gemm_sigmoid2u(x, y);
     return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x),
@@ -85,23 +85,23 @@ TE_DEV float te_gemm_dgelu(float x) { // beyond 8 the slope is 0 or 1; NaN stays
     x = x < -8.0f ? -8.0f : x > 8.0f ? 8.0f : x;
     return te_gemm_dgelu_within_8(x, x).x;
 }
-// The scales that all of D, or of one group's, has in common.
+// Returns the product of the scales that all of D, or all of one group's D, has in common.
 TE_DEV float te_gemm_scale(const te__gemm_kargs &a, int group = 0) {
     return (a.scale_a && !a.rows_a ? a.scale_a[a.groups.each_a ? group : 0] * a.factor_a : 1.0f) *
            (a.scale_b && !a.columns_b ? a.scale_b[a.groups.each_b ? group : 0] * a.factor_b : 1.0f);
 }
 
-// A word of f16 or bf16 as two neighbours.
+// Splits a word of two f16 or bf16 into floats.
 TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {
     lo = dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
     hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));
 }
 
-// The block scale of line `line` (a row of A, a column of B) in block `block` of k.
+// Returns the block scale of line `line` (a row of A, a column of B) in block `block` of k.
 TE_DEV float te_gemm_block_scale(const float *scale, int two_d, te_i64 ld, te_i64 line, te_i64 block) {
     return two_d ? scale[(line >> 7) * ld + block] : scale[block * ld + line];
 }
-// The product of two block scales, kept finite: 0 times it must stay 0.
+// Returns the product of two block scales, kept finite, so that 0 times the product stays 0.
 TE_DEV float te_gemm_block_product(float a, float b) {
     float s = a * b;
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
@@ -110,7 +110,7 @@ TE_DEV float te_gemm_block_product(float a, float b) {
 // ---- neighbours of a row
 // -----------------------------------------------------------------------------------------------
 
-// bias[N] of the columns from `col` on; zeros without one and beyond the last.
+// Loads the bias of N columns from `col` on: zeros without a bias and beyond the last column.
 template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, float bias[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -119,12 +119,12 @@ template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, f
     }
 }
 
-// A row of D, and where it starts in D and aux.
+// A row of D: its number, and the elements at which it starts in D and in aux.
 struct te_gemm_row {
     te_i64 number, d, aux;
     TE_DEV te_gemm_row(const te__gemm_kargs &a, te_i64 row) : number(row), d(row * a.ldd), aux(row * a.ldaux) {}
-    // Columns from `col` on before the first that lies at a multiple of 16 bytes in D and aux; `all` if there is none
-    // for both.
+    // Returns how many columns from `col` on lie before the first that is at a multiple of 16 bytes in both D and aux;
+    // `all` if no column is.
     TE_DEV int before_piece(const te__gemm_kargs &a, te_i64 col, int all) const {
         if (a.vector) return 0;
         int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15,
@@ -133,8 +133,8 @@ struct te_gemm_row {
     }
 };
 
-// v[N] holds the accumulators of a row from column `col` on; eight of them start at a multiple of 16 bytes in D and
-// aux.
+// Applies the epilogue to v[N], the accumulators of a row from column `col` on, and stores D. N = 8: they start at a
+// multiple of 16 bytes in D and aux.
 template <int N>
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], const te_gemm_row &row,
                            te_i64 col, float v[N]) {
@@ -174,28 +174,28 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_
 // -----------------------------------------------------------------
 
 template <int COLS> struct te_gemm_stage {
-    static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // floats from one row to the next: rows start in
-                                                                    // other banks
+    static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // PITCH: floats from one row to the next; rows
+                                                                    // start in different banks
     static const int BYTES = ((ROWS - 1) * PITCH + COLS) * 4;
-    // a lane stores PIECES pieces of a row, LANES lanes the whole row
+    // a lane stores PIECES pieces of a row; LANES lanes store the whole row
     static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES;
     float *at;
 
-    // Columns `col` .. col + 7 of an m16n8 fragment; of its upper (half = 0) or lower eight rows, if there is no room
-    // for both.
+    // Writes an m16n8 fragment to columns `col` .. col + 7 of the stage. A stage of 8 rows has room for half of the
+    // fragment: the upper (half = 0) or lower eight rows.
     TE_DEV void put(int col, const float *d, int half = 0) const {
         float *to = at + (threadIdx.x & 31) / 4 * PITCH + col + threadIdx.x % 4 * 2;
         *(float2 *)to = make_float2(d[2 * half], d[2 * half + 1]);
         if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
 
-    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row of
-    // D may start anywhere: lanes store pieces of eight neighbours from the first multiple of 16 bytes on, and one by
-    // one the elements before and behind these.
+    // Finishes the stage into rows row0 .. and columns col0 .. of D. The whole warp must call; on return the stage is
+    // free. A row of D may start at any element: lanes store pieces of eight neighbours from the first multiple of 16
+    // bytes on, and single elements before and behind these pieces.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
-        asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the
-                                       // mainloop
+        // hides `lane`: values derived from it must be computed here, and not hold registers during the mainloop
+        asm volatile("" : "+r"(lane));
         int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
         float bias[PIECES][8];
         __syncwarp();
@@ -229,8 +229,9 @@ template <int COLS> struct te_gemm_stage {
 // ---- order of tiles
 // --------------------------------------------------------------------------------------------------
 
-// Bands of eight tile rows, column by column: blocks that run at the same time share operands in the L2 cache. Tiles
-// are counted in 32 bits: 64-bit division is slow, and more tiles than that do not fit into a memory.
+// Gives the tile row tm and tile column tn of tile `tile`. The order is bands of eight tile rows, column by column
+// within a band: blocks that run at the same time share operands in the L2 cache. Tiles are counted in 32 bits: 64-bit
+// division is slow, and no memory holds a D of more tiles.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
     te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;

@@ -4,10 +4,10 @@
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes
 //   -> TMA -> D
 //
-// A warpgroup has BUFFERS chunks, and waits for the one that it writes next alone.
+// Each warpgroup has BUFFERS chunk buffers. It waits only for the store from the buffer that it writes next.
 #pragma once
 
-// Two values of a word between -8 and 8, or NaN.
+// Clamps both values of a word to -8 .. 8; NaN stays NaN.
 TE_DEV te_u32 te_gemm_clamp_8(te_u32 w, int dt) {
     if (dt == TE_BF16) asm("min.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(w) : "r"(0x41004100u));
     else asm("min.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(w) : "r"(0x48004800u));
@@ -18,13 +18,13 @@ TE_DEV te_u32 te_gemm_clamp_8(te_u32 w, int dt) {
 struct te_tma_store_path {
     const te__gemm_hopper_kargs &a;
     const void *d_map, *aux_map, *bias_from;
-    te_u32 buffers, loads; // chunks of shared memory; for each a barrier of the load into it
-    te_u32 biases; // WN floats
+    te_u32 buffers, loads; // shared memory: the chunk buffers, and a barrier for the load into each
+    te_u32 biases; // shared memory: WN floats
     int group, lane;
-    te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
+    te_u32 turn; // chunks so far, of all tiles: gives the next chunk's buffer and parity
     bool leader; // the thread that issues TMA operations
     float scale;
-    te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., in its own format
+    te_u32 bias[(WN + 127) / 128]; // of columns threadIdx.x % 128 + 128 i, in the bias's own format
 
     TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 biases_,
                              int group_)
@@ -33,8 +33,9 @@ struct te_tma_store_path {
           scale(te_gemm_scale(args.g)) {}
 
 #if GROUPED
-    bool tall, fresh; // the second accumulator has rows; the group's maps have not been acquired
-    float scale_b;    // multiplied late: no wait for device memory before the first products are under way
+    bool tall, fresh; // tall: the second accumulator has rows; fresh: the group's maps have not been acquired
+    float scale_b;    // multiplied in by finish(): entering a group must not wait for device memory before the first
+                      // products
     TE_DEV void enter(int of) {
         scale = a.g.scale_a ? a.g.scale_a[a.g.groups.each_a ? of : 0] : 1.0f;
         scale_b = a.g.scale_b ? a.g.scale_b[a.g.groups.each_b ? of : 0] : 1.0f;
@@ -47,18 +48,18 @@ struct te_tma_store_path {
     static const bool tall = true;
 #endif
 
-    // Chunks of one column of chunks come before the next columns.
+    // The row and column of a chunk in the warpgroup's part of a tile. Chunks run down the rows first.
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
-    // The load of aux or D for a chunk.
+    // Issues the load of aux, or of the old D, for a chunk.
     TE_DEV void ask(te_u32 at, int row, int col, int split) const {
         te_u32 bar = loads + 8 * (at % BUFFERS);
         te_mbar_expect(bar, BUFFER);
         te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
     }
 
-    // While the first products are under way: the loads that need no accumulator.
+    // Issues the loads that need no accumulator, while the first products are under way.
     TE_DEV void begin(int row, int col, int split) {
 #if GROUPED == 1
         if (fresh && leader) {
@@ -69,7 +70,7 @@ struct te_tma_store_path {
 #endif
         if (LOADS) {
             if (leader) {
-                te_bulk_wait_read<0>(); // the last tile needs the buffers no more
+                te_bulk_wait_read<0>(); // the last tile's stores have left the buffers
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++)
                     ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
@@ -78,7 +79,7 @@ struct te_tma_store_path {
         }
         if (STORE & 2) {
 #pragma unroll
-            for (int i = 0; i < (WN + 127) / 128; i++) { // nothing waits for them here
+            for (int i = 0; i < (WN + 127) / 128; i++) { // first used in spread_bias(): nothing waits here
                 te_i64 at = col + threadIdx.x % 128 + 128 * i;
                 bias[i] = 0;
                 if (at < a.g.n)
@@ -86,7 +87,7 @@ struct te_tma_store_path {
             }
         }
     }
-    // The tile's bias as floats in shared memory: before a meeting.
+    // Writes the tile's bias as floats to shared memory. The warpgroup must meet before reading them.
     TE_DEV void spread_bias() const {
 #pragma unroll
         for (int i = 0; i < (WN + 127) / 128; i++) {
@@ -97,19 +98,21 @@ struct te_tma_store_path {
         }
     }
 
-    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by
-    // lanes.
+    // Returns the address that this lane passes to ldmatrix and stmatrix for the 16 rows of its warp and columns 8 j ..
+    // 8 j + 15 of the chunk.
     TE_DEV te_u32 word(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
     }
-    // ... and its two f32 of columns 8 j ..; eight rows on: + 8 * 128.
+    // Returns the address of this thread's two f32 in columns 8 j .. of a chunk; its pair eight rows below is 8 * 128
+    // further.
     TE_DEV te_u32 pair(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
     }
-    TE_DEV void get(te_u32 buffer, int j, float v[8]) const { // aux not as it is, but within 8: beyond, its slope is 0
-                                                              // or 1
+    // Reads the thread's eight values of columns 8 j .. of a chunk. aux is clamped to -8 .. 8: GELU's slope beyond is 0
+    // or 1.
+    TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));
 #pragma unroll
@@ -145,12 +148,12 @@ struct te_tma_store_path {
         __syncwarp();
     }
 
-    // The columns of a chunk, as it is stored, added up over this warp's 16 rows of it: a lane has a word of each row,
-    // one column or two.
+    // Adds up each column of a chunk, as it is stored, over this warp's 16 rows, and writes the sums to row_sums. A
+    // lane reads one word of each row: one column, or two of 16 bits.
     TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
         const int first = threadIdx.x % 128 / 32 * 16, mine = D_DT == 1 ? lane : 2 * lane;
         float sum[2] = {0.0f, 0.0f};
-        __syncwarp(); // the whole warp has written them
+        __syncwarp(); // the whole warp has written its rows
 #pragma unroll
         for (int r = 0; r < 16; r++) {
             te_u32 w = te_lds4(buffer + (first + r) * 128 + (((lane >> 2) ^ (r & 7)) << 4) + (lane & 3) * 4);
@@ -164,7 +167,7 @@ struct te_tma_store_path {
         if (D_DT != 1) to[1] = sum[1];
     }
 
-    // acc to rows `row` .. and columns `col` .. of D.
+    // Applies the epilogue to acc and stores it to rows `row` .. and columns `col` .. of D.
     TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
 #if GROUPED
         float scale = this->scale * scale_b;
@@ -177,7 +180,7 @@ struct te_tma_store_path {
         }
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // issued loads must be waited for
+            if (HALVES && !LOADS && chunk % SUMS && !tall) continue; // a load that was issued must be waited for
             const int sum = chunk % SUMS, first = col_of(chunk);
             int at_row = row + row_of(chunk), at_col = col + first;
             float v[CHUNK / 2];
@@ -209,8 +212,8 @@ struct te_tma_store_path {
             }
             if (LOADS) {
 #pragma unroll
-                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8
-                                                         // ..
+                // old: rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..
+                for (int j = 0; j < CHUNK / 8; j += 2) {
                     float old[8];
                     get(buffer_of(turn), j, old);
 #pragma unroll
@@ -224,7 +227,7 @@ struct te_tma_store_path {
                     }
                 }
             }
-            if (STORE & 8) { // the other buffer, by now
+            if (STORE & 8) { // aux has taken a buffer: D's chunk goes to the next one
                 if (leader) te_bulk_wait_read<BUFFERS - 1>();
                 te_meet<128>(1 + group);
             }
@@ -233,7 +236,7 @@ struct te_tma_store_path {
             if (STORE & 64) sum_columns(buffer_of(turn), at_row, at_col);
             send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
             if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
-                te_bulk_wait_read<1>(); // the chunk before has left its buffer
+                te_bulk_wait_read<1>(); // the chunk before this one has left its buffer
                 ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);
             }
             __syncwarp();

@@ -1,6 +1,6 @@
-// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies,
-// which tiles it has, and tensor maps that end where it ends: TMA reads zeros beyond, and writes nothing there, and
-// tiles need no special case.
+// ops/gemm/gemm_groups.cu: runs before gemm_hopper by groups. From sizes, which only the device knows, it computes
+// where each group lies and which tiles it has, and makes tensor maps that end where a group ends. TMA reads zeros
+// beyond that end, and writes nothing there, so tiles need no special case.
 //
 // Launch: grid (1, 1, 1), block 32: a lane does groups lane, lane + 32, ...
 // te:arch 90a
@@ -10,7 +10,7 @@
 extern "C" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_constant__ te__gemm_groups_kargs a) {
     te_follow();
     te_group_scan at;
-    if (threadIdx.x == 0) a.rows[a.groups.count].begin = 0; // how many numbers have been drawn
+    if (threadIdx.x == 0) a.rows[a.groups.count].begin = 0; // the counter of numbers that have been drawn
     for (te_u32 first = 0; first < (te_u32)a.groups.count; first += 32) {
         te_u32 g = first + threadIdx.x;
         at.next(a.groups, g, a.total, a.bm, a.per_row, a.skip_empty);
@@ -23,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_con
                 te_u64 *map = a.maps + (g * 2 + i) * 16;
 #pragma unroll
                 for (int w = 0; w < 16; w++) map[w] = a.map[i][w];
-                int size = at.end > 0 ? (int)at.end : 1; // of an empty group at the very start, whose first row is
-                                                         // never used
+                // size 1: an empty group at the very start, whose first row is never used
+                int size = at.end > 0 ? (int)at.end : 1;
                 if (a.dim[i]) te_tma_map_end<1>(map, size);
                 else te_tma_map_end<0>(map, size);
             }

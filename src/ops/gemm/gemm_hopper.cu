@@ -9,51 +9,54 @@
 //       +-------+
 //
 // Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B
-// (128 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The other two
-// are consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and arrives at
-// empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ... and slabs of the next tile are
-// loaded during the epilogue of this one. WAVES = 0: BM is 64, and each consumer has half the columns.
+// (128 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The second
+// and third are consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and
+// arrives at empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ..., and slabs of the next
+// tile are loaded during the epilogue of the current one. WAVES = 0: BM is 64, and each consumer has half the columns.
 //
-// TMA stores slabs in the 128-byte swizzle that wgmma reads and fills elements outside the operands with zeros. 16-bit
-// operands may have either major dimension: boxes of K-major ones are 128 bytes of k by rows of A or B, of MN-major
-// ones 64 elements of m or n by 64 of k, in sequence.
+// TMA stores slabs in the 128-byte swizzle that wgmma reads, and fills elements outside the operands with zeros. 16-bit
+// operands may have either major dimension. Boxes of K-major operands are 128 bytes of k by rows of A or B; boxes of
+// MN-major operands are 64 elements of m or n by 64 of k, in sequence.
 //
 // CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column,
-// or, if BM > BN, A of two tiles in a row. Each loads its half (of 192 MN-major columns: half of k), and TMA multicasts
-// it to both: a third less to read from the L2 cache. A slot is empty when the consumers of both blocks have released
-// it. Shared memory ends with its block, so each block waits at its end until all its slots are empty and the other one
-// has no more to send. The producer waits, while D is stored. With 1 x 128 blocks of B the consumers wait instead,
-// after the store: the producer's wait makes ptxas schedule their loop worse (tests/bench/notes.md).
+// or, if BM > BN, A of two tiles in a row. Each block loads half of the shared slab (of 192 MN-major columns: half of
+// k), and TMA multicasts the half to both blocks: a third less to read from the L2 cache. A slot is empty when the
+// consumers of both blocks have released it. Shared memory ends with its block, so each block waits at its end until
+// all its slots are empty and its partner has no more to send. The producer does this wait while D is stored. With 1 x
+// 128 blocks of B the consumers wait instead, after the store: a waiting producer makes ptxas schedule the consumers'
+// loop worse (tests/bench/notes.md).
 //
-// PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the
-// other's, and one multiplies during the epilogue of the other.
+// PINGPONG: the two consumers take turns with whole tiles of 128 x 128. The slabs of one consumer's tile follow those
+// of the other consumer's tile, so one consumer multiplies during the epilogue of the other.
 //
-// STORE & 1: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of
-// each warpgroup, and are clipped at D's edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D
-// has it loaded into its buffer as many chunks ahead, the first chunks of a tile while it is multiplied. Without that
-// bit epilogue.cuh stores D: where rows of D or aux start or end within 16 bytes (TMA writes whole pieces), with scales
-// of rows or columns, f32 D with dGELU, and 16-bit D that is added to and has aux. The bias gradient is left as sums
-// over 16 rows of D, which column_sum adds up.
+// STORE & 1: the epilogue stores D by TMA as well. Chunks of 128 bytes of 64 rows pass through two or four buffers of
+// each warpgroup, and are clipped at D's edges. f32 is added to D in the L2 cache. A 16-bit chunk that needs aux or the
+// old D has it loaded into its buffer, two or four chunks ahead; the first chunks of a tile are loaded while the tile
+// is multiplied.
+// Without that bit epilogue.cuh stores D: where rows of D or aux start or end within 16 bytes (TMA writes whole
+// pieces), with scales of rows or columns, for f32 D with dGELU, and for 16-bit D with both accumulation and aux. The
+// bias gradient is left as sums over 16 rows of D, which column_sum adds up.
 //
-// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block
-// of B, are read by the threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the
-// slab, into shared memory behind the slots. BLOCK = 4: the first column of B is not a block's first, but less than
-// eight after it, so that the last eight columns of 128 may be of two blocks.
+// Block scales: wgmma's sums of each slab are scaled and added up in f32. Threads read A's scales, and the scale of a
+// 128 x 128 block of B, while wgmma runs. The 128 scales of B's 1 x 128 blocks are loaded with the slab, into shared
+// memory behind the slots. BLOCK = 4: the first column of B is up to seven columns after a block's first, so the last
+// eight columns of 128 may be of two blocks.
 //
 // GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and
-// has made tensor maps that end with a group: along rows of D and aux, so that the last tile of a group does not write
-// the next one's rows; along k of A and B, so that the last slab ends in zeros. Tiles are otherwise ordinary: rows (or
-// k) are counted through all groups. Along rows the consumers have the rows of a tile in turns of 64; rows beyond the
-// group's end are not multiplied, and if they are half of a tile (WAVES = 2) not read either.
+// has made tensor maps that end with a group. Along rows these are maps of D and aux, so that the last tile of a group
+// does not write the next group's rows; along k they are maps of A and B, so that the last slab ends in zeros.
+// Otherwise tiles are ordinary: rows, or k, are counted through all groups. Along rows the consumers take the rows of a
+// tile in turns of 64; rows beyond the group's end are not multiplied, and not read either if they are half of a tile
+// (WAVES = 2).
 // The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster)
-// draws a number when it starts a tile, and computes the tile of that number next. The consumers get the number with
-// the first slab, the other block of a cluster through its shared memory.
+// draws a number when it starts a tile, and computes the tile of that number next. The consumers get the work with the
+// first slab; the second block of a cluster gets the number through its shared memory.
 //
-// Blocks of k have scales of their own (BLOCK = 1 along k): groups begin with a block. The slab of zeros of an empty
+// Blocks of k have scales of their own (BLOCK = 1 along k), so groups begin with a block. The slab of zeros of an empty
 // group takes the last block's scales.
 //
-// TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded
-// from there, and the elements of other groups are zeroed before the first slab is multiplied.
+// TMA loads start at multiples of 16 bytes. A group along k that starts within such a piece of its rows is loaded from
+// the start of the piece, and the elements of the group before are zeroed before the first slab is multiplied.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
@@ -61,14 +64,12 @@
 //          CLUSTER     1 or 2
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
 //          STORE, D_DT bits of TE__GEMM_STORE_...; format of D
-//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and BN =
-//          128), GROUPED (without PINGPONG;
-//          along rows clusters share A always).
-// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B
-//         and their rows at multiples of 16 bytes, by TMA those of D and aux too, and their ends. Split s of a tile
-//         does k
-//         from s * k_split on, to D + s * d_split (by TMA: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes,
-//         k_split of 128.
+//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and
+//          BN = 128), GROUPED (without PINGPONG; along rows, clusters always share A).
+// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
+//         rows start at multiples of 16 bytes. Stored by TMA, rows of D and aux start and end at such multiples too.
+//         Split s of a tile does k from s * k_split on, to D + s * d_split (by TMA: z = s of d_map). BLOCK: block_b is
+//         at a multiple of 16 bytes, k_split a multiple of 128.
 //
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
@@ -131,27 +132,27 @@
 #define SLOT ((BM + BN) * SLAB)
 #define SHARE_A (CLUSTER == 2 && (BM > BN || GROUPED == 1))
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
-#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
+#define B_1D (BLOCK == 1 || BLOCK == 3) // numbers of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
-#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread needs for a slab: the tile's; with BLOCK = 4 also of
-                                   // each of its last two columns
-#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
-// of a warpgroup; with loads and promotion three slots remain for slabs
+#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread needs for a slab: the tile's; with BLOCK = 4 also those
+                                   // of its last two columns
+#define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
+// chunk buffers of a warpgroup; with 4, loads and promotion still leave three slots for slabs
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
-#define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // of a warpgroup
+#define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of the bias of a warpgroup
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
-#define COLUMNS (WN % 128 ? 64 : 128) // of te_gemm_stage
+#define COLUMNS (WN % 128 ? 64 : 128) // COLS of te_gemm_stage
 // bytes of shared memory through which a warpgroup stores D
 #define STAGED (TMA_OUT ? BUFFERS * BUFFER : 4 * te_gemm_stage<COLUMNS>::BYTES)
-#define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
-#define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
+#define CHUNK (D_DT == 1 ? 32 : 64) // columns of a chunk
+#define CHUNKS (SUMS * WN / CHUNK)  // chunks of a warpgroup's part of a tile
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
-#define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
+#define HALVES (GROUPED == 1 && WAVES == 2) // A is loaded in halves; the second half only if the group has rows there
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
-#define ENTRIES 16 // for GROUPED: see te_entry
+#define ENTRIES 16 // of the mail and work between threads, for GROUPED: see te_entry
 #define TMA_OUT (STORE & 1)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -183,7 +184,8 @@ static_assert(!TMA_OUT || !(STORE & 16) || D_DT != 1, "aux is read two values a 
 #endif
 #define MULTIPLY JOIN(TE_WGMMA_, WN)
 
-// Slabs pass as (slot, parity of the slot's phase): the same sequence for producer and consumers.
+// A position in the ring of slots, and the parity of the slot's phase. Producer and consumers go through the same
+// sequence.
 struct te_ring {
     int slot, parity;
     TE_DEV void next() {
@@ -196,21 +198,23 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier of its
-// arrival; one block is at most a ring, and the next tile, ahead of the other. At + 16 the work whose first slab is in
-// slot i, for the consumers: no load from device memory.
+// Returns the address of entry i, 48 bytes of shared memory. At + 0: the number of the next tile, which the first block
+// of a cluster sends to the second; at + 8: the barrier of its arrival. A block is at most a ring and one tile ahead of
+// its partner. At + 16: the te_work whose first slab is in slot i, for the consumers, who so need no load from device
+// memory.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
-// Work items are splits of tiles, of two tiles with CLUSTER.
+// Tiles along m and along n; two tiles that share an operand count as one. A work item is one split of such a tile.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-// The tile and the k of work item `work` for block `rank` of the cluster. By groups, group_ is the group of the block's
-// last item, and becomes this one's: a block goes through its work upwards, and so through the groups.
+// The tile and the range of k of one work item. The constructor decodes item `work` for block `rank` of the cluster.
+// group_ is the group of the block's last item, and is moved on to this item's: a block's items only ascend, and so do
+// their groups.
 struct te_work {
     int row, col, rows_end, slabs, k0;
-    int split;  // the third coordinate of D, which are the groups if they lie along k
-    int before; // elements of the first slab that are the group's before
+    int split;  // the third coordinate in D's map: the split, or the group if groups lie along k
+    int before; // elements of the first slab that belong to the group before
     int group;  // -1: there is no more work
     TE_DEV explicit te_work(te_u32 entry) {
         uint4 u = te_lds16(entry + 16), v = te_lds16(entry + 32);
@@ -244,26 +248,28 @@ struct te_work {
             begin = 0, end = (int)a.k;
         }
         if (GROUPED != 1 || tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
-        else tm = down, tn = tile - down * across; // the rows that are left over come last, when B is in the L2 cache
+        else tm = down, tn = tile - down * across; // rows below the last full tile come last, when B is in the L2 cache
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
         row += (int)tm * BM, col = (int)tn * BN;
         before = INSIDE ? begin & (FP8 ? 15 : 7) : 0;
         k0 = begin - before;
         slabs = (end - k0 + BK - 1) / BK;
-        // nothing: a slab of zeros, from beyond the end
+        // an empty group: one slab of zeros, from beyond the end of k
         if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0;
     }
-    // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
+    // Returns whether the group has rows for the second accumulator, or the second half of A. from: the first row of
+    // the tile or of the first accumulator.
     TE_DEV bool tall(int from) const { return !HALVES || from + 128 < rows_end; }
 };
 
-// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into
-// both blocks. HALVED: K-major, in halves, the second one only if `both`. STACKED: of matrix z of several, and not
-// shared.
+// Issues the TMA loads of one slab of an operand of R rows. SHARED: loads this block's half, into both blocks of the
+// cluster. HALVED: K-major, in two halves, the second one only if `both`. STACKED: reads matrix z of a stack; not with
+// SHARED.
 template <int R, int K_MAJOR, int SHARED, int HALVED, int STACKED>
 TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank, bool both) {
-    const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // three boxes: k is halved
+    const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // 192 MN-major lines are three boxes, so each block loads
+                                                          // half of k
     const int mine = SHARED && !half_k ? R / 2 : R, box = !K_MAJOR ? 64 : HALVED ? R / 2 : mine;
     int first = SHARED && !half_k ? (int)rank * mine : 0;
     if (half_k) k += (int)rank * 32, dst += rank * (GROUP / 2);
@@ -277,15 +283,15 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
     }
 }
 
-// The block of k whose scales a slab takes.
+// Returns the block of k whose scales the slab at k takes.
 TE_DEV te_i64 te_block_of(const te__gemm_kargs &a, int k) {
     int block = k / 128;
     return GROUPED == 2 && k >= a.k ? (int)((a.k - 1) / 128) : block;
 }
 
-// The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.
+// Zeroes the first `n` values of k of a slab of R rows; n values are less than 16 bytes. 256 threads call.
 template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
-    if (K_MAJOR) { // they lie in the first piece of each row, wherever the swizzle has put it
+    if (K_MAJOR) { // the values lie in the first piece of each row, wherever the swizzle has put that piece
         for (int r = threadIdx.x & 255; r < R; r += 256) {
             te_u32 *w = (te_u32 *)(slab + r * SLAB + ((r & 7) << 4));
             int bytes = n * (FP8 ? 1 : 2);
@@ -293,14 +299,14 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
             for (int i = 0; i < 4; i++)
                 w[i] = bytes >= 4 * i + 4 ? 0 : bytes <= 4 * i ? w[i] : w[i] >> (bytes & 3) * 8 << (bytes & 3) * 8;
         }
-    } else { // they are the first rows of each box
+    } else { // the values are the first rows of each box
         for (int i = threadIdx.x & 255; i < R / 64 * n * 8; i += 256)
             *(uint4 *)(slab + i / (n * 8) * GROUP + i % (n * 8) * 16) = make_uint4(0, 0, 0, 0);
     }
 }
 
-// acc += part times the block scales. of_rows: of rows g and g + 8; of_tile: te_ahead's; of_columns: shared memory, of
-// the thread's columns if each has its own.
+// Adds part times the block scales to acc. of_rows: scales of rows g and g + 8; of_tile: te_ahead's; of_columns:
+// address of the scales of the thread's columns in shared memory, if each column has its own.
 TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
                           const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
@@ -318,12 +324,12 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
     }
 }
 
-// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns, or with BLOCK = 4
-// also of the thread's last two columns.
-// Rows beyond the last have its scale.
+// The block scales of a slab, loaded ahead: those of the thread's rows; that of the tile, if all its columns share one;
+// and with BLOCK = 4 those of the thread's last two columns.
+// Rows beyond the last take its scale.
 struct te_ahead {
     const float *rows, *tile[PARTS];
-    int at[2 * SUMS]; // of the rows' scales
+    int at[2 * SUMS]; // where the rows' scales lie
     float of_rows[2 * SUMS], of_tile[PARTS];
     TE_DEV te_ahead(const te__gemm_kargs &a, const float *block_b, te_i64 block, te_i64 line, te_i64 col) : of_tile() {
         rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);
@@ -339,7 +345,8 @@ struct te_ahead {
         }
         ask(a, 0);
     }
-    TE_DEV void ask(const te__gemm_kargs &a, int slabs) { // the scales of the slab that many after the last one
+    // Loads the scales of the slab that is `slabs` after the last one asked for.
+    TE_DEV void ask(const te__gemm_kargs &a, int slabs) {
         rows += slabs * (A_2D ? 1 : a.ld_block_a);
 #pragma unroll
         for (int i = 0; i < (B_1D ? 0 : PARTS); i++) of_tile[i] = *(tile[i] += slabs);
@@ -352,7 +359,7 @@ struct te_ahead {
 
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     extern __shared__ __align__(1024) char shared[];
-    char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
+    char *base = shared; // at a multiple of 1024: only the system's KB lies before it
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * STAGED,
            full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16;
@@ -403,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     int k = w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
                     if (GROUPED && slab == 0) w.put(te_entry(entries, ring.slot));
-                    te_i64 columns = B_1D ? (a.g.n + 3) / 4 * 4 - w.col : 0; // that have scales
+                    te_i64 columns = B_1D ? (a.g.n + 3) / 4 * 4 - w.col : 0; // columns that have scales
                     int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
                     te_mbar_expect(bar, (both ? SLOT : SLOT - BM / 2 * SLAB) + bytes);
                     if (bytes)
@@ -421,12 +428,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     next = te_lds4(te_entry(entries, number));
                 }
             }
-            te_ring last = ring; // CLUSTER = 2: the wait at the end
+            te_ring last = ring; // CLUSTER = 2: waits until all slots of this block are empty
             for (int i = 0; i < (CLUSTER > 1 && !B_1D ? STAGES : 0); i++, last.next())
                 te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
                 te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
-                te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
+                te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // the work's group is -1: there is no more
                 te_mbar_arrive(full + 8 * ring.slot);
             }
         }
@@ -436,25 +443,27 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_registers_up<GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
-    // The increment of a descriptor for 32 bytes of k, and the first row and column of this warpgroup.
+    // The increment of a descriptor for 32 bytes of k (step_a, step_b); the first row and column of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
     te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES,
                           group);
 #endif
-    // once: the mapping has the latency of a part of a product
+    // mapped once: a mapping takes as long as a part of a product
     te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0;
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
         if (CLUSTER > 1 && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
-    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the
-    // phase it waits for is not the next one of its slot, and a barrier knows only odd from even.
+    // Ping-pong: a warpgroup starts to multiply once the other one has seen its own last slab arrive (barrier 3 +
+    // group). Earlier, the phase that it waits for might not be the next one of its slot, and a barrier tells only odd
+    // phases from even ones.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
-    // PROMOTE: one warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to
-    // multiply before the other has done half of what it has begun. That is for speed alone: no warp waits for long.
+    // PROMOTE: one warpgroup should add up while the other multiplies, instead of both doing the same at once. So a
+    // warpgroup waits to multiply until the other one has done half of what it has begun. The wait is for speed alone,
+    // and bounded.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };
@@ -469,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             continue;
         }
         int row = w.row + rows, col = w.col + columns;
-        // Once a slab has come: nothing of it may be another group's.
+        // Zeroes the elements of another group in a slab that has arrived.
         auto clear = [&](int slab) {
             if (!INSIDE || slab || !w.before) return;
             char *slot = base + ring.slot * SLOT;
@@ -494,7 +503,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         out.tall = w.tall(row);
 #endif
         float acc[SUMS][WN / 2];
-        int begin = w.slabs > 4 ? 4 : 0; // by then the last tile's chunks have left
+        int begin = w.slabs > 4 ? 4 : 0; // slab at which out.begin is called: by the fifth, the last tile's chunks have
+                                         // left
         if (PINGPONG) te_meet<256>(3 + group);
 #if PROMOTE || HALVES
 #pragma unroll
@@ -585,7 +595,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         out.finish(acc, row, col, w.split);
 #else
         te__gemm_kargs e = a.g;
-        // known to the compiler from here on
+        // repeats the options, so that the compiler knows these fields from here on
         e.d_dt = D_DT, e.epilogue = STORE & 4 ? TE_EPILOGUE_GELU : STORE & 16 ? TE_EPILOGUE_DGELU : TE_EPILOGUE_NONE;
         if (!(STORE & 2)) e.bias = NULL;
         if (!(STORE & 24)) e.aux = NULL;
@@ -595,12 +605,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-        const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1; // stages for 16 rows of an accumulator, and
-                                                                        // parts of these rows
+        const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1; // ACROSS: stages for 16 rows of an accumulator;
+                                                                        // DOWN: parts of these rows
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
-        for (int part = 0; part < SUMS * ACROSS * DOWN; part++) { // the store is there once; the way to the stage must
-                                                                  // name its registers, and is unrolled
+        // not unrolled: one copy of the store; writing to the stage must name its registers, and is unrolled
+        for (int part = 0; part < SUMS * ACROSS * DOWN; part++) {
 #pragma unroll
             for (int p = 0; p < SUMS * ACROSS * DOWN; p++)
                 if (p == part) {

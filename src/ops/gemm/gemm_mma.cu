@@ -8,24 +8,23 @@
 //       | w2 | w3 |  ...
 //       +----+----+
 //
-// A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16 bits, 64 of 8,
-// 16 of 32) of A and B at a time are copied by cp.async into one of four slots of shared memory: the copies of slab s +
-// 3 are under way while slab s is multiplied, and the fragments of each half slab are read while the half before it is.
-// Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major (ldmatrix.trans transposes 16-bit
-// ones; 32-bit ones are read word by word).
+// A block computes a BM x BN tile of D, and each warp WM x WN of that tile. cp.async copies A and B in slabs of 64
+// bytes of k (32 values of 16 bits, 64 of 8, 16 of 32) into one of four slots of shared memory. The copies of slab s +
+// 3 are under way while slab s is multiplied, and the fragments of each half slab are read while the half before is
+// multiplied.
+// Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major: ldmatrix.trans transposes 16-bit
+// operands, and 32-bit operands are read word by word.
 //
 // Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads have bank
-// conflicts. Rows and columns past the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32;
-// fp8 as it is where the tensor cores have it (sm_89, sm_120), and else decoded exactly into f16 in registers. Block
-// scales: the sums of each two slabs, 128 k, are scaled and added up in f32; the scales are loaded from device memory,
+// conflicts. Rows and columns past the end are read as zeros and not stored. Products: bf16; f16; f32 rounded to TF32;
+// fp8 as it is where the tensor cores multiply it (sm_89, sm_120), else decoded exactly into f16 in registers. Block
+// scales: the sums over each two slabs, 128 k, are scaled and added up in f32; the scales are loaded from device memory
 // a slab before they are needed.
 //
 // Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),
 //          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added
-//          up in f32),
-//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh computes
-//          the group and the tile of a
-//          block, the rest is an ordinary product; 0 if left out).
+//          up in f32), BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, along rows or k:
+//          groups.cuh computes the group and the tile of a block, the rest is an ordinary product; 0 if left out).
 // Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
 //
 // Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a
@@ -34,8 +33,8 @@
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB
 //          2      128 x 256   64 x 64       256     96 KB
-//          3      128 x 128   64 x 32       256     64 KB    for products that need more registers than 1 and 2 have:
-//                                                            f32, PROMOTE, BLOCK, ALIGNED=0
+//           3      128 x 128   64 x 32       256     64 KB    for products that need more registers than TILE 1 and 2
+//                                                             have: f32, PROMOTE, BLOCK, ALIGNED=0
 // te:arch 80
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=0|1
@@ -81,7 +80,7 @@
 #define SLAB 64           // bytes of k
 #define BK (SLAB / SIZE)  // elements of k
 #define SLOT ((BM + BN) * SLAB)
-// Sums that the fp8 tensor cores keep themselves are short of f32; sums of decoded f16 products are not.
+// The fp8 tensor cores accumulate with less precision than f32; sums of decoded f16 products have f32's.
 #define PROMOTING (BLOCK || (PROMOTE && TE_HAS_FP8_MMA))
 static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "registers");
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -90,25 +89,26 @@ static_assert(FP8 || !BLOCK, "blocks of fp8");
 // ---- device to shared memory
 // -----------------------------------------------------------------------------------------
 
-// The address of 16-byte piece `piece` of row `row` in a slot. K-major: rows of four pieces, two rows to the 128 bytes
-// of all banks.
-// Else R elements a row: 16-bit rows are read eight at a time, 32-bit ones four at a time.
+// Returns the address of 16-byte piece `piece` of row `row` in a slot. K-major: rows of four pieces, two rows to the
+// 128 bytes of all banks. Else: rows of R elements; rows of 16-bit elements are read eight at a time, of 32-bit
+// elements four at a time.
 template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     if (K_MAJOR) return (te_u32)(row * SLAB + ((piece ^ ((row >> 1) & 3)) << 4));
     return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));
 }
 
-// The share of one thread in the copies of an operand: PIECES pieces of every slab, STEP rows apart.
+// One thread's share in the copies of an operand: PIECES pieces of every slab, STEP rows apart.
 template <int R, int K_MAJOR> struct te_copier {
     enum {
         PER_ROW = K_MAJOR ? SLAB / 16 : R * SIZE / 16, // pieces
         STEP = THREADS / PER_ROW,
         PIECES = R * SLAB / 16 / THREADS
     };
-    const char *base, *at, *end; // the operand, this thread's first piece of the next slab, and where the operand ends
-    te_i64 ld, k_left;     // bytes from row to row; k that is left, from this thread's first piece on (k-major: in
-                           // bytes, else in rows)
-    int valid;             // k-major: bit i: row i exists. Else: bytes of the piece that exist
+    const char *base, *at, *end; // base: the operand; at: this thread's first piece of the next slab; end: where the
+                                 // operand ends
+    te_i64 ld, k_left;     // ld: bytes from row to row; k_left: k that is left from this thread's first piece on, in
+                           // bytes (K-major) or rows
+    int valid;             // K-major: bit i is set if row i exists. Else: bytes of the piece that exist
     te_u32 to;
     te_part part[PIECES];
 
@@ -132,7 +132,8 @@ template <int R, int K_MAJOR> struct te_copier {
         }
     }
 
-    // A slab: by cp.async, or asked for here and put there once all of it is on its way.
+    // Copies a slab: by cp.async, or, if not aligned, through registers, which put() writes once all loads are under
+    // way.
     TE_DEV void ask(te_u32 slot) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
@@ -151,14 +152,14 @@ template <int R, int K_MAJOR> struct te_copier {
 #pragma unroll
         for (int i = 0; i < PIECES && !ALIGNED; i++) te_sts16(slot + to_of(i), part[i].get());
     }
-    // STEP is a multiple of the period of the permutation, so that piece i lies STEP whole rows further on.
+    // STEP is a multiple of the permutation's period, so piece i lies i * STEP whole rows behind the first.
     TE_DEV te_u32 to_of(int i) const { return to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE)); }
 };
 
 // ---- shared memory to fragments
 // --------------------------------------------------------------------------------------
 
-// Fragments of A for rows row .. row + 15 of the tile and half `half` (32 bytes of k) of the slab.
+// Loads fragments of A: rows row .. row + 15 of the tile, half `half` (32 bytes of k) of the slab.
 TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     int lane = threadIdx.x & 31;
     if (!A_T) {
@@ -179,7 +180,8 @@ TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     }
 }
 
-// Fragments of B for columns col .. col + 15 of the tile: b[0], b[1] of the first eight, b[2], b[3] of the others.
+// Loads fragments of B: columns col .. col + 15 of the tile; b[0], b[1] hold the first eight, b[2], b[3] the last
+// eight.
 TE_DEV void te_load_b(te_u32 b[4], te_u32 slot, int col, int half) {
     int lane = threadIdx.x & 31;
     if (B_T) {
@@ -214,11 +216,11 @@ struct te_fragments {
 // ---- fragments to accumulators
 // ---------------------------------------------------------------------------------------
 
-// acc += A B over 32 bytes of k.
+// Adds A B over 32 bytes of k to acc.
 TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #if FP8 && !TE_HAS_FP8_MMA
-    // The lower codes of every word first, then the upper ones: two values a word, as mma.sync of f16 requires. Which k
-    // a word holds does not matter as long as A and B agree.
+    // Decodes the lower two codes of every word first, then the upper two: mma.sync of f16 requires two values a word.
+    // The k that a word holds does not matter, as long as A and B agree.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         te_u32 bh[NI][2];
@@ -263,12 +265,12 @@ TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 // ---- sums of 128 k to sums of all
 // ----------------------------------------------------------------------------------------
 
-#define A_2D (BLOCK == 3) // of te__gemm_block_kind
+#define A_2D (BLOCK == 3) // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// The block scales of this thread's rows and columns: a[2 i] and a[2 i + 1] of rows g and g + 8 of fragment i, b[2 j +
-// c] of column 2t + c of fragment j. A 2-D side has one for the whole tile, which lies within one of its blocks, and it
-// is folded into the other side.
+// The block scales of this thread's rows and columns: a[2 i], a[2 i + 1] of rows g, g + 8 of fragment i; b[2 j + c] of
+// column 2 t + c of fragment j. A 2-D side has one scale for the whole tile, which lies within one of its blocks; that
+// scale is multiplied into the scales of the 1-D side.
 struct te_block_scales {
     float a[2 * MI], b[2 * NI];
 
@@ -289,7 +291,7 @@ struct te_block_scales {
             b[j] = A_2D ? te_gemm_block_product(s, of_a) : s;
         }
     }
-    // Element e of fragment (i, j), times its scales, plus acc.
+    // Returns acc plus `part`, element e of fragment (i, j), times its scales.
     TE_DEV float add(float acc, float part, int i, int j, int e) const {
         if (BLOCK == 1) return fmaf(part * a[2 * i + e / 2], b[2 * j + e % 2], acc);
         return fmaf(part, A_2D ? b[2 * j + e % 2] : a[2 * i + e / 2], acc);
@@ -322,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
             copy_a.ask(slots + stage * SLOT), copy_b.ask(slots + stage * SLOT + BM * SLAB);
             copy_a.put(slots + stage * SLOT), copy_b.put(slots + stage * SLOT + BM * SLAB);
         }
-        te_cp_async_commit(); // empty at the end, so that the count of groups under way means the same throughout
+        te_cp_async_commit(); // empty at the end, so that a count of groups under way always means the same
     };
     for (int s = 0; s < STAGES - 1; s++) copy_next(s);
 
@@ -344,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     for (int slab = 0; slab < slabs; slab++) {
         if (BLOCK && !(slab & 1)) scales.load(a, row, col, (k0 >> 7) + (slab >> 1));
         f[1].load(slots + stage * SLOT, 1);
-        copy_next(stage == 0 ? STAGES - 1 : stage - 1); // whose readers have all passed the barrier below
+        copy_next(stage == 0 ? STAGES - 1 : stage - 1); // all readers of that slot have passed the barrier below
         te_multiply(part, f[0]);
         te_cp_async_wait<STAGES - 2>();
         __syncthreads();
@@ -367,8 +369,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
-    for (int part = 0; part < MI; part++) { // the store is there once; the way to the stage must name its registers,
-                                            // and is unrolled
+    // not unrolled: one copy of the store; writing to the stage must name its registers, and is unrolled
+    for (int part = 0; part < MI; part++) {
 #pragma unroll
         for (int i = 0; i < MI; i++)
             if (i == part) {

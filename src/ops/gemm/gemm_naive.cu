@@ -1,6 +1,6 @@
-// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and te_op_grouped_gemm's, by plain f32
-// FMAs: every format, layout, size and alignment. The oracle of the tensor-core kernels, and the fallback where those
-// cannot run.
+// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and te_op_grouped_gemm's products, by
+// plain f32 FMAs: every format, layout, size and alignment. The oracle for the tensor-core kernels, and the fallback
+// where they cannot run.
 //
 //        64 columns
 //      +-------------+
@@ -9,12 +9,12 @@
 //      +-------------+
 //
 // 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3. A and B pass
-// through shared memory as f32, 16 values of k at a time; k runs upwards, so that the bits depend on nothing but the
+// through shared memory as f32, 16 values of k at a time. k runs upwards, so the bits depend on nothing but the
 // operands.
-// Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)
+// Block scales: the sums over each 128 k are scaled and added up. MXFP8 and NVFP4 operands have been decoded before.
 //
-// Launch: grid (tiles, 1, 1), one block a tile, by groups along rows at least as many as there can be; block 256; no
-//         dynamic shared memory; no alignment.
+// Launch: grid (tiles, 1, 1), one block a tile; with groups along rows as many blocks as there can be tiles, or more;
+//         block 256; no dynamic shared memory; no alignment.
 //
 // te:baseline
 #include "ops/gemm/groups.cuh"
@@ -22,7 +22,7 @@
 #define TILE 64
 #define SLAB 16
 
-// 64 x 16 elements of op(A), or of op(B) transposed, as to[k][row]. k_major: neighbours along k are neighbours in
+// Loads 64 x 16 elements of op(A), or of op(B) transposed, as to[k][row]. k_major: neighbours along k are neighbours in
 // memory.
 TE_DEV void te_naive_load(float to[SLAB][TILE + 4], const void *from, int dt, int k_major, te_i64 ld, te_i64 row0,
                           te_i64 rows, te_i64 k0, te_i64 ks) {
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) te_gemm_naive(const __grid_
     te_gemm_raster(tile, (te_u32)te_div_up(a.m, TILE), (te_u32)te_div_up(a.n, TILE), tm, tn);
     te_i64 row0 = (te_i64)tm * TILE, col0 = (te_i64)tn * TILE;
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    float acc[4][4] = {}, total[4][4] = {}; // total: of the blocks of k that are done
+    float acc[4][4] = {}, total[4][4] = {}; // total: sums of the blocks of k that are done
     for (te_i64 k0 = 0; k0 < a.k; k0 += SLAB) {
         te_naive_load(as, a.a, a.a_dt, !a.a_t, a.lda, row0, a.m, k0, a.k);
         te_naive_load(bs, a.b, a.b_dt, a.b_t, a.ldb, col0, a.n, k0, a.k);
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) te_gemm_naive(const __grid_
         if (a.block && ((k0 + SLAB) % 128 == 0 || k0 + SLAB >= a.k)) {
             float of_rows[4], of_columns[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) { // beyond the last row or column: its scale
+            for (int i = 0; i < 4; i++) { // beyond the last row or column: the scale of the last
                 te_i64 row = row0 + 4 * y + i, col = col0 + 4 * x + i;
                 of_rows[i] = te_gemm_block_scale(a.block_a, a.block == TE__GEMM_2D_1D, a.ld_block_a,
                                                  row < a.m ? row : a.m - 1, k0 >> 7);

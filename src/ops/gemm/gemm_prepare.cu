@@ -1,23 +1,23 @@
-// ops/gemm/gemm_prepare.cu: operands that the kernels of products do not read as they lie, copied: rows of any
-// alignment to rows at multiples of 16 bytes, for TMA; MXFP8 and NVFP4 codes times their scales to bf16, for tensor
-// cores that read neither (exact: see decode.cuh).
+// ops/gemm/gemm_prepare.cu: copies operands that the kernels of products cannot read in place. Bytes: rows of any
+// alignment become rows at multiples of 16 bytes, for TMA. MXFP8 and NVFP4: codes times their scales become bf16, for
+// tensor cores that read neither (exact: see decode.cuh).
 //
 //   from  ... | x x x x | x x x x | x x . .
 //   to        [ x x x x   x x x x   x x 0 0 ]
 //
-// A thread takes 16 neighbours of a row at a time, bytes or codes. Two aligned words of 16 bytes hold bytes that begin
-// anywhere; the word that the thread's neighbour reads as well is in the L1 cache.
+// A thread takes 16 neighbours of a row at a time, bytes or codes. Two aligned words of 16 bytes hold 16 bytes that
+// begin anywhere; the word that is also the neighbouring thread's comes from the L1 cache.
 //
-// Codes: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they share one scale (groups are of 32 or 16); down
-// the columns (MXFP8's column-wise copy) each has its own. The operand keeps its major dimension: the bf16 kernels read
-// both. Elements beyond a row's last are 0.
+// Codes: 16 bytes of fp8 or 8 of fp4 are read, 32 bytes written. Codes along a row share one scale (groups are of 32 or
+// 16); in MXFP8's column-wise copy, whose groups run down the columns, each has its own. The operand keeps its major
+// dimension: the bf16 kernels read both. Elements beyond a row's last are 0.
 // The floor is the bytes: 2 for each that moves, 3 for each fp8 code, 2.5 for fp4.
 //
 // Benchmark: "odd ...", "gemm mxfp8", "gemm nvfp4" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
 // Options: DECODED  the operands are codes with scales; else bytes
-// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of
-//         16 elements.
+// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output start at
+//         multiples of 16 elements.
 // te:baseline
 // te:row DECODED=0|1
 #include "ops/gemm/decode.cuh"
@@ -31,7 +31,7 @@
 #define AT_ONCE (DECODED ? 1 : 2)
 #endif
 
-// Sixteen codes of `bits`, of which n exist; the others become 0.
+// Loads sixteen codes of `bits` bits, of which n exist; the rest become 0.
 TE_DEV uint4 te_decode_load(const te_u8 *from, int bits, int n, const te_u8 *end) {
     if (n < 16 || ((te_u64)from & (2 * bits - 1)) != 0) return te_load_part(from, n * bits, end);
     if (bits == 8) return *(const uint4 *)from;
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
     const te__gemm_prepare_side &s = a.side[blockIdx.y];
     const int bits = DECODED && s.dt == TE_F4E2M1 ? 4 : 8; // of a byte or code
     const te_u8 *end = s.from + (((s.rows - 1) * s.ld + s.columns) * bits + 7) / 8;
-    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: te__gemm_fits_prepare
+    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits suffice: te__gemm_fits_prepare
 #pragma unroll AT_ONCE
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
         te_u32 row = at / per_row;
@@ -55,8 +55,9 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(from, 8 * n, end);
             continue;
         }
-        te_u32 scales[4], out[8]; // scales: a byte of each code; loaded before the codes, behind whose load control
-                                  // flow joins and waits
+        // scales: one byte for each code; loaded before the codes, since control flow joins and waits behind the codes'
+        // load
+        te_u32 scales[4], out[8];
         if (s.down) { // there are scales for columns up to a multiple of 128
 #pragma unroll
             for (int i = 0; i < 16; i++) {

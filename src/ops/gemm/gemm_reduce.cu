@@ -1,6 +1,6 @@
-// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product
-// whose k was split over blocks. partial f32 [splits, m, ld], ld the next multiple of 8; the sum runs over s upwards,
-// so the bits do not depend on which block came first.
+// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a split-K
+// product. partial: f32 [splits, m, ld], ld the next multiple of 8. The sum runs over s upwards, so the bits do not
+// depend on which block came first.
 //
 // Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No
 //         alignment.
@@ -11,11 +11,12 @@
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
-    te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split
+    te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits suffice: D is small where k is
+                                                                             // split
     float scale = te_gemm_scale(a);
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
         te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;
-        const float *p = a.partial + (te_i64)at * 8; // rows end with a piece of eight, whatever is in it
+        const float *p = a.partial + (te_i64)at * 8; // rows are padded to pieces of eight, with any content
         float v[8] = {}, bias[8];
 #pragma unroll 4
         for (int s = 0; s < a.splits; s++, p += (te_i64)all * 8) {
@@ -24,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_co
         }
         if (!a.vector || col + 8 > a.n) {
 #pragma unroll 1
-            for (int i = 0; i < 8 && col + i < a.n; i++) { // with an index that the compiler does not know v would lie
-                                                           // in memory
+            // always v[0]: if the compiler did not know the index, v would lie in memory
+            for (int i = 0; i < 8 && col + i < a.n; i++) {
                 te_gemm_finish(a, scale, row, col + i, v[0]);
 #pragma unroll
                 for (int k = 0; k < 7; k++) v[k] = v[k + 1];

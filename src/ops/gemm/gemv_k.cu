@@ -7,26 +7,27 @@
 //     16 | w0 | w1 |         | w0 | w1 | ..
 //        +----+----+-- ..  --+----+----+
 //
-// A block has 16 lines of the long operand, X. Its warps have turns of 128 bytes of k, and their sums are added at the
-// end, in order. Both operands are loaded from memory into registers: no other block needs the bytes of X, and those of
-// Y, the short one, are in the L1 cache.
+// A block has 16 lines of the long operand, X. Its warps take turns of 128 bytes of k, and their sums are added at the
+// end, in order. X and Y, the short operand, are loaded straight into registers: no other block needs these bytes of X,
+// and Y is in the L1 cache.
 //
-// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. The order of k is free, as long as X and
-// Y agree: so lane 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its
-// operands word by word. FP8 is decoded into f16, MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may have
-// any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of the two pieces that hold them.
+// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, lines of Y, and k. The order of k is free, as long as
+// X and Y agree. So lane 4 g + t loads the 16 bytes t of each 64 of lines g and g + 8 of X and of line g of Y, which
+// are its operands word by word. FP8 is decoded into f16, and MXFP8 and NVFP4 with their scales into bf16, exactly.
+// Lines may have any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of the two pieces that
+// hold them.
 //
 // Benchmark: "gemv ..." in tests/bench/h200.csv.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8
 //          SHORT_A     A is the short operand
-//          EIGHTS      of lines of the short one: 1, or, ALIGNED and without BLOCK, 2
+//          EIGHTS      1: up to 8 lines of the short operand; 2: up to 16, with ALIGNED and without BLOCK
 //          ALIGNED     A, B and their lines start at multiples of 16 bytes
-//          WARPS       of a block: 16, for a small grid, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which
-//                      have more registers
-//          BLOCK       te__gemm_block_kind or 0: sums of 128 k of fp8, a turn, are scaled in f32
-//          SCALES      1: MXFP8's, 2: NVFP4's, where block_a and block_b point to, row-wise; or 0
-//          SWIZZLED    these are swizzled
+//          WARPS       of a block: 16, for a small grid with ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8,
+//                      which have more registers
+//          BLOCK       te__gemm_block_kind or 0: sums over 128 k of fp8, a turn, are scaled in f32
+//          SCALES      1: MXFP8's, 2: NVFP4's, row-wise, at block_a and block_b; 0: none
+//          SWIZZLED    the scales are swizzled
 // Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands K-major.
 //
 // te:arch 80
@@ -51,16 +52,16 @@
 #define Y_DT (SHORT_A ? A_DT : B_DT)
 #define FP8 (A_DT == 4 || A_DT == 5)
 #define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
-#define PIECE (128 / BITS)  // elements of 16 bytes
-#define TURN (8 * PIECE)    // of a turn: two steps of four lanes
+#define PIECE (128 / BITS)  // elements in 16 bytes
+#define TURN (8 * PIECE)    // elements of k in a turn: two steps of four lanes
 // Warps on a multiprocessor: as many as registers allow.
 #define RESIDENT                                                                                                       \
     ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
-#define A_2D (BLOCK == 3)   // of te__gemm_block_kind
+#define A_2D (BLOCK == 3)   // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for
-// aligned lines of 16 bits: tests/bench/notes.md.
+// Load sixteen bytes that nothing writes while the kernel runs. With .L2::256B the L2 cache fetches 256 bytes, which is
+// quicker except for aligned lines of 16 bits (tests/bench/notes.md).
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
@@ -79,9 +80,9 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     return u;
 }
 
-// A line of an operand; beyond the end the last one, whose products are not stored.
+// A line of an operand. A number beyond the end opens the last line, whose products are not stored.
 struct te_gemv_line {
-    const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
+    const te_u8 *from, *end, *scale; // from: the line; end: of the operand; scale: the operand's scales, with SCALES
     te_i64 line, ld_scale;
     TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales,
                      te_i64 number) {
@@ -98,7 +99,7 @@ struct te_gemv_line {
         uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);
         return ALIGNED ? u : te_shift(u, te_gemv_load(p - by + (by ? 16 : 0)), by);
     }
-    // The same where the line may end, or the operand: zeros beyond.
+    // Loads the same where the line or the operand may end: zeros beyond.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
         const te_u8 *p = from + at * BITS / 8;
         int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;
@@ -114,7 +115,8 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // The scales of those, as the decoding requires them: one of MXFP8, two of NVFP4; beyond the last something finite.
+    // Returns the scales of the piece at element `at` as the decoder takes them: one of MXFP8, two of NVFP4; something
+    // finite beyond the last.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll
@@ -133,16 +135,18 @@ struct te_gemv_piece {
     uint4 u;
     uint2 scales;
     TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
-    template <int DT> TE_DEV te_u32 decoded(int i, int part) const { // of its two (fp8) or four (fp4) parts
+    // Returns part `part` of word i, decoded: a word has two parts (fp8) or four (fp4).
+    template <int DT> TE_DEV te_u32 decoded(int i, int part) const {
         if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);
         if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);
         return te_fp8x2_to_f16(word(i), part, DT);
     }
 };
 
-// sum += two lines of X times one of Y, 16 bytes of each.
+// Adds two lines of X times one line of Y, 16 bytes of each, to sum.
 TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
-    const int parts = BITS == 16 ? 2 : 16 / BITS; // of a word, each two values; words of 16 bits come in pairs
+    const int parts = BITS == 16 ? 2 : 16 / BITS; // parts of a word, each two values; words of 16-bit values are taken
+                                                  // in pairs
 #pragma unroll
     for (int i = 0; i < 4; i += BITS == 16 ? 2 : 1) {
 #pragma unroll
@@ -176,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them,
-                               // twice
+    // sum: for each eight lines of Y, lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
+    float sum[EIGHTS][4] = {};
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];
 #pragma unroll
@@ -214,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
         }
     };
     te_i64 turn = warp, turns = te_div_up(a.k, TURN);
-    // turns that need not look where the line ends
+    // whole: turns that end before the line does, so that loads need not check its end
     te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN;
     const int at_once = RESIDENT == 32 ? 2 : 1;
 #pragma unroll at_once

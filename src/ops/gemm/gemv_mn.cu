@@ -1,6 +1,6 @@
 // ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines
-// (rows of A, columns of B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is
-// for K-major X. The floor is X's bytes.
+// (rows of A, columns of B), and the long operand, X, is MN-major: for each k, the values of all lines are contiguous.
+// gemv_k is for K-major X. The floor is X's bytes.
 //
 //            lines of X
 //        +----+----+-- .. --+----+
@@ -9,17 +9,16 @@
 //        |    |    |        |    |
 //        +----+----+-- .. --+----+
 //
-// A block has STEP lines of X. Its warps have turns of 16 values of k, and their sums are added at the end, in order.
+// A block has STEP lines of X. Its warps take turns of 16 values of k, and their sums are added at the end, in order.
 // Both operands are loaded from memory into registers.
-// mma.sync multiplies 16 x 8 x 16 values: lines of X, of the short operand, Y, and k. Their order is free: lane 4 g + t
-// loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each are rows g and g + 8 of a
-// product, once words of two lines have become words of two k.
+// mma.sync multiplies 16 x 8 x 16 values: lines of X, lines of Y (the short operand), and k. The order of lines and of
+// k is free. So lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k. Once words of two
+// lines have become words of two k, each two lines are rows g and g + 8 of a product.
 //
-// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the
-// warps by their alignment: PIECE consecutive rows may each have another one within a piece, and the next row has that
-// of the first. A warp has rows of one kind, whose pieces are all aligned alike: its lines are off by up to PIECE - 1
-// from those of an aligned X, which the final sums correct. The last piece of each block's lines is then read by its
-// neighbour too.
+// Rows of X (each of one k) may have any alignment, but pieces are loaded from aligned addresses. PIECE consecutive
+// rows may all start differently within a piece, and the row after them starts as the first does. So each warp takes
+// rows of one alignment. Its lines are off by up to PIECE - 1 from the lines of an aligned X, which the final sums
+// correct. The last piece of each block's lines is then also read by the next block.
 //
 // Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
@@ -40,16 +39,16 @@
 #include "device/mma.cuh"
 #include "ops/gemm/gemv.cuh"
 
-#define LINES (8 * PIECE) // that a warp reads
+#define LINES (8 * PIECE) // lines that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)
-#define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start
+#define KINDS (ALIGNED ? 1 : PIECE) // alignments of rows, by where they start within a piece
 #define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps are adjacent
 
 // PIECE lines of one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3,
-    // but the asm needs operands.
+    // Loads a whole piece. Nothing writes there while the kernel runs, and hardly any byte is read twice. With PIECE =
+    // 4 there are no words 2 and 3, but the asm needs operands.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8)
             asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -57,7 +56,7 @@ struct te_gemv_piece {
                 : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
     }
-    // Only those from `first` to `last`; one of these in place of each of the others.
+    // Loads only lines `first` to `last`, and copies of these in place of the rest.
     TE_DEV void load_some(te_u64 at, int first, int last) {
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {
@@ -79,18 +78,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // The lane's first row, and its lines: `line` on, off the block's by `by`.
+    // The lane's first row; its lines, from `line` on; and `by`, how far these are off the block's.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
-    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end the last lines
+    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end: the last lines
     x += 2 * line;
 
-    // Line g of Y, or beyond the end the last one, whose products are not stored.
+    // y: line g of Y; beyond the end the last line, whose products are not stored.
     const te_i64 ld_y = SHORT_A ? a.lda : a.ldb, y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
     const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 
-    float sum[PIECE / 2][4] = {}; // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1 of Y, twice
+    // sum: lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
+    float sum[PIECE / 2][4] = {};
     auto take = [&](bool end) {
         te_gemv_piece u[4];
         te_u32 v[4];
@@ -101,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
             if (!end || left > 1) u[i].load(at);
             else if (left == 1)
                 u[i].load_some(at, line < 0 ? (int)-line : 0,
-                               (int)min(lines - line, (te_i64)PIECE) - 1); // behind it nothing may be read
+                               (int)min(lines - line, (te_i64)PIECE) - 1); // the last row of X may end the memory:
+                                                                           // nothing beyond it may be read
             else u[i].clear();
             v[i] = !end || left > 0 ? __ldg(y + i * KINDS * y_k) : 0;
         }
@@ -119,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
         }
         row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;
     };
-    // whole ones are without the last row
+    // whole: turns that do not touch the last row
     te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN;
 #pragma unroll 2
     for (; turn < whole; turn += WARPS / KINDS) take(false);

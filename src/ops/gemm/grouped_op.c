@@ -1,8 +1,7 @@
 /* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend
  * runs. */
 
-/* One group's product, as te_op_gemm has it, with all the rows or all the k there are: the fields that both kinds share
- * with it. */
+/* Returns the fields that a product by groups shares with te_op_gemm, of one product with all rows or all k. */
 static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
     te_op_gemm_args g = TE_ZERO;
     g.a = a->a;
@@ -33,7 +32,7 @@ static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_ar
                     : te__want_numel(te, "grouped_gemm", "offsets", a->offsets, a->groups + 1);
 }
 
-/* A stack of matrices, one for each group: exactly as many rows, since groups follow each other without a gap. */
+/* Checks a stack of matrices, one for each group. It must have exactly groups * rows rows: groups lie without gaps. */
 static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_tensor *x, int64_t groups, int64_t rows,
                                         int64_t cols) {
     char text[TE__SHAPE_TEXT];
@@ -45,7 +44,7 @@ static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_t
     return r;
 }
 
-/* One f32, or as many as there are groups. */
+/* Checks a scale: one f32, or one f32 for each group. */
 static te_result te__grouped_check_scale(te_ctx *te, const char *name, const te_tensor *scale, int64_t groups) {
     te_result r = scale ? te__want_dtype(te, "grouped_gemm", name, scale, TE_F32) : TE_OK;
     return r == TE_OK && scale && te__numel(scale) != 1 ? te__want_numel(te, "grouped_gemm", name, scale, groups) : r;
@@ -101,7 +100,7 @@ static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) 
     if (r == TE_OK && a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
         r = te__fail(te, TE_ERR_INVALID,
                      "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
-    one.bias = NULL; /* a->bias has a row for each group */
+    one.bias = NULL; /* its size is checked below: a->bias has a row for each group */
     if (r == TE_OK) r = te__gemm_check_epilogue(te, &one);
     if (r == TE_OK) r = te__want_numel(te, "grouped_gemm", "bias", a->bias, te__size_times(a->groups, a->n));
     if (r == TE_OK) r = te__grouped_check_scales(te, a);

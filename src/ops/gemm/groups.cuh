@@ -1,10 +1,10 @@
-// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and
-// one group's product as the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups
-// are added up in five steps.
+// ops/gemm/groups.cuh: products by groups: finds the group and the tile of a block from sizes in device memory, and
+// makes one group's product the arguments of an ordinary one. Every warp does this for itself: five steps add up the
+// sizes of 32 groups.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
-// Sums over the lanes up to this one.
+// Returns the sum of v over this lane and the lanes below.
 TE_DEV te_i64 te_warp_scan(te_i64 v) {
     int lane = threadIdx.x & 31;
 #pragma unroll
@@ -16,15 +16,15 @@ TE_DEV te_i64 te_warp_scan(te_i64 v) {
 }
 TE_DEV te_i64 te_clamp(te_i64 v, te_i64 low, te_i64 high) { return v < low ? low : v > high ? high : v; }
 
-// The groups in their order, 32 at a time, one for each lane: where they lie, and their tiles, counted through all of
-// them. The whole warp calls.
+// Goes through the groups in their order, 32 at a time, one for each lane: where each lies, and its tiles, counted
+// through all groups. The whole warp must call.
 struct te_group_scan {
-    te_i64 before, tiles_before; // the first of the next 32
-    te_i64 begin, end;           // rows, or values of k
+    te_i64 before, tiles_before; // where the next 32 groups start
+    te_i64 begin, end;           // rows, or values of k, of the lane's group
     te_i64 tiles_begin, tiles_end;
     TE_DEV te_group_scan() : before(0), tiles_before(0) {}
-    // To group `g`. Groups end at `total` at the latest; those beyond the last are empty. Along rows, `bm` of them have
-    // per_row tiles; along k, each group has, or if skip_empty each that is not empty.
+    // Moves on to group `g`. Groups end at `total` at the latest; groups beyond the last are empty. Along rows, each
+    // `bm` rows have per_row tiles. Along k, each group has per_row tiles, but an empty group none if skip_empty.
     TE_DEV void next(const te__gemm_grouping &s, te_u32 g, te_i64 total, int bm, te_u32 per_row, bool skip_empty) {
         bool there = g < (te_u32)s.count;
         if (s.offsets) {
@@ -51,14 +51,14 @@ TE_DEV const void *te_gemm_at(const void *p, te_i64 element, int dt) {
     return (const char *)p + element * te_gemm_size(dt);
 }
 
-// The product of group `group`, which begins at row, or k, `begin` and has `size` of them.
+// Returns the product of group `group`, which begins at row, or k, `begin` and has `size` rows, or values of k.
 TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te_i64 begin, te_i64 size) {
     te__gemm_kargs g = a;
     if (a.groups.along_k) {
         g.a = te_gemm_at(g.a, begin * (g.a_t ? g.lda : 1), g.a_dt);
         g.b = te_gemm_at(g.b, begin * (g.b_t ? 1 : g.ldb), g.b_dt);
         g.d = (void *)te_gemm_at(g.d, group * a.groups.b_elements, g.d_dt);
-#if !defined(BLOCK) || BLOCK == 1 // gemm_mma's option: along k no others
+#if !defined(BLOCK) || BLOCK == 1 // BLOCK: gemm_mma's option; groups along k have no other blocks
         g.block_a += (begin >> 7) * g.ld_block_a; // groups begin with a block
         g.block_b += (begin >> 7) * g.ld_block_b;
 #endif
@@ -69,7 +69,7 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
         g.d = (void *)te_gemm_at(g.d, begin * g.ldd, g.d_dt);
         if (g.aux) g.aux = (void *)te_gemm_at(g.aux, begin * g.ldaux, g.d_dt);
         if (g.bias) g.bias = te_gemm_at(g.bias, group * g.n, g.bias_dt);
-        g.block_a += begin; // 1-D: lines are neighbours
+        g.block_a += begin; // 1-D: scales of lines are neighbours
         g.block_b += group * a.groups.block_b;
         g.m = size;
     }
@@ -78,8 +78,8 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
     return g;
 }
 
-// Tile `tile` of all, with tiles of bm x bn, becomes one of its group's, and g the group's product. False: there are
-// fewer, but for those that would add nothing to D.
+// Turns `tile`, counted through all groups with tiles of bm x bn, into a tile of its group, and g into that group's
+// product. Returns false if there is no such tile; empty groups that would add nothing to D have none.
 TE_DEV bool te_group_open(const te__gemm_kargs &a, int bm, int bn, te_u32 &tile, te__gemm_kargs &g) {
     te_u32 per_row = (te_u32)te_div_up(a.n, bn) * (a.groups.along_k ? (te_u32)te_div_up(a.m, bm) : 1);
     te_group_scan at;

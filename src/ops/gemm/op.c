@@ -1,8 +1,9 @@
 /* ops/gemm/op.c: the front door of matrix products: defaults and checks. Knows tensors; must not know which backend
  * runs. */
 
-/* Elements from one row of the [M, N] view to the next; -1 when there is no such number: the last dimension is strided,
- * the leading ones do not collapse into one, or rows overlap. Rows of 4-bit elements start at whole bytes. */
+/* Returns the elements from one row of the [M, N] view to the next. Returns -1 if there is no such number: the last
+ * dimension is strided, the leading ones do not collapse into one, or rows overlap. Rows of 4-bit elements start at
+ * whole bytes. */
 static int64_t te__gemm_ld(const te_tensor *x) {
     int64_t cols = te__cols(x), ld = -1, expect = 0;
     int i;
@@ -21,7 +22,7 @@ static int64_t te__gemm_ld(const te_tensor *x) {
     return ld >= cols ? ld : -1;
 }
 
-/* A matrix of at least rows x cols. */
+/* Checks that x is a matrix of at least rows x cols with contiguous rows. */
 static te_result te__gemm_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t rows,
                                int64_t cols, const char *what) {
     char text[TE__SHAPE_TEXT];
@@ -45,26 +46,26 @@ static const char *te__gemm_scaling_name(te_scaling s) {
     return (int)s >= 0 && (int)s < TE__COUNT(names) ? names[s] : "?";
 }
 
-/* Groups along k of one line (a row of op(A), a column of op(B)). */
+/* Returns how many scaling groups lie along k in one line (a row of op(A), a column of op(B)). */
 static int64_t te__gemm_groups(te_scaling s, int64_t k) {
     return te__div_up(k, s == TE_SCALING_NVFP4 ? 16 : s == TE_SCALING_MXFP8 ? 32 : 128);
 }
 
-/* Elements from one row of the scales to the next, of an operand of `size` lines; columnwise: MXFP8 codes that lie k x
- * size. */
+/* Returns the elements from one row of the scales to the next, for an operand of `size` lines. columnwise: MXFP8 codes
+ * that lie k x size. */
 static int64_t te__gemm_scale_ld(te_scaling s, bool columnwise, int64_t size, int64_t k) {
     if (s == TE_SCALING_BLOCK_1D) return te__round_up(size, 4);
     return columnwise ? te__round_up(size, 128) : te__round_up(te__gemm_groups(s, k), 4);
 }
 
-/* ... and its rows. */
+/* Returns the number of rows of the scales, for the same arguments as te__gemm_scale_ld. */
 static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, int64_t k) {
     if (s == TE_SCALING_BLOCK_1D) return te__gemm_groups(s, k);
     if (s == TE_SCALING_BLOCK_2D) return te__div_up(size, 128);
     return columnwise ? te__round_up(te__gemm_groups(s, k), 4) : te__round_up(size, 128);
 }
 
-/* The factor between a block's codes times its scale and the quantized values, besides the amax. */
+/* Returns the factor, besides the amax, between an NVFP4 block's codes times its scale and the quantized values. */
 static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
 
 static te_result te__gemm_check_pair(te_ctx *te, const te_op_gemm_args *a) {
@@ -124,7 +125,7 @@ static te_result te__gemm_check_formats(te_ctx *te, const te_op_gemm_args *a) {
     return TE_OK;
 }
 
-/* One operand's scale, and its amax; columnwise: its codes lie k x size. */
+/* Checks the dtype and the shape of one operand's scale. columnwise: the operand's codes lie k x size. */
 static te_result te__gemm_check_scale(te_ctx *te, const char *name, const te_tensor *scale, te_scaling s,
                                       bool columnwise, int64_t size, int64_t k) {
     te_dtype dtype = s == TE_SCALING_MXFP8 ? TE_F8E8M0 : s == TE_SCALING_NVFP4 ? TE_F8E4M3 : TE_F32;
@@ -167,7 +168,7 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
     return TE_OK;
 }
 
-/* The column sum that bias_gradient is, of a D that has been written. */
+/* Returns the column sum of D that computes bias_gradient, after D has been written. */
 static te_op_column_sum_args te__gemm_column_sum(const te_op_gemm_args *a) {
     te_op_column_sum_args sum = TE_ZERO;
     sum.x = a->d;

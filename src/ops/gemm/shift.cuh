@@ -1,8 +1,8 @@
-// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.
+// ops/gemm/shift.cuh: loads sixteen bytes from any address, by shifting them out of the aligned words that hold them.
 #pragma once
 #include "device/base.cuh"
 
-// Bytes by .. by + 15 of lo and hi; by: 0 to 15.
+// Returns bytes by .. by + 15 of lo followed by hi; by: 0 to 15.
 TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];
     if (by & 8) {
@@ -18,9 +18,9 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// The first `bits` (128 at most; 0 or less: none) at `from`, and zeros behind them. Whole pieces are read where they
-// end before `end`, else byte by byte.
-// Several are asked for before the first is used, so that one does not wait for the other.
+// Loads the first `bits` bits at `from` (128 at most; 0 or less: none), followed by zeros. Whole aligned pieces are
+// read if they end before `end`; else single bytes are.
+// ask() and get() are apart, so that several loads can be under way before the first result is used.
 struct te_part {
     const te_u8 *from;
     int bits;
@@ -44,7 +44,7 @@ struct te_part {
                 w[i / 4] = (i % 4 ? w[i / 4] : 0) | (8 * i < bits ? (te_u32)from[i] << (8 * (i % 4)) : 0);
         }
 #pragma unroll
-        // none behind the last
+        // clears the bits behind the last
         for (int i = 0; i < 4; i++) w[i] &= __funnelshift_rc(0xffffffffu, 0, max(32 * (i + 1) - bits, 0));
         return make_uint4(w[0], w[1], w[2], w[3]);
     }

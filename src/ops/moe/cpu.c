@@ -7,7 +7,7 @@ static void te__store_index(const te_tensor *x, int64_t i, int64_t v) {
     if (x->dtype == TE_I64)
         ((int64_t *)te__data(x))[i] = v;
     else if (x->dtype == TE_I16)
-        ((int16_t *)te__data(x))[i] = (int16_t)v; /* at most TE_MOE_MAX_EXPERTS */
+        ((int16_t *)te__data(x))[i] = (int16_t)v; /* numbers of experts, at most TE_MOE_MAX_EXPERTS */
     else
         ((int32_t *)te__data(x))[i] = (int32_t)v;
 }
@@ -17,7 +17,7 @@ static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) 
     (void)te;
     for (i = 0; i < n; i++) {
         int64_t given = a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i];
-        /* whatever it is, the sum stays within 64 bits */
+        /* limited, so that the sum stays within 64 bits for any sizes */
         int64_t size = te__min(te__max(0, given), INT64_MAX - a->align), padded = te__round_up(size, a->align);
         te__store_index(a->padded, i, padded);
         if (a->offsets) te__store_index(a->offsets, i, offset);
@@ -32,7 +32,7 @@ static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args 
     int32_t *map = (int32_t *)te__data(a->row_id_map);
     (void)te;
     for (t = 0; t < tokens; t++) map[t * (2 * experts + 1) + 2 * experts] = 0;
-    for (e = 0; e < experts; e++) { /* the rows, in the order of their numbers */
+    for (e = 0; e < experts; e++) { /* numbers the rows, expert by expert */
         int64_t begin = next;
         for (t = 0; t < tokens; t++) {
             int32_t *row = map + t * (2 * experts + 1);
@@ -42,7 +42,7 @@ static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args 
         }
         if (a->tokens_per_expert) te__store_index(a->tokens_per_expert, e, next - begin);
     }
-    for (t = 0; t < tokens; t++) { /* they ascend: turned round */
+    for (t = 0; t < tokens; t++) { /* each token's experts ascend by now: reverses them */
         int32_t *row = map + t * (2 * experts + 1), n = row[2 * experts], i;
         for (i = 0; i < n / 2; i++) {
             int32_t dst = row[i], expert = row[experts + i];
@@ -56,7 +56,7 @@ static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args 
     return TE_OK;
 }
 
-/* Orders numbers of a key in the upper half and a place in the lower one. */
+/* Orders 64-bit numbers that have a key in the upper half and a place in the lower half. */
 static int te__moe_compare(const void *x, const void *y) {
     uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
     return (a > b) - (a < b);
@@ -93,8 +93,8 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
     }
     return TE_OK;
 }
-/* A count or an offset of rows, which stand in maps as i32: numbers far outside stay outside, and sums of them within
- * 64 bits. */
+/* Limits a count or an offset of rows to the range of i32, which maps hold. Numbers far outside stay outside, and sums
+ * of them stay within 64 bits. */
 static int64_t te__moe_bounded(int64_t x) { return te__max(-(int64_t)INT32_MAX, te__min(x, INT32_MAX)); }
 static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
@@ -123,12 +123,12 @@ static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_arg
 
 /* ---- permute ---- */
 
-/* A map with its memory. */
+/* A map and its memory. */
 typedef struct te__moe_route {
     te__moe_map m;
     const int32_t *map;
     const te_tensor *pad_offsets;
-    int64_t rows; /* of the permuted side */
+    int64_t rows; /* rows of the permuted side */
 } te__moe_route;
 
 static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, int64_t topk,
@@ -140,7 +140,8 @@ static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, i
     r.rows = rows;
     return r;
 }
-/* How many copies of token t there may be; of each its row, or -1, and its place among the probabilities. */
+/* te__moe_count returns how many copies token t may have. te__moe_row returns the row of copy i of token t, or -1, and
+ * in *place the copy's place among the token's probabilities. */
 static int64_t te__moe_count(const te__moe_route *r, int64_t t) {
     int64_t experts = r->m.experts;
     return experts ? te__min(te__max(r->map[t * (2 * experts + 1) + 2 * experts], 0), experts) : r->m.copies;
@@ -160,7 +161,8 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
     return row >= 0 && row < r->rows ? row : -1;
 }
 
-/* For each row the copy that comes to it, token * copies + place, or -1. NULL: out of memory. */
+/* Returns for each row the copy that the map moves to it, as token * copies + place, or -1. NULL: out of memory. The
+ * caller frees the array of *bytes bytes. */
 static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
     int32_t *source;
     int64_t t, i, row;
@@ -322,7 +324,7 @@ static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute
 
 /* ---- auxiliary loss, sums ---- */
 
-/* coeff * num_experts / (topk * total^2), as the kernels compute it. */
+/* The two functions compute coeff * num_experts / (topk * total^2) in the same steps as the kernels. */
 static float te__moe_loss_factor(float coeff, int experts, int topk) { return (float)experts * coeff / (float)topk; }
 static float te__moe_coefficient(float factor, const te_tensor *total_device, int64_t total) {
     float t = total_device ? (float)*(const int64_t *)te__data(total_device) : (float)total;

@@ -1,9 +1,8 @@
-// ops/moe/grouped_column_sum.cu: out [groups, n] = the sums of the columns of each group's rows of x [m, n].
+// ops/moe/grouped_column_sum.cu: out [groups, n] = the column sums of each group's rows of x [m, n].
 //
-// A block has 32 columns of one group; its 8 warps take the rows in turn, and their sums are added in order.
+// A block has 32 columns of one group. Its 8 warps take the rows in turn, and the warps' sums are added in order.
 //
-// Launch: block 256; grid: groups * n / 32 up.
-//
+// Launch: block 256; grid: groups * n / 32 rounded up.
 // te:baseline
 #include "ops/moe/loop.cuh"
 

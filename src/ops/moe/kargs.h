@@ -1,7 +1,8 @@
-/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels':
- * plain structs alone. */
+/* ops/moe/kargs.h: the arguments of the kernels of mixtures of experts. The host's compiler and the kernels' compiler
+ * both read it: plain structs alone. */
 
-/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */
+/* Items that a block of moe_sort takes; numbers that a thread of moe_scan takes at a time; buckets of a pass of the
+ * sort. */
 #define TE__MOE_SORT_CHUNK 1024
 #define TE__MOE_SCAN 8
 #define TE__MOE_SORT_BUCKETS 256
@@ -14,16 +15,16 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index
- * map. */
+/* moe_count, moe_scan and moe_rows make a mask map of these; moe_sort_count, moe_scan and moe_sort are one pass of the
+ * sort of an index map. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */
     void *counts_out;    /* [experts], or NULL */
-    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows
-                          * where these begin */
+    int *counts;         /* [experts, chunks]: tokens of each chunk that each expert gets; moe_scan replaces each count
+                          * by the row where these tokens begin */
     int *rows;           /* [tokens, experts] */
-    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */
+    long long tokens, experts, chunks, chunk; /* chunk: tokens of one chunk */
     int routing_dt, counts_dt;
 } te__moe_map_kargs;
 
@@ -37,11 +38,13 @@ typedef struct te__moe_local_kargs {
     int count, experts_dt;
 } te__moe_local_kargs;
 
-/* A pass orders items by eight bits of their key, and keeps the order of equal ones. */
+/* One pass of the sort: orders items by eight bits of their key, and keeps the order of items with equal bits. */
 typedef struct te__moe_sort_kargs {
-    const void *experts;             /* [items]: the keys, where `from` is NULL */
-    const int *from;                 /* [2, items]: keys and their places, as the pass before has left them, or NULL */
-    int *to;                         /* likewise, or NULL: the last pass writes the map */
+    const void *experts;             /* [items]: the keys, if `from` is NULL */
+    const int *from;                 /* [2, items]: keys and places, as the pass before has left them; NULL in the first
+                                      * pass */
+    int *to;                         /* [2, items]: keys and places in their new order; NULL in the last pass, which
+                                      * writes the map */
     int *map;                        /* [topk, tokens] */
     int *counts;                     /* [256, chunks] */
     long long items, chunks, tokens, topk, kept;
@@ -54,11 +57,11 @@ typedef struct te__moe_chunk_map_kargs {
     int *map;                                   /* [tokens] */
     long long n, tokens;
     int sizes_dt, sorted_dt, offsets_dt;
-    int numbers; /* of chunks, in place of rows */
+    int numbers; /* the map gets numbers of chunks, in place of rows */
 } te__moe_chunk_map_kargs;
 
-/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by
- * that. */
+/* moe_invert finds for each row the copy that is moved to it: source[row] = token * copies + place, or the -1 written
+ * before. moe_gather moves rows by `source`. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */
@@ -68,20 +71,21 @@ typedef struct te__moe_rows_kargs {
     const void *probs;       /* [tokens, copies], or NULL */
     void *permuted_probs;    /* [rows], or NULL */
     long long tokens, copies, rows, h;
-    int experts; /* 0: an index map */
+    int experts; /* 0: the map is an index map */
     int offsets_dt, x_dt, y_dt, probs_dt;
-    int unit;    /* rows are moved as they are, by units of so many bytes, h of them; 0: times probs, h elements */
-    int zeroes;  /* a copy whose probability is 0 is a row of zeros */
+    int unit;    /* bytes of a unit: rows are moved as they are, h units each; 0: rows of h elements are multiplied by
+                  * probs */
+    int zeroes;  /* a copy whose probability is 0 becomes a row of zeros */
 } te__moe_rows_kargs;
 
-/* moe_unpermute: a warp a token. moe_dot: a warp a token and place, and its products of rows. */
+/* moe_unpermute: one warp a token. moe_dot: one warp a token, for the dot products of all its copies. */
 typedef struct te__moe_sum_kargs {
     const int *map;
     const void *pad_offsets;    /* [experts], or NULL */
     const void *x;              /* [rows, h] */
     const void *merging_probs;  /* [tokens, copies], or NULL */
     const void *permuted_probs; /* [rows], or NULL */
-    const void *dy;             /* [tokens, h], of moe_dot */
+    const void *dy;             /* [tokens, h], for moe_dot */
     void *y;                    /* [tokens, h] */
     void *probs;                /* [tokens, copies], or NULL */
     long long tokens, copies, rows, h;
@@ -91,20 +95,21 @@ typedef struct te__moe_sum_kargs {
 } te__moe_sum_kargs;
 
 typedef struct te__moe_router_kargs {
-    struct te__outside *outside;      /* of the backward pass */
+    struct te__outside *outside;      /* for the backward pass */
     const void *logits, *bias; /* [tokens, experts], [experts] or NULL */
-    void *probs;               /* [tokens, experts], or NULL; of the backward pass: dlogits */
+    void *probs;               /* [tokens, experts], or NULL; in the backward pass: dlogits */
     void *topk_probs;          /* [tokens, topk], or NULL */
     const void *dprobs;        /* [tokens, experts], or with indices [tokens, topk] */
-    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass:
-                                * read */
-    void *indices;             /* [tokens, topk], or NULL; of the backward pass: read */
+    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 rounded up]; may be NULL; the backward pass
+                                * reads the map */
+    void *indices;             /* [tokens, topk], or NULL; the backward pass reads them */
     long long tokens;
     float scaling;
     int experts, topk, groups, group_topk, group_best;
     int score;                 /* te_score_function */
-    int pre_softmax, all_scores, normalise, biased; /* biased: the bias is a part of the probabilities */
-    int zero_groups;           /* experts of groups that are not chosen have the key 0 */
+    int pre_softmax, all_scores, normalise, biased; /* biased: the bias is added to the scores before they become
+                                                     * probabilities */
+    int zero_groups;           /* experts of groups that are not chosen get the key 0 */
     int logits_dt, bias_dt, probs_dt, topk_probs_dt, dprobs_dt, indices_dt;
 } te__moe_router_kargs;
 
@@ -112,7 +117,7 @@ typedef struct te__moe_loss_kargs {
     const void *probs, *counts; /* [rows, cols], [cols] */
     const long long *total;     /* [1], or NULL for total_host */
     const void *dloss;          /* [1] */
-    void *out;                  /* [1]; of the backward pass: dprobs [rows, cols] */
+    void *out;                  /* [1]; in the backward pass: dprobs [rows, cols] */
     float *partial;             /* [blocks] */
     unsigned *counter;
     long long rows, cols, chunk; /* chunk: rows of a block */

@@ -1,7 +1,8 @@
-// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read
+// ops/moe/loop.cuh: included by every kernel of this family: how loops are compiled, and how single numbers are read
 // and written.
 //
-// In embedded PTX (TE_SMALL) no kernel knows formats that it never meets.
+// In embedded PTX (TE_SMALL) loops are not unrolled, and numbers are read and written by function calls, for formats
+// that occur here alone.
 #pragma once
 #include "device/outside.cuh"
 #include "ops/moe/kargs.h"
@@ -11,7 +12,7 @@
 #define TE_LOOP
 #endif
 
-// te_load and te_store for f32, f16 and bf16; te_get for i32 and i64, too.
+// Read and write one number: te_load and te_store, for f32, f16 and bf16; te_get also reads i32 and i64.
 #ifdef TE_SMALL
 static __device__ __noinline__ float te_get(const void *p, te_i64 i, int dt) {
     if (dt == TE_F32) return ((const float *)p)[i];

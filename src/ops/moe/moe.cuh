@@ -1,15 +1,15 @@
-// ops/moe/moe.cuh: where the copies of a token stand, by either form of map.
+// ops/moe/moe.cuh: finds the rows of a token's copies, by either form of map.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/moe/loop.cuh"
 
-// How many copies token t may have.
+// Returns how many copies token t may have.
 TE_DEV te_i64 te_moe_count(const int *map, te_i64 t, te_i64 copies, int experts) {
     if (!experts) return copies;
     int n = map[t * (2 * experts + 1) + 2 * experts];
     return n < 0 ? 0 : n < experts ? n : experts;
 }
-// The row of copy i of token t, or -1; and its place among the probabilities.
+// Returns the row of copy i of token t, or -1, and in *place the copy's place among the token's probabilities.
 TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i,
                               te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {
     te_i64 row;

@@ -1,7 +1,7 @@
-// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put
-// between them; or its chunk's number.
+// ops/moe/moe_chunk_map.cu: for each token, the row that it gets when whole chunks are sorted, or when padding is put
+// between chunks; or the number of its chunk.
 //
-// Launch: block 256, a thread a token; grid: tokens / 256 up.
+// Launch: block 256, a thread a token; grid: tokens / 256 rounded up.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"
@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_chunk_map(const __grid_
     te_follow();
     te_i64 t = (te_i64)blockIdx.x * 256 + threadIdx.x, before = 0, chunk = 0, to;
     TE_LOOP
-    for (te_i64 k = t; a.sorted_index && k < a.n; k += (te_i64)gridDim.x * 256) { // each once
+    for (te_i64 k = t; a.sorted_index && k < a.n; k += (te_i64)gridDim.x * 256) { // reports each number outside once
         te_i64 chunk_id = te_load_index(a.sorted_index, k, a.sorted_dt);
         if ((te_u64)chunk_id >= (te_u64)a.n) te_tell_outside(a.outside, chunk_id, k, a.n);
     }

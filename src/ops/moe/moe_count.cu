@@ -1,5 +1,5 @@
-// ops/moe/moe_count.cu: counts[e][c]: tokens of chunk c that are routed to expert e. The first of three kernels that
-// make a mask map.
+// ops/moe/moe_count.cu: counts[e][c] = the number of tokens of chunk c that are routed to expert e. The first of three
+// kernels that make a mask map.
 //
 // Launch: block 256, a thread an expert; grid: chunks of tokens.
 //

@@ -1,8 +1,8 @@
-// ops/moe/moe_dot.cu: probs [tokens, copies] = the products of the rows of dy [tokens, h] and of x [rows, h] that are
-// copies of one token; 0 where there is none.
+// ops/moe/moe_dot.cu: probs [tokens, copies] = the dot product of a token's row of dy [tokens, h] and each of its
+// copies' rows of x [rows, h]; 0 where there is no copy.
 //
-// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both
-//         sides.
+// Launch: block 256: one warp a token; grid: tokens / 8 rounded up. `vector`: rows of dy and of x start at multiples of
+//         16 bytes.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

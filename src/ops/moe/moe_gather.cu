@@ -1,7 +1,8 @@
-// ops/moe/moe_gather.cu: y [rows, h] = the rows of x [tokens, h] that moe_invert has found for them, 0 where there is
-// none. As they are, in units of `unit` bytes; or, with unit 0, times the copy's probability.
+// ops/moe/moe_gather.cu: each row of y [rows, h] = the row of x [tokens, h] that moe_invert has found for it, or 0 if
+// there is none. Rows are moved as they are, in units of `unit` bytes, or, with unit 0, multiplied by the copy's
+// probability.
 //
-// Launch: block 256: one warp a row; grid: rows / 8 up.
+// Launch: block 256: one warp a row; grid: rows / 8 rounded up.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

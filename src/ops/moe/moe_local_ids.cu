@@ -1,5 +1,5 @@
-// ops/moe/moe_local_ids.cu: experts by their place on this rank, and how many copies of each block's chunk of items
-// each of them gets: counts[expert][chunk], which moe_scan adds up.
+// ops/moe/moe_local_ids.cu: numbers experts by their place on this rank (-1: elsewhere, or dropped), and counts the
+// copies that each local expert gets from each block's chunk of items: counts[expert][chunk], which moe_scan adds up.
 //
 // Launch: block 256; grid: chunks of TE__MOE_SORT_CHUNK items. Shared: 4 bytes a local expert.
 //

@@ -1,12 +1,12 @@
-// ops/moe/moe_router_bwd.cu: the gradient of logits, from that of the probabilities and the choice; scores are computed
-// again. te_op_moe_router_bwd.
+// ops/moe/moe_router_bwd.cu: te_op_moe_router_bwd: the gradient of the logits, from the gradient g of the probabilities
+// and the forward pass's choice. Scores s are computed again.
 //
-//   normalised      y = s / sum s, s with the bias if that is a part of it:  ds = g / sum s - (sum g s) / (sum s)^2;
-//                   else ds = g; 0 where an expert was not chosen
+//   normalised      y = s / sum s (s includes the bias if `biased`):  ds = g / sum s - (sum g s) / (sum s)2
+//   not normalised  ds = g; in both cases 0 for experts that were not chosen
 //   softmax         dx = s (ds - sum ds s), over all experts or over the chosen ones
 //   other scores    dx = ds * slope
 //
-// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared: 9 bytes an expert and warp.
+// Launch: block 32 * warps, a warp a token; grid: tokens / warps rounded up. Shared: 9 bytes an expert and warp.
 //
 // te:baseline
 #include "ops/moe/router.cuh"

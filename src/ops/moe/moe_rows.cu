@@ -1,8 +1,8 @@
-// ops/moe/moe_rows.cu: the rows of a mask map, from where each expert's tokens of each chunk begin.
+// ops/moe/moe_rows.cu: fills in a mask map, given the row at which each expert's tokens of each chunk begin.
 //
-//   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 where it is not routed to
-//   pass 2   a warp a token: experts from the last one down, 32 at a time; what is routed is moved together, then its
-//            number is known
+//   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 if t is not routed to e
+//   pass 2   a warp takes a token, its experts from the last one down, 32 at a time; the experts routed to are moved
+//            together, and then counted
 //
 // Launch: block 256; grid: chunks of tokens.
 //

@@ -1,5 +1,5 @@
-// ops/moe/moe_sort.cu: moves items to where their bucket begins in their chunk, in their order. The last pass writes
-// the map in place of the items.
+// ops/moe/moe_sort.cu: moves a chunk's items, in their order, to where the chunk's part of their bucket begins. The
+// last pass writes the map in place of the items.
 //
 // Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //

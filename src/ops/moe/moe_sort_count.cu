@@ -1,5 +1,5 @@
-// ops/moe/moe_sort_count.cu: counts[b][c]: items of chunk c whose key has the eight bits b. The first of three kernels
-// of a pass of a stable sort.
+// ops/moe/moe_sort_count.cu: counts[b][c] = the number of items of chunk c whose eight bits of the key are b. The first
+// of three kernels of a pass of a stable sort.
 //
 // Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //

@@ -1,4 +1,4 @@
-// ops/moe/moe_splits.cu: padded[i] = sizes[i] rounded up to multiples of align; offsets[i] = the padding before group
+// ops/moe/moe_splits.cu: padded[i] = sizes[i] rounded up to a multiple of align; offsets[i] = the padding before group
 // i.
 //
 // Launch: one block of 32 threads, which take the groups 32 at a time.

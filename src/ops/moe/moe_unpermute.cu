@@ -1,8 +1,8 @@
-// ops/moe/moe_unpermute.cu: y [tokens, h] = the sums of each token's copies among the rows of x, each times its
+// ops/moe/moe_unpermute.cu: y [tokens, h] = for each token the sum of its copies' rows of x, each times its
 // probability, in the order of the map.
 //
-// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both
-//         sides.
+// Launch: block 256: one warp a token; grid: tokens / 8 rounded up. `vector`: rows of x and of y start at multiples of
+//         16 bytes.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3

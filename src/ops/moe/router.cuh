@@ -1,8 +1,8 @@
-// ops/moe/router.cuh: scores of experts, by a warp.
+// ops/moe/router.cuh: scores of experts, computed by a warp.
 #pragma once
 #include "ops/moe/loop.cuh"
 
-// Element i of topk_indices, which may be i16 as well.
+// Returns element i of topk_indices, which may also be i16.
 TE_DEV te_i64 te_expert_index(const void *p, te_i64 i, int dt) {
     return dt == TE_I16 ? (te_i64)((const short *)p)[i] : te_load_index(p, i, dt);
 }
@@ -11,12 +11,13 @@ TE_DEV_CALL float te_expert_score(int f, float x) {
     if (f == TE_SCORE_SIGMOID) return te_sigmoid(x);
     return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
 }
-// d score / dx, given the score.
+// Returns d score / dx, given the score.
 TE_DEV_CALL float te_expert_slope(int f, float x, float score) {
     if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
     return (x > 20.0f ? 1.0f : te_sigmoid(x)) / (2.0f * score + 1e-20f);
 }
-// y = softmax of those x that `map` marks, or of all; 0 elsewhere. The lanes own the experts lane, lane + 32 ...
+// Computes the softmax of the x that `map` marks, or of all if it is NULL; y is 0 elsewhere. Lanes take the experts
+// lane, lane + 32, ...
 TE_DEV_CALL void te_expert_softmax(const float *x, const te_u8 *map, int n, float *y) {
     int lane = threadIdx.x & 31;
     float top = -TE_INF, sum = 0.0f;

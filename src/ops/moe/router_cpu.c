@@ -1,16 +1,16 @@
-/* ops/moe/router_cpu.c: reference of the router: scores, the choice among them, probabilities, and their gradient. In
- * f32, sums in double. */
+/* ops/moe/router_cpu.c: reference of the router: scores of experts, the choice of experts, probabilities, and their
+ * gradient. Computes in f32, sums in double. */
 
 static float te__score_of(te_score_function f, float x) {
     if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
     return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
 }
-/* d score / dx, given the score. */
+/* Returns d score / dx, given the score. */
 static float te__score_slope(te_score_function f, float x, float score) {
     if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
     return (x > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-x))) / (2.0f * score + 1e-20f);
 }
-/* Softmax over those that `map` marks, or over all; 0 elsewhere. */
+/* Computes the softmax over the elements that `map` marks, or over all if it is NULL; y is 0 elsewhere. */
 static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float *y) {
     float top = -INFINITY;
     double sum = 0.0;
@@ -24,8 +24,8 @@ static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float 
     for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
 }
 
-/* The `count` largest of key[0 .. n-1] into which[], the lower index first among equals; NaN counts as the smallest.
- * taken: room for n. */
+/* Writes the indices of the `count` largest of key[0 .. n-1] to which[]; of equal keys the lower index comes first.
+ * Keys must not be NaN: te__route_token makes NaN the smallest key. taken: room for n; marks the chosen ones. */
 static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
     int64_t e;
     int i;
@@ -39,15 +39,15 @@ static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, i
     }
 }
 
-/* Memory for one token's experts. */
+/* One token's scores, keys and marks of experts. */
 typedef struct te__router_room {
     float score[TE_MOE_MAX_EXPERTS], key[TE_MOE_MAX_EXPERTS], group[TE_MOE_MAX_EXPERTS], x[TE_MOE_MAX_EXPERTS];
     uint8_t map[TE_MOE_MAX_EXPERTS], taken[TE_MOE_MAX_EXPERTS];
     int32_t which[TE_MOE_MAX_EXPERTS];
 } te__router_room;
 
-/* Only the experts of the best groups stay: the others' keys become the smallest, or 0, which is above negative
- * ones. */
+/* Keeps only the experts of the best groups: all other keys become the smallest, or, with zero_other_groups, 0, which
+ * is above negative keys. */
 static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     int64_t size = experts / a->num_groups, e;
     int best = a->group_best, g, i;
@@ -61,7 +61,8 @@ static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room 
         if (!m->taken[e / size]) m->key[e] = a->zero_other_groups && m->key[e] > -INFINITY ? 0.0f : -INFINITY;
 }
 
-/* Scores become probabilities: of the experts that the map marks, 0 elsewhere; or of all. */
+/* Turns scores into probabilities: of the experts that the map marks, and 0 elsewhere; with all_scores, of all
+ * experts. */
 static void te__finish_scores(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     double sum = 1e-20;
     int64_t e;

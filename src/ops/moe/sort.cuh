@@ -1,4 +1,4 @@
-// ops/moe/sort.cuh: the items of one pass of the sort.
+// ops/moe/sort.cuh: reads the items of one pass of the sort.
 #pragma once
 #include "ops/moe/loop.cuh"
 
@@ -6,7 +6,7 @@ TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) {
     return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt);
 }
 
-// The eight bits of this pass of the block's items; how many it has.
+// Writes this pass's eight bits of the keys of the block's items to bits[]. Returns the number of items.
 TE_DEV int te_moe_sort_bits(const te__moe_sort_kargs &a, te_u8 *bits) {
     te_i64 begin = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK, left = a.items - begin;
     int n = left < TE__MOE_SORT_CHUNK ? (int)left : TE__MOE_SORT_CHUNK;

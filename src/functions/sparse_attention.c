@@ -1,4 +1,4 @@
-/* nn/sparse_attention.c: attention by lists of keys as a differentiable function, and the lists of a window and of
+/* functions/sparse_attention.c: attention by lists of keys as a differentiable function, and the lists of a window and of
  * compressed keys. Knows raw operations; must not know modules. */
 
 static te_result te__sparse_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved,

@@ -1,4 +1,4 @@
-/* core/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and
+/* tape/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and
  * decoded; must not know what a node computes. */
 
 /* The variable of x, made when it is first needed. NULL only when out of memory. */
@@ -57,7 +57,7 @@ static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
         te__frame_begin(grad->te);
-        kept = te_tensor_retain(grad->quantized ? te__alias_quantized(grad) : te__alias(grad));
+        kept = te_tensor_retain(te__alias_any(grad));
         te__frame_end(grad->te, NULL, 0);
     } else
         te_tensor_retain(kept);
@@ -206,8 +206,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         return te->error_code;
     if (!desc->backward)
         return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
-    if (te->recording)
-        for (i = 0; i < desc->num_inputs; i++) te->note_leaf(te, desc->inputs[i]);
+    for (i = 0; i < desc->num_inputs; i++) te__tell_read(te, desc->inputs[i]);
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
     if (desc->num_inputs > TE__MAX_NODE_TENSORS || desc->num_outputs > TE__MAX_NODE_TENSORS)
@@ -330,20 +329,20 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
             v->refs++;
         }
         if (te->warming && v->leaf &&
-            te__grow(te, (void **)&te->warm_vars, &te->cap_warm_vars, te->num_warm_vars, sizeof(te__var *))) {
-            te->warm_vars[te->num_warm_vars++] = v; /* holds no meaningful value: te_warmup_end forgets it */
+            te__grow(te, (void **)&te->tape.warm_vars, &te->tape.cap_warm_vars, te->tape.num_warm_vars, sizeof(te__var *))) {
+            te->tape.warm_vars[te->tape.num_warm_vars++] = v; /* holds no meaningful value: te_warmup_end forgets it */
             v->refs++;
         }
         return TE_OK;
     }
-    if (v->grad->quantized) { /* sums are plain */
-        sum = te_dequantize(v->grad, v->grad->dtype);
+    if (v->grad->form) { /* sums are plain */
+        sum = v->grad->form->decode(v->grad, v->grad->dtype);
         if (!sum) return te_error_code(te);
         te_tensor_release(v->grad);
         v->grad = te__kept_gradient(sum);
         if (!v->grad) return te_error_code(te);
     }
-    if (grad->quantized && !(grad = te_dequantize(grad, grad->dtype))) return te_error_code(te);
+    if (grad->form && !(grad = grad->form->decode(grad, grad->dtype))) return te_error_code(te);
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
@@ -394,9 +393,9 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_result result;
     if (!grad || (te__tensor_is_alone(grad) && te__is_contiguous(grad) && !te__is_outside(grad->buffer))) return TE_OK;
     te__frame_begin(te);
-    own = grad->quantized ? te_dequantize(grad, grad->dtype) : te__empty_like(grad, grad->dtype);
+    own = grad->form ? grad->form->decode(grad, grad->dtype) : te__empty_like(grad, grad->dtype);
     result = own ? TE_OK : te_error_code(te);
-    if (own && !grad->quantized) result = te_tensor_copy(own, grad);
+    if (own && !grad->form) result = te_tensor_copy(own, grad);
     if (result == TE_OK) {
         v->grad = te__kept_gradient(own);
         te_tensor_release(grad);
@@ -491,8 +490,8 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
 static te_result te__decode_gradients(te_ctx *te, const te__node *node, te_tensor **grads) {
     int i;
     for (i = 0; i < node->num_outputs && !node->takes_quantized; i++) {
-        if (!grads[i] || !grads[i]->quantized) continue;
-        grads[i] = te_dequantize(grads[i], grads[i]->dtype);
+        if (!grads[i] || !grads[i]->form) continue;
+        grads[i] = grads[i]->form->decode(grads[i], grads[i]->dtype);
         if (!grads[i]) return te_error_code(te);
     }
     return TE_OK;
@@ -642,7 +641,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
         stash = te__stash_grads(te, s, &stashed, &stash_bytes);
         if (!stash) return TE_ERR_OUT_OF_MEMORY;
     }
-    if (te->tape.plays == 0 && te->units) te->mark_reached(te, s, y, count);
+    if (te->tape.plays == 0) te__tell_backward_begins(te, s, y, count);
     te->tape.no_grad++;
     te->tape.plays++;
     result = te__device_enter(te, &entered);
@@ -659,9 +658,9 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     }
     te->tape.plays--;
     te->tape.no_grad--;
-    if (result == TE_OK && te->tape.plays == 0 && te->after_backward) te->after_backward(te);
+    if (result == TE_OK && te->tape.plays == 0) te__tell_backward_done(te);
     if (result == TE_OK) result = te->error_code;
-    if (te->tape.plays == 0 && te->units) result = te->exchange_gradients(te, NULL, result);
+    if (te->tape.plays == 0) result = te__tell_backward_ends(te, NULL, result);
     if (result != TE_OK) {
         te__deferred_cut(te, deferred);
         te__step_fails(te);
@@ -685,9 +684,9 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
         return te__fail(te, TE_ERR_INVALID,
                         "te_backward_from: the gradient belongs to another context (%s); copy it through the host",
                         grad->te->device_name);
-    if (y->dtype != grad->dtype || grad->quantized)
+    if (y->dtype != grad->dtype || grad->form)
         return te__fail(te, TE_ERR_DTYPE, "te_backward_from: the tensor is %s, its gradient %s%s; they must be alike",
-                        te_dtype_name(y->dtype), grad->quantized ? "quantized, nominally " : "",
+                        te_dtype_name(y->dtype), grad->form ? "quantized, nominally " : "",
                         te_dtype_name(grad->dtype));
     segment = y->requires_grad && y->var ? te__segment_of(te, y->var) : NULL;
     if (!segment)

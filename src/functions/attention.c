@@ -1,5 +1,5 @@
-/* nn/attention.c: rotary embedding, splitting a packed projection, attention: differentiable functions like those of
- * nn/functions.c. */
+/* functions/attention.c: rotary embedding, splitting a packed projection, attention: differentiable functions like those of
+ * functions/elements.c. */
 
 /* ---- rope ---- */
 

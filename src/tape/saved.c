@@ -1,4 +1,4 @@
-/* core/saved.c: hooks on the tensors that tape nodes save: packed when they are saved, unpacked when they are read.
+/* tape/saved.c: hooks on the tensors that tape nodes save: packed when they are saved, unpacked when they are read.
  * Knows nodes; must not know what a hook does with a tensor. */
 
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks) {

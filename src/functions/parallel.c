@@ -1,4 +1,4 @@
-/* nn/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first
+/* functions/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first
  * dimension become the whole, quantized ones as codes and scales. Knows groups and quantized copies; must not know
  * modules. */
 

@@ -1,4 +1,4 @@
-/* core/deferred.c: work that a backward pass puts off, in the order of te__defer. Knows host memory; must not know what
+/* tape/deferred.c: work that a backward pass puts off, in the order of te__defer. Knows host memory; must not know what
  * the work is. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);

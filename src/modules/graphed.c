@@ -1,4 +1,4 @@
-/* nn/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape; must not
+/* modules/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape; must not
  * know what any class computes. */
 
 /* A graphed module: static tensors that both graphs read and write. A node of the tape holds a reference. */
@@ -93,11 +93,11 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
                         "te_make_graphed_callables: score_mod is %s and was %s in the sample; a graph repeats what it "
                         "was captured with, with other tensors aux",
                         args->attention.score_mod ? "given" : "NULL", args->attention.score_mod ? "NULL" : "given");
-    if (te->automodel.is_first_microbatch != g->microbatch && !args->is_first_microbatch)
+    if (te__quant_of(te)->is_first_microbatch != g->microbatch && !args->is_first_microbatch)
         return te__fail(te, TE_ERR_STATE,
                         "te_make_graphed_callables: te_get_is_first_microbatch is %d and was %d when the module was "
                         "graphed; a graph repeats what it was captured with",
-                        (int)te->automodel.is_first_microbatch, (int)g->microbatch);
+                        (int)te__quant_of(te)->is_first_microbatch, (int)g->microbatch);
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)
         return te__fail(te, TE_ERR_INVALID,
                         "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph "
@@ -338,7 +338,6 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     te__graphed_kept kept = TE_ZERO;
     te_tensor *before[TE__MAX_NODE_TENSORS] = {NULL}, *main_grads[TE__MAX_NODE_TENSORS] = {NULL};
     te__rng_state random = te__rng_now(te);
-    struct te__dp_unit *units = te->units;
     const int first_node = te->tape.segment->num_nodes;
     te_outputs outputs;
     te_result result;
@@ -346,7 +345,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     if (!g) return TE_ERR_OUT_OF_MEMORY;
     g->te = te;
     g->refs = 1;
-    g->microbatch = te->automodel.is_first_microbatch;
+    g->microbatch = te__quant_of(te)->is_first_microbatch;
     te__frame_begin(te);
     result = te__graphed_inputs(g, sample);
     kept.g = g;
@@ -358,7 +357,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
                           m->name, (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);
-    te->units = NULL; /* ranks exchange the gradients of the program's backward passes, not those of these */
+    te->tape.quiet++; /* ranks exchange the gradients of the program's backward passes, not those of these */
     if (result == TE_OK) result = te__graphed_lend_main_grads(g, main_grads);
     for (i = 0; i < n && result == TE_OK; i++) {
         result = te__graphed_forward_pass(m, g, d->autocast, &outputs);
@@ -380,7 +379,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     for (i = 0; i < g->num_leaves; i++)
         if (g->leaf[i] && result != TE_OK) te_tensor_zero_grad(g->leaf[i]);
     te__graphed_swap_grads(g, before);
-    te->units = units;
+    te->tape.quiet--;
     te__segment_cut(te, te->tape.segment, first_node); /* a pass that failed leaves nodes that nobody will play */
     te__rng_back(te, random);
     te__frame_end(te, NULL, 0);
@@ -411,10 +410,10 @@ TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules
                         "te_make_graphed_callables: %d modules, num_warmup_iters %d; each module needs its sample, and "
                         "both counts 0 or more",
                         n, desc->num_warmup_iters);
-    if (te->tape.root.num_nodes || te->num_autocast)
+    if (te->tape.root.num_nodes || te__quant_of(te)->num_autocast)
         return te__fail(te, TE_ERR_STATE,
                         "te_make_graphed_callables: %s; call it before the first forward pass of a step",
-                        te->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
+                        te__quant_of(te)->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
     for (i = 0; i < n; i++)
         if (!modules[i] || modules[i]->te != te || modules[i]->graphed || modules[i]->evaluating ||
             !sample_args[i].input)

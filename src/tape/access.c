@@ -1,165 +1,5 @@
-/* core/access.c: functions of tensors that run operations: filling, copying, converting, reading back, views with
- * history.
- * Knows the math and cast operations; must not know modules. */
-
-/* ---- filling ---- */
-
-TE_API te_result te_tensor_fill(te_tensor *x, double value) {
-    te_op_fill_args args = TE_ZERO;
-    if (!x) return TE_ERR_STATE;
-    args.dst = x;
-    args.value = value;
-    return te_op_fill(x->te, &args);
-}
-
-/* x if the call that filled it succeeded, else NULL. */
-static te_tensor *te__checked(te_tensor *x, te_result result) {
-    if (result == TE_OK) return x;
-    te__drop(x);
-    return NULL;
-}
-
-TE_API te_tensor *te_tensor_full(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, double value) {
-    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
-    return x ? te__checked(x, te_tensor_fill(x, value)) : NULL;
-}
-TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
-    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
-    return x ? te__checked(x, te->device->clear(te, te__data(x), x->buffer->bytes)) : NULL;
-}
-
-static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind,
-                                    float a, float b) {
-    te_op_random_args args = TE_ZERO;
-    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
-    te__rng_state before;
-    te__draw draw;
-    if (!x) return NULL;
-    before = te__rng_now(te);
-    args.dst = x;
-    args.kind = kind;
-    args.a = a;
-    args.b = b;
-    draw = te__rng_draw(te, 1);
-    args.seed = draw.seed;
-    args.offset = draw.offset;
-    args.rng = draw.rng;
-    x = te__checked(x, te_op_random(te, &args));
-    if (!x) te__rng_back(te, before);
-    return x;
-}
-TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high) {
-    return te__random_tensor(te, dtype, ndim, shape, TE_RANDOM_UNIFORM, low, high);
-}
-TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float mean, float std) {
-    return te__random_tensor(te, dtype, ndim, shape, TE_RANDOM_NORMAL, mean, std);
-}
-
-/* ---- host memory ---- */
-
-static te_result te__need_host(const te_tensor *x, const void *host, const char *what) {
-    if (host || te__numel(x) == 0) return TE_OK;
-    return te__fail(x->te, TE_ERR_INVALID, "%s: host is NULL", what);
-}
-
-TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host) {
-    if (!x) return TE_ERR_STATE;
-    if (!x->buffer) return te__no_plain_memory(x, "te_tensor_copy_from_host");
-    if (!te__is_contiguous(x))
-        return te__fail(x->te, TE_ERR_INVALID,
-                        "te_tensor_copy_from_host: the tensor is strided; copy to a contiguous one");
-    if (te__need_host(x, host, "te_tensor_copy_from_host") != TE_OK) return TE_ERR_INVALID;
-    te__touch(x);
-    return x->te->device->upload(x->te, te__data(x), host, te_tensor_bytes(x));
-}
-TE_API te_tensor *te_tensor_from_host(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const void *host) {
-    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
-    return x ? te__checked(x, te_tensor_copy_from_host(x, host)) : NULL;
-}
-TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const float *host) {
-    te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
-    te_result result;
-    void *bytes;
-    size_t size;
-    if (!x) return NULL;
-    if (te_dtype_bits(dtype) < 8) {
-        te__fail(te, TE_ERR_DTYPE, "te_tensor_from_f32: %s cannot be made from f32", te_dtype_name(dtype));
-        return te__checked(x, TE_ERR_DTYPE);
-    }
-    if (te__need_host(x, host, "te_tensor_from_f32") != TE_OK) return te__checked(x, TE_ERR_INVALID);
-    size = te_tensor_bytes(x);
-    bytes = te__alloc(te, size);
-    if (!bytes) return te__checked(x, TE_ERR_OUT_OF_MEMORY);
-    te__store_row(bytes, dtype, 0, te__numel(x), host);
-    result = te_tensor_copy_from_host(x, bytes);
-    te__free(te, bytes, size);
-    return te__checked(x, result);
-}
-
-TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src) {
-    te_op_copy_args args = TE_ZERO;
-    if (!dst || !src) return TE_ERR_STATE;
-    args.src = src;
-    args.dst = dst;
-    return te_op_copy(dst->te, &args);
-}
-
-TE_API te_result te_tensor_to_host(const te_tensor *x, void *host) {
-    te_result result;
-    te_tensor *flat;
-    if (!x) return TE_ERR_STATE;
-    if (!x->buffer) return te__no_plain_memory(x, "te_tensor_to_host");
-    if (te__need_host(x, host, "te_tensor_to_host") != TE_OK) return TE_ERR_INVALID;
-    if (te__is_contiguous(x)) return x->te->device->download(x->te, host, te__data(x), te_tensor_bytes(x));
-    te__frame_begin(x->te);
-    flat = te__empty_like(x, x->dtype);
-    result = flat ? te_tensor_copy(flat, x) : te_error_code(x->te);
-    if (result == TE_OK) result = x->te->device->download(x->te, host, te__data(flat), te_tensor_bytes(flat));
-    te__frame_end(x->te, NULL, 0);
-    return result;
-}
-
-TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host) {
-    te_ctx *te;
-    te_result result;
-    const te_tensor *plain = x;
-    void *bytes;
-    size_t size;
-    if (!x) return TE_ERR_STATE;
-    te = x->te;
-    if (te__need_host(x, host, "te_tensor_to_f32") != TE_OK) return TE_ERR_INVALID;
-    te__frame_begin(te);
-    te->tape.no_grad++;
-    if (x->quantized) plain = te_dequantize(te__alias_quantized(x), TE_F32);
-    te->tape.no_grad--;
-    size = plain ? te_tensor_bytes(plain) : 0;
-    bytes = plain ? te__alloc(te, size) : NULL;
-    result = bytes ? te_tensor_to_host(plain, bytes) : te_error_code(te);
-    if (result == TE_OK && te_dtype_bits(plain->dtype) < 8) { /* each row begins at a byte of its own */
-        int64_t rows = te__rows(plain), cols = te__cols(plain), i;
-        for (i = 0; i < rows; i++)
-            te__load_row((const char *)bytes + (size_t)i * te__row_bytes(plain->dtype, cols), plain->dtype, 0, cols,
-                         host + i * cols);
-    } else if (result == TE_OK)
-        te__load_row(bytes, plain->dtype, 0, te__numel(plain), host);
-    te__free(te, bytes, size);
-    te__frame_end(te, NULL, 0);
-    return result;
-}
-
-TE_API double te_tensor_item(const te_tensor *x) {
-    char text[TE__SHAPE_TEXT];
-    unsigned char raw[8];
-    if (!x) return (double)NAN;
-    if (te__numel(x) != 1 || x->quantized) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_item: the tensor is %s; exactly one plain element is needed",
-                 te__shape_text(x, text));
-        return (double)NAN;
-    }
-    if (te_tensor_to_host(x, raw) != TE_OK) return (double)NAN;
-    if (te__is_index(x->dtype) || x->dtype == TE_I16) return (double)te__load_index(raw, x->dtype, 0);
-    return (double)te__load_element(raw, x->dtype, 0);
-}
+/* tape/access.c: views, conversions and gathered rows of tensors, with their backward functions. Knows the tape, and the
+ * operations of math and cast; must not know modules. */
 
 /* ---- views with history ---- */
 
@@ -173,7 +13,7 @@ typedef struct te__view_state {
 static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y, const te__view_state *state,
                                    te_backward_fn backward) {
     te_node_desc node = TE_ZERO;
-    if (y && x->te->recording) x->te->note_leaf(x->te, x);
+    if (y) te__tell_read(x->te, x);
     if (!y || !te__wants_grad(x)) return y;
     node.name = name;
     node.inputs = &x;
@@ -368,7 +208,7 @@ TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype) {
     return te__converted(x, dtype, "cast");
 }
 TE_API te_tensor *te_tensor_detach(te_tensor *x) {
-    return !x ? NULL : x->quantized ? te__alias_quantized(x) : te__alias(x);
+    return x ? te__alias_any(x) : NULL;
 }
 
 /* ---- properties ---- */
@@ -379,9 +219,8 @@ TE_API int te_tensor_ndim(const te_tensor *x) { return x ? x->ndim : 0; }
 TE_API const int64_t *te_tensor_shape(const te_tensor *x) { return x ? x->shape : NULL; }
 TE_API const int64_t *te_tensor_strides(const te_tensor *x) { return x ? x->stride : NULL; }
 TE_API int64_t te_tensor_numel(const te_tensor *x) { return x ? te__numel(x) : 0; }
-TE_API size_t te_tensor_bytes(const te_tensor *x) { return x ? te__shape_bytes(x->dtype, x->ndim, x->shape) : 0; }
 TE_API bool te_tensor_is_contiguous(const te_tensor *x) { return x && te__is_contiguous(x); }
-TE_API bool te_tensor_is_quantized(const te_tensor *x) { return x && x->quantized; }
+TE_API bool te_tensor_is_quantized(const te_tensor *x) { return x && x->form; }
 TE_API void *te_tensor_data(const te_tensor *x) { return te__data(x); }
 TE_API void te_tensor_touch(te_tensor *x) { te__touch(x); }
 TE_API uint64_t te_tensor_version(const te_tensor *x) { return x && x->buffer ? te__buffer_version(x->buffer) : 0; }

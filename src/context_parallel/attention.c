@@ -1,5 +1,5 @@
-/* nn/context_parallel.c: attention over sequences that ranks share. Knows the operations of attention, and exchanges
- * (nn/context_exchange.c); must not know modules.
+/* context_parallel/attention.c: attention over sequences that ranks share. Knows the operations of attention, and exchanges
+ * (context_parallel/exchange.c); must not know modules.
  *
  * Attention is a list of pieces, queries of this rank with some keys each. Their outputs are merged by
  * te_op_context_merge in f32. The backward pass needs no parts: the gradients of a piece follow from the whole output

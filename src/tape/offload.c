@@ -1,4 +1,4 @@
-/* core/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the
+/* tape/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the
  * forward and the backward pass. Knows hooks, buffers and transfers; must not know what the tensors mean.
  *
  * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of it
@@ -166,7 +166,7 @@ static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
 static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te_tensor *y;
     te__frame_begin(te);
-    y = te_tensor_retain(x->quantized ? te__alias_quantized(x) : te__alias(x));
+    y = te_tensor_retain(te__alias_any(x));
     te__frame_end(te, NULL, 0);
     return y;
 }

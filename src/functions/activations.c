@@ -1,4 +1,4 @@
-/* nn/activations.c: activations as differentiable functions: plain, quantized for the product behind, times a factor
+/* functions/activations.c: activations as differentiable functions: plain, quantized for the product behind, times a factor
  * for each row. Knows raw operations and the codes that products take; must not know modules. */
 
 /* What the results below are made of: the gradient as it would be stored, or in f32. */
@@ -64,7 +64,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
-    if (result != TE_OK || !te->inspecting) return result;
+    if (result != TE_OK || !te__quant_of(te)->inspecting) return result;
     if (!out.plain) { /* the kernel wrote codes alone: a second run gives the numbers that it quantized */
         te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;

@@ -1,5 +1,5 @@
-/* nn/context_batch.c: batches for ranks that share sequences: padded, divided, put together again. Knows the order of
- * their tokens (nn/context_exchange.c); must not know attention. */
+/* context_parallel/batch.c: batches for ranks that share sequences: padded, divided, put together again. Knows the order of
+ * their tokens (context_parallel/exchange.c); must not know attention. */
 
 /* ---- this rank's tokens, and all ---- */
 

@@ -1,4 +1,4 @@
-/* core/random.c: the random state, named ones beside it, and what operations draw from them, in captures too. Knows
+/* tape/random.c: the random state, named ones beside it, and what operations draw from them, in captures too. Knows
  * graphs; must not know who draws. */
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
@@ -198,7 +198,7 @@ static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     d.offset = te->rng_offset;
     d.rng = NULL;
     te->rng_offset += count;
-    if (te->capture && te->replaying && te__draws_before(te, d.offset))
+    if (te->capture && te->tape.replays && te__draws_before(te, d.offset))
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "a graph's capture: a function that ran before the capture runs again inside and draws random numbers "
                  "again, and no launch could know which; capture "

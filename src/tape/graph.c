@@ -1,4 +1,4 @@
-/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
+/* tape/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
  * launch. Knows the device by its table; must not know modules or optimizers, which add parts.
  * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
@@ -122,11 +122,8 @@ static te_result te__graph_may_begin(te_ctx *te) {
                         "te_graph_begin: inside te_rng_fork_begin(\"%s\"); begin and end the region inside the capture",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
-    if (te->num_autocast > 0)
-        return te__fail(te, TE_ERR_STATE,
-                        "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region "
-                        "inside the capture");
-    result = te->device->synchronize(te);
+    result = te__ask_capture(te, true);
+    if (result == TE_OK) result = te->device->synchronize(te);
     return result == TE_OK ? te__streams_synchronize(te) : result; /* so that te__stream_wait has nothing to wait for
                                                                     * inside */
 }
@@ -190,10 +187,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
         return NULL;
     }
     if (te__refuse_hook(te, "te_graph_end") != TE_OK) return NULL;
-    if (te->num_autocast > 0)
-        te__fail(
-            te, TE_ERR_STATE,
-            "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    te__ask_capture(te, false);
     if (te->rng.fork)
         te__fail(te, TE_ERR_STATE,
                  "te_graph_end: inside te_rng_fork_begin(\"%s\"); te_rng_fork_end belongs to the capture",
@@ -262,7 +256,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
     /* a graph with an optimizer is a whole step, and fails before any of it runs */
-    if (!te__graph_steps(g) && te->keep_scales) result = te->keep_scales(te);
+    if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);

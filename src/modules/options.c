@@ -1,4 +1,4 @@
-/* nn/options.c: options that have a field and that a module does not read: a table of them for each group, and the
+/* modules/options.c: options that have a field and that a module does not read: a table of them for each group, and the
  * check that refuses one that is set. Must not know what any option does. */
 
 typedef struct te__option_group {

@@ -1,4 +1,4 @@
-/* nn/context_exchange.c: ranks that share sequences (TransformerEngine: context parallelism): who has which tokens, and
+/* context_parallel/exchange.c: ranks that share sequences (TransformerEngine: context parallelism): who has which tokens, and
  * how heads, keys and values come to where they are needed. Knows groups and operations; must not know attention.
  *
  * A sequence is 2 n chunks, and rank r of n has numbers r and 2 n - 1 - r, one behind the other: under a causal mask

@@ -1,4 +1,4 @@
-/* nn/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when te_backward
+/* modules/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when te_backward
  * comes to it. Knows the tape and snapshots; must not know what the function computes. */
 
 typedef struct te__checkpoint_state {
@@ -32,20 +32,20 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.scopes = te->num_scopes;
     r.no_grad = te->tape.no_grad;
     r.grad_regions = te->tape.num_grad_regions;
-    r.autocast = te->num_autocast;
+    r.autocast = te__quant_of(te)->num_autocast;
     return r;
 }
 /* Puts right the regions that a function has begun or ended too often. Returns the name of one, or NULL. A scope that
  * the function has ended took its tensors along. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
-                       : te->num_autocast != r->autocast ? "te_autocast"
+                       : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"
                        : te->tape.num_grad_regions != r->grad_regions || te->tape.no_grad != r->no_grad
                            ? "te_no_grad or te_enable_grad"
                            : NULL;
     while (te->num_scopes > r->scopes) te__frame_end(te, NULL, 0);
     while (te->num_scopes < r->scopes) te__frame_begin(te);
-    te->num_autocast = r->autocast;
+    te__quant_of(te)->num_autocast = r->autocast;
     te->tape.num_grad_regions = r->grad_regions;
     te->tape.no_grad = r->no_grad;
     return what;

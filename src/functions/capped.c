@@ -1,5 +1,5 @@
-/* nn/capped.c: x that becomes cap * tanh(x / cap) (Gemma 2's logits): a differentiable function like those of
- * nn/functions.c. */
+/* functions/capped.c: x that becomes cap * tanh(x / cap) (Gemma 2's logits): a differentiable function like those of
+ * functions/elements.c. */
 
 static te_tensor *te__softcap(te_tensor *x, te_tensor *dy, float cap) {
     te_op_softcap_args args = TE_ZERO;

@@ -1,4 +1,4 @@
-/* nn/module.c: the module tree. Knows tensors; must not know what any class computes. */
+/* modules/module.c: the module tree. Knows tensors; must not know what any class computes. */
 
 typedef struct te__entry {
     char *name;
@@ -52,7 +52,7 @@ struct te_module {
     bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
     te__parallel parallel; /* the ranks that share its work */
     unsigned met;          /* a bit for each product before which they have compared what they do */
-    struct te__graphed *graphed; /* nn/graphed.c, or NULL */
+    struct te__graphed *graphed; /* modules/graphed.c, or NULL */
     te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
@@ -66,6 +66,16 @@ struct te_module {
     void *state;
     te__closable closable;
 };
+
+typedef struct te__modules_state {
+    te_module *making; /* the create function of this module is making children */
+    int num_gone;      /* marks of children that are gone, in all trees */
+} te__modules_state;
+static const te__slot te__modules_slot = {sizeof(te__modules_state)};
+static te__modules_state *te__modules_of(const te_ctx *te) {
+    return (te__modules_state *)te__slot_of(te, &te__modules_slot);
+}
+static const te__room te__modules_room = TE__ROOM(&te__modules_slot, NULL, NULL);
 
 static void te__module_close(void *owner) {
     te_module *m = (te_module *)owner;
@@ -89,7 +99,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     if (!m) return NULL;
     m->te = te;
     m->cls = cls;
-    m->maker = te->making;
+    m->maker = te__modules_of(te)->making;
     m->rng = te__rng_now(te);
     m->name = te__copy_string(te, name ? name : cls->name);
     m->named = name != NULL;
@@ -130,7 +140,7 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     x = *at;
     if (!x) return NULL;
     *at = x->next;
-    m->te->num_gone--;
+    te__modules_of(m->te)->num_gone--;
     return x;
 }
 /* m leaves its parent, and a mark if that one's class runs it. */
@@ -148,7 +158,7 @@ static void te__module_leave(te_module *m) {
     m->mark->next = parent->gone;
     parent->gone = m->mark;
     m->mark = NULL;
-    m->te->num_gone++;
+    te__modules_of(m->te)->num_gone++;
 }
 static bool te__module_is_whole(void *user, te_module *m) {
     te_ctx *te = m->te;
@@ -167,7 +177,7 @@ static bool te__module_is_whole(void *user, te_module *m) {
 /* Has every module from m down the children that its class runs? Whatever runs, saves or changes a tree as a whole asks
  * this first, so that classes need not. */
 static te_result te__tree_whole(te_module *m) {
-    return m->te->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
+    return te__modules_of(m->te)->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
 }
 
 /* ---- destroying ---- */

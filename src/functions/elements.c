@@ -1,4 +1,4 @@
-/* nn/functions.c: differentiable functions, each after its backward function. A function checks its arguments, makes
+/* functions/elements.c: differentiable functions, each after its backward function. A function checks its arguments, makes
  * its output, runs raw operations and records a node. Knows raw operations; must not know modules. */
 
 /* ---- plumbing ---- */

@@ -1,4 +1,4 @@
-/* nn/forward.c: a module runs: its path for messages, a frame for its temporaries, its checkpoint. Knows the module
+/* modules/forward.c: a module runs: its path for messages, a frame for its temporaries, its checkpoint. Knows the module
  * tree; must not know what any class computes. */
 
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
@@ -203,8 +203,8 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
 /* Can this call be its graphs'? Elsewhere the module runs as usual. */
 static bool te__runs_graphs(const te_module *m) {
     const te_ctx *te = m->te;
-    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te->replaying &&
-           !te->recording;
+    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te__quant_of(te)->replaying &&
+           !te__quant_of(te)->recording;
 }
 
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
@@ -265,7 +265,7 @@ TE_API te_result te_backward_dw(te_module *m) {
     if (result == TE_OK) result = te->error_code;
     result = te__leaves_own(te, fresh, result);
     te->tape.no_grad--;
-    if (te->units) result = te->exchange_gradients(te, m, result);
+    result = te__tell_backward_ends(te, m, result);
     te__device_leave(te, entered);
     return result;
 }

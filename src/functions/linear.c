@@ -1,6 +1,15 @@
-/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around
+/* functions/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around
  * them: the function that every GEMM module calls. Knows quantizers and the scaling state; must not know the module
  * tree. */
+
+typedef struct te__functions_state {
+    te_tensor *place; /* memory for the next output of a product that fits; NULL: it gets memory of its own */
+} te__functions_state;
+static const te__slot te__functions_slot = {sizeof(te__functions_state)};
+static te__functions_state *te__functions_of(const te_ctx *te) {
+    return (te__functions_state *)te__slot_of(te, &te__functions_slot);
+}
+static const te__room te__functions_room = TE__ROOM(&te__functions_slot, NULL, NULL);
 
 /* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
@@ -270,7 +279,7 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         return NULL;
     }
     /* from here on the module's history scales it */
-    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) {
+    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !te__quant_of(weight->te)->replaying) {
         if (q->refs > 1) { /* other tensors share it and keep its scale */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;
@@ -478,12 +487,12 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
-/* The memory of an output: te->place, if it fits. */
+/* The memory of an output: the place that the caller has set, if it fits. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
-    te_tensor *place = te->place;
+    te_tensor *place = te__functions_of(te)->place;
     if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))
         return te_tensor_empty(te, dtype, ndim, shape);
-    te->place = NULL;
+    te__functions_of(te)->place = NULL;
     return te__alias_as(place, 0, dtype, ndim, shape);
 }
 

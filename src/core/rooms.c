@@ -1,0 +1,57 @@
+/* core/rooms.c: the state that rooms above keep in a context, and the events that they hear of. Knows te__room; must not
+ * know which rooms there are: open.c has their table. */
+
+/* The state behind a slot. Every slot is in the table of open.c. */
+static void *te__slot_of(const te_ctx *te, const te__slot *slot) {
+    int i;
+    for (i = 0; i < te->num_rooms && te->rooms[i]->slot != slot; i++) {}
+    return te->state[i];
+}
+
+/* Asks each room whether a capture may begin, or end. */
+static te_result te__ask_capture(te_ctx *te, bool begins) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < te->num_rooms && result == TE_OK; i++)
+        if (te->rooms[i]->capture) result = te->rooms[i]->capture(te, begins);
+    return result;
+}
+/* Called wherever a step of training may begin. */
+static te_result te__ask_step(te_ctx *te) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < te->num_rooms && result == TE_OK; i++)
+        if (te->rooms[i]->step_begins) result = te->rooms[i]->step_begins(te);
+    return result;
+}
+/* Undoes the changes of a step that has failed. */
+static te_result te__undo_step(te_ctx *te) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < te->num_rooms && result == TE_OK; i++)
+        if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
+    return result;
+}
+/* A function takes x, or NULL, as an input. Only the first runs of checkpoints are told of. */
+static void te__tell_read(te_ctx *te, te_tensor *x) {
+    int i;
+    for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)
+        if (te->rooms[i]->reads) te->rooms[i]->reads(te, x);
+}
+static void te__tell_backward_begins(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
+    int i;
+    for (i = 0; !te->tape.quiet && i < te->num_rooms; i++)
+        if (te->rooms[i]->backward_begins) te->rooms[i]->backward_begins(te, s, y, count);
+}
+static void te__tell_backward_done(te_ctx *te) {
+    int i;
+    for (i = 0; i < te->num_rooms; i++)
+        if (te->rooms[i]->backward_done) te->rooms[i]->backward_done(te);
+}
+/* Returns `result`, or the first error of a room. */
+static te_result te__tell_backward_ends(te_ctx *te, const te_module *m, te_result result) {
+    int i;
+    for (i = 0; !te->tape.quiet && i < te->num_rooms; i++)
+        if (te->rooms[i]->backward_ends) result = te->rooms[i]->backward_ends(te, m, result);
+    return result;
+}

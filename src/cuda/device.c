@@ -1,0 +1,63 @@
+/* cuda/device.c: a GPU as a device: each operation is planned, then queued. Knows the driver and plans; must not know
+ * which operations there are. */
+
+/* Plans one operation on te's GPU: with every kernel there is, and where those cannot be had, with the embedded
+ * ones. */
+static te_result te__cuda_plan(te_ctx *te, te__plan *p, const te__op_info *op, const void *args) {
+    te_result result;
+    te__plan_begin(p, te);
+    te__cuda_plan_facts(te, p);
+    result = op->plan(p, args);
+    if (result == TE_OK && p->result == TE_OK && te__cuda_plan_lacks_kernels(te, p)) {
+        te__plan_end(p);
+        te__plan_begin(p, te);
+        te__cuda_plan_facts(te, p);
+        p->baseline = true;
+        p->hopper = false;
+        result = op->plan(p, args);
+    }
+    return result == TE_OK ? p->result : result;
+}
+
+static te_result te__cuda_run(te_ctx *te, const te__op_info *op, const void *args) {
+    te__plan plan;
+    bool pushed;
+    te_result result = te__cuda_enter(te, &pushed); /* planning encodes tensor maps: that wants a current CUcontext,
+                                                     * too */
+    if (result != TE_OK) return result;
+    result = te__cuda_plan(te, &plan, op, args);
+    if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
+    te__plan_end(&plan);
+    te__cuda_leave(pushed);
+    return result;
+}
+
+static const te__device te__cuda_device = {"cuda",
+                                           te__cuda_mem_alloc,
+                                           te__cuda_mem_release,
+                                           te__cuda_upload,
+                                           te__cuda_download,
+                                           te__cuda_clear,
+                                           te__cuda_synchronize,
+                                           te__cuda_memory_info,
+                                           te__cuda_word,
+                                           te__cuda_run,
+                                           te__cuda_enter,
+                                           te__cuda_leave,
+                                           te__cuda_settle,
+                                           te__cuda_close,
+                                           te__cuda_capture_begin,
+                                           te__cuda_capture_end,
+                                           te__cuda_graph_launch,
+                                           te__cuda_graph_close,
+                                           te__cuda_stream_create,
+                                           te__cuda_stream_destroy,
+                                           te__cuda_stream_synchronize,
+                                           te__cuda_stream_wait,
+                                           te__cuda_event_create,
+                                           te__cuda_event_destroy,
+                                           te__cuda_event_record,
+                                           te__cuda_event_wait,
+                                           te__cuda_transfer,
+                                           te__cuda_pinned_alloc,
+                                           te__cuda_pinned_release};

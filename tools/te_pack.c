@@ -1,7 +1,8 @@
 /* te_pack.c: writes te.h and te_kernels.cu.inc from src/. Run it from the repository's root.
  *
  *     te_pack pack          writes both
- *     te_pack check         fails if either differs from what `pack` would write
+ *     te_pack check         fails if either differs from what `pack` would write, if a part calls a function of a part that
+ *                           is compiled later, or if a room stands in two places
  *     te_pack sources FILE  writes the table of kernel texts for a build that compiles src/te_parts.h directly
  *     te_pack tree          prints the rooms, their parts and how many lines each has
  *
@@ -443,6 +444,192 @@ static void put_header(text *out) {
     free(parts.bytes);
 }
 
+/* ---- the order of rooms ---------------------------------------------------------------------------------------- */
+
+/* A function that a part defines, or that ops/table.c makes of TE_OP_LIST. */
+typedef struct definition {
+    char *name;
+    int part; /* its number in te_parts.h */
+} definition;
+typedef struct definitions {
+    definition *is; /* sorted by name once all are there */
+    int count, capacity;
+} definitions;
+
+static int by_definition(const void *a, const void *b) {
+    return strcmp(((const definition *)a)->name, ((const definition *)b)->name);
+}
+static void definitions_add(definitions *d, const char *name, size_t size, int part) {
+    if (d->count == d->capacity) {
+        d->capacity = 2 * d->capacity + 256;
+        d->is = (definition *)realloc(d->is, (size_t)d->capacity * sizeof *d->is);
+        if (!d->is) die("out of memory");
+    }
+    char *copy = (char *)malloc(size + 1);
+    if (!copy) die("out of memory");
+    memcpy(copy, name, size);
+    copy[size] = 0;
+    d->is[d->count++] = (definition){copy, part};
+}
+
+static bool in_name(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+/* The text with comments, strings and characters blanked; lines stay where they are. */
+static void blank_literals(text *t) {
+    for (char *p = t->bytes; *p;) {
+        if (starts(p, "/*")) {
+            char *end = strstr(p + 2, "*/");
+            if (!end) die("a comment without an end");
+            for (; p < end + 2; p++)
+                if (*p != '\n') *p = ' ';
+        } else if (starts(p, "//")) {
+            while (*p && *p != '\n') *p++ = ' ';
+        } else if (*p == '"' || (*p == '\'' && !(p > t->bytes && in_name(p[-1])))) {
+            const char quote = *p;
+            *p++ = ' ';
+            while (*p && *p != quote && *p != '\n') {
+                if (*p == '\\' && p[1]) *p++ = ' ';
+                *p++ = ' ';
+            }
+            if (*p == quote) *p++ = ' ';
+        } else {
+            p++;
+        }
+    }
+}
+
+/* Functions are defined outside of all braces: a name, parentheses, a brace. */
+static void find_definitions(definitions *d, const text *t, int part) {
+    int depth = 0;
+    for (const char *p = t->bytes; *p;) {
+        if (*p == '#') { /* a directive: its braces need not match */
+            while (*p && !(*p == '\n' && p[-1] != '\\')) p++;
+            continue;
+        }
+        depth += *p == '{' ? 1 : *p == '}' ? -1 : 0;
+        if (depth || !starts(p, "te_") || (p > t->bytes && in_name(p[-1]))) {
+            p++;
+            continue;
+        }
+        const char *end = p, *at;
+        while (in_name(*end)) end++;
+        if (*end != '(') {
+            p = end;
+            continue;
+        }
+        int open = 0;
+        for (at = end; *at; at++) {
+            open += *at == '(' ? 1 : *at == ')' ? -1 : 0;
+            if (!open) break;
+        }
+        for (at += *at != 0; isspace((unsigned char)*at); at++) {}
+        if (*at == '{') definitions_add(d, p, (size_t)(end - p), part);
+        p = end;
+    }
+}
+
+/* The operations that TE_OP_LIST names: X(lower, UPPER, family). */
+static void find_operations(definitions *d, int part) {
+    text t;
+    read_part("api/ops.h", "te_pack", &t);
+    for (const char *p = t.bytes; (p = strstr(p, "X(")) != NULL;) {
+        char name[128] = "te_op_";
+        size_t size = strlen(name);
+        if (p > t.bytes && in_name(p[-1])) {
+            p++;
+            continue;
+        }
+        for (p += 2; in_name(*p) && size + 1 < sizeof name; p++) name[size++] = *p;
+        if (*p == ',') definitions_add(d, name, size, part);
+    }
+    free(t.bytes);
+}
+
+static bool is_room_of(const char *room, size_t size, const char *part) { return !strncmp(room, part, size) && part[size] == '/'; }
+
+/* Between two parts of a room stand parts of this room alone, and of rooms inside it. */
+static bool rooms_are_whole(const list *parts) {
+    bool whole = true;
+    for (int i = 0; i < parts->count; i++) {
+        const char *part = parts->name[i], *slash = strrchr(part, '/');
+        size_t size = slash ? (size_t)(slash - part) : 0;
+        int first = i, last = i;
+        for (int k = 0; k < parts->count && slash; k++) {
+            const char *other = strrchr(parts->name[k], '/');
+            if (!other || (size_t)(other - parts->name[k]) != size || strncmp(part, parts->name[k], size)) continue;
+            if (k < first) first = k;
+            last = k;
+        }
+        for (int k = i; k < last && first == i; k++) {
+            if (is_room_of(part, size, parts->name[k])) continue;
+            fprintf(stderr, "src/te_parts.h: %s stands between parts of the room %.*s, which is one room at one height\n", parts->name[k],
+                    (int)size, part);
+            whole = false;
+        }
+    }
+    return whole;
+}
+
+/* Every call, public functions included, is of the same part or of one that is compiled before. */
+static bool calls_go_down(const list *parts) {
+    definitions d = {NULL, 0, 0};
+    text *body = (text *)calloc(MAX_FILES, sizeof *body);
+    bool down = true;
+    if (!body) die("out of memory");
+    for (int i = 0; i < parts->count; i++) {
+        if (starts(parts->name[i], "api/")) continue;
+        read_part(parts->name[i], "src/te_parts.h", &body[i]);
+        blank_literals(&body[i]);
+        find_definitions(&d, &body[i], i);
+        if (!strcmp(parts->name[i], "ops/table.c")) find_operations(&d, i);
+    }
+    qsort(d.is, (size_t)d.count, sizeof *d.is, by_definition);
+    for (int i = 0; i < parts->count; i++) {
+        int line = 1;
+        for (const char *p = body[i].bytes; p && *p;) {
+            const char *end = p;
+            line += *p == '\n';
+            while (in_name(*end)) end++;
+            if (end - p > 3 && starts(p, "te_") && end - p < MAX_PATH) {
+                char name[MAX_PATH];
+                snprintf(name, sizeof name, "%.*s", (int)(end - p), p);
+                definition key = {name, 0}, *there = (definition *)bsearch(&key, d.is, (size_t)d.count, sizeof *d.is, by_definition);
+                if (there && there->part > i) {
+                    fprintf(stderr, "src/%s:%d: %s is of src/%s, which is compiled later: a part uses what stands above it\n",
+                            parts->name[i], line, name, parts->name[there->part]);
+                    down = false;
+                }
+            }
+            p = end > p ? end : p + 1;
+        }
+    }
+    for (int i = 0; i < d.count; i++) free(d.is[i].name);
+    for (int i = 0; i < parts->count; i++) free(body[i].bytes);
+    free(body);
+    free(d.is);
+    return down;
+}
+
+static void list_parts(list *parts) {
+    text contents;
+    const char *line;
+    size_t size;
+    read_part("te_parts.h", "te_pack", &contents);
+    for (const char *at = contents.bytes; next_line(&at, &line, &size);) {
+        char name[MAX_PATH];
+        if (private_include(line, size, name)) list_add(parts, name);
+    }
+    free(contents.bytes);
+}
+
+static bool order_is_kept(void) {
+    list parts = {{0}, 0};
+    list_parts(&parts);
+    bool whole = rooms_are_whole(&parts), down = calls_go_down(&parts);
+    list_clear(&parts);
+    return whole && down;
+}
+
 /* ---- commands ------------------------------------------------------------------------------------------------ */
 
 static bool is_current(const char *path, const text *wanted) {
@@ -482,15 +669,8 @@ static void print_room(const char *room, const list *parts, int *total) {
 /* Rooms in the order of te_parts.h, then what only the kernels' compiler reads. */
 static void print_tree(void) {
     list parts = {{0}, 0}, kernels = {{0}, 0}, rooms = {{0}, 0};
-    text contents;
-    const char *line;
-    size_t size;
     int total = 0;
-    read_part("te_parts.h", "te_pack", &contents);
-    for (const char *at = contents.bytes; next_line(&at, &line, &size);) {
-        char name[MAX_PATH];
-        if (private_include(line, size, name)) list_add(&parts, name);
-    }
+    list_parts(&parts);
     list_kernel_files(&kernels);
     for (int i = 0; i < kernels.count; i++) {
         if (!list_has(&parts, kernels.name[i])) list_add(&parts, kernels.name[i]);
@@ -508,7 +688,6 @@ static void print_tree(void) {
     list_clear(&parts);
     list_clear(&kernels);
     list_clear(&rooms);
-    free(contents.bytes);
 }
 
 int main(int argc, char **argv) {
@@ -528,7 +707,7 @@ int main(int argc, char **argv) {
         put_kernels_file(&kernels);
         bool current = is_current("te.h", &header);
         if (!is_current("te_kernels.cu.inc", &kernels)) current = false;
-        status = current ? 0 : 1;
+        status = order_is_kept() && current ? 0 : 1;
     } else if (!strcmp(command, "tree") && argc == 2) {
         print_tree();
     } else {

@@ -1,11 +1,12 @@
 /* api/backend.h: which implementation each part of a model uses, as NeMo Automodel chooses it
- * (nemo_automodel.components.models.common.utils). */
+ * (nemo_automodel.components.models.common.utils). "external" marks kernels of other projects, which te.h does not
+ * have: modules of these backends are refused. */
 
 /* Attention (api/attention_backends.h). */
 typedef enum te_attn_backend {
     TE_ATTN_DEFAULT = 0,  /* te on CUDA, else sdpa */
     TE_ATTN_TE = 1,       /* DotProductAttention */
-    TE_ATTN_SDPA = 2,     /* a function of [b, H, s, d] */
+    TE_ATTN_SDPA = 2,     /* te_attention over [b, H, s, d] */
     TE_ATTN_FLEX = 3,     /* masks of blocks, kept from call to call; sinks */
     TE_ATTN_EAGER = 4,    /* two products and a softmax */
     TE_ATTN_TILELANG = 5, /* external */
@@ -15,7 +16,7 @@ typedef enum te_attn_backend {
 /* Linear layers. */
 typedef enum te_linear_backend {
     TE_LINEAR_DEFAULT = 0, /* te on CUDA, else torch */
-    TE_LINEAR_TORCH = 1,   /* in high precision, whatever recipe is in force */
+    TE_LINEAR_TORCH = 1,   /* a product in high precision, whatever recipe is in force */
     TE_LINEAR_TE = 2,      /* Linear */
     TE_LINEAR_QUACK = 3    /* external */
 } te_linear_backend;
@@ -24,7 +25,7 @@ typedef enum te_rms_norm_backend {
     TE_RMS_NORM_DEFAULT = 0,    /* torch_fp32 */
     TE_RMS_NORM_TORCH = 1,      /* the normalised row is rounded to the input's format before the weight multiplies
                                  * it */
-    TE_RMS_NORM_TORCH_FP32 = 2, /* Float32RMSNorm: one rounding */
+    TE_RMS_NORM_TORCH_FP32 = 2, /* Float32RMSNorm: all in f32, rounded once at the end */
     TE_RMS_NORM_TE = 3,         /* RMSNorm */
     TE_RMS_NORM_QUACK = 4       /* external */
 } te_rms_norm_backend;
@@ -38,7 +39,7 @@ typedef enum te_experts_backend {
     TE_EXPERTS_DEFAULT = 0,        /* torch_mm on CUDA, else torch */
     TE_EXPERTS_TORCH = 1,          /* a loop over the experts */
     TE_EXPERTS_TORCH_MM = 2,       /* grouped products, sizes on the device */
-    TE_EXPERTS_TORCH_MM_MXFP8 = 3, /* the same in MXFP8 */
+    TE_EXPERTS_TORCH_MM_MXFP8 = 3, /* grouped products in MXFP8, sizes on the device */
     TE_EXPERTS_GMM = 4,            /* grouped products, sizes on the host */
     TE_EXPERTS_TE = 5              /* GroupedLinear */
 } te_experts_backend;
@@ -54,20 +55,20 @@ typedef enum te_dispatcher_backend {
 
 /* ---- what there is ---- */
 
-/* The packages that Automodel looks for, and the device. They choose defaults, and nothing else asks them. */
+/* The packages that Automodel looks for, and the device. They decide defaults and nothing else. */
 typedef struct te_backend_capabilities {
     bool have_te;      /* TransformerEngine: te.h itself */
     bool have_deep_ep; /* an all-to-all of tokens: te.h's own */
     bool have_gmm;     /* grouped products: te.h's own */
-    bool have_uccl_ep; /* the same all-to-all under its other name */
+    bool have_uccl_ep; /* the all-to-all of have_deep_ep under its other name */
     bool cuda;         /* the context runs on a GPU */
 } te_backend_capabilities;
-/* Those of the context: all of te.h's own, and cuda as te_ctx_is_cuda has it; or what te_backend_set_capabilities has
- * said. All false for NULL.
+/* Returns the capabilities that te_backend_set_capabilities has set; without such a call all of te.h's own, and cuda by
+ * te_ctx_is_cuda. All false for NULL.
  * Source: HAVE_TE, HAVE_DEEP_EP, HAVE_GMM, HAVE_UCCL_EP. */
 TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te);
-/* Says that the context has these (copied), for tests and for the defaults of another machine; NULL => what it really
- * has. */
+/* Sets the capabilities of the context (copied), for tests and for the defaults of another machine; NULL => the real
+ * ones again. */
 TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilities *capabilities);
 
 /* ---- FP8 of a whole model ---- */
@@ -76,35 +77,36 @@ TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilitie
 typedef enum te_fp8_recipe {
     TE_FP8_CURRENT = 0, /* te_recipe_current_scaling */
     TE_FP8_BLOCK = 1,   /* te_recipe_block_scaling */
-    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8; its codes are multiplied as bf16, of which a warning tells */
-    TE_FP8_OBJECT = 3   /* that of `object` */
+    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8; its codes are multiplied as bf16, which a warning says */
+    TE_FP8_OBJECT = 3   /* the recipe in te_fp8_config.object */
 } te_fp8_recipe;
-/* Source: TEFp8Config. */
+/* FP8 of a whole model. Source: TEFp8Config. */
 typedef struct te_fp8_config {
     te_fp8_recipe recipe;    /* 0 => current */
     const te_recipe *object; /* with TE_FP8_OBJECT (borrowed while the config is in use) */
 } te_fp8_config;
-/* The recipe of a config, in *storage, or `object` itself. NULL without an error if the capabilities have no
- * TransformerEngine, whatever the config says; NULL with TE_ERR_INVALID for a recipe outside of the list, or
+/* Returns the recipe of a config: *storage, which it fills, or `object`. NULL without an error if the capabilities have
+ * no TransformerEngine, whatever the config says; NULL with TE_ERR_INVALID for a recipe outside the list, or
  * TE_FP8_OBJECT without an object. MXFP8 logs its warning each time. TEFp8Config.build_recipe. */
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
-/* te_autocast_begin with that recipe, without a group for amaxes. config NULL, or no TransformerEngine: the region
- * changes nothing, so one that is open outside goes on. Around forward and backward of each microbatch, in training and
- * in validation. TEFp8Config.maybe_te_autocast. */
+/* Runs te_autocast_begin with the recipe of the config, without a group for amaxes. config NULL, or no
+ * TransformerEngine: the region changes nothing, so an outer region stays in force. For forward and backward of each
+ * microbatch, in training and in validation. TEFp8Config.maybe_te_autocast. */
 TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config);
-/* Closes it: te_autocast_end. */
+/* Closes the region of te_fp8_maybe_autocast_begin: te_autocast_end. */
 TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te);
-/* Reads "current", "block" or "mxfp8" into *config. Any other name is TE_ERR_INVALID and names the nearest; with
- * unknown_is_current it is current scaling, as in Automodel. */
+/* Reads "current", "block" or "mxfp8" into *config. Any other name gives TE_ERR_INVALID with the nearest name; with
+ * unknown_is_current it means current scaling, as in Automodel. */
 TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_is_current, te_fp8_config *config);
 
 /* ---- the config ---- */
 
-/* Of the dispatcher mok, which is external: values are checked and kept. Source: MoKBackendConfig. */
+/* Options of the dispatcher mok, which is external: values are checked and kept. Source: MoKBackendConfig. */
 typedef struct te_mok_backend_config {
     int fwd_num_comm_sms;                     /* multiprocessors that communicate in the forward pass, positive and
                                                * even; 0 => 40 */
-    int bwd_num_comm_sms;                     /* the same in the backward pass; 0 => 28 */
+    int bwd_num_comm_sms;                     /* multiprocessors that communicate in the backward pass, positive and
+                                               * even; 0 => 28 */
     int minibatch_size;                       /* tokens, a multiple of 256; 0 => 4096 */
     int macrobatch_size;                      /* tokens, a multiple of minibatch_size; 0 => 131072 */
     double schedule_capacity_multiplier;      /* positive; 0 => 0.5 */
@@ -113,61 +115,65 @@ typedef struct te_mok_backend_config {
 /* The parts of a model that run as graphs; bits of te_cuda_graph_config.modules. */
 typedef enum te_cuda_graph_module {
     TE_CUDA_GRAPH_ATTN = 1,          /* a layer's attention with its projections */
-    TE_CUDA_GRAPH_TE_DPA = 2,        /* its DotProductAttention alone */
+    TE_CUDA_GRAPH_TE_DPA = 2,        /* a layer's DotProductAttention alone */
     TE_CUDA_GRAPH_MOE_ROUTER = 4,    /* the gate */
     TE_CUDA_GRAPH_MOE_PREPROCESS = 8 /* what the dispatcher hybridep does before it sends */
 } te_cuda_graph_module;
-/* Source: CudaGraphConfig. */
+/* What runs as graphs. Source: CudaGraphConfig. */
 typedef struct te_cuda_graph_config {
     int modules; /* te_cuda_graph_module or-ed together; 0 => none */
 } te_cuda_graph_config;
 
-/* How a model is put together. Zero of every field is Automodel's default, which te_backend_config_validate puts in its
- * place; fields whose default is true begin with no_.
+/* How a model is put together. Zero in any field means Automodel's default; te_backend_config_validate replaces the
+ * zero by that default. Fields whose default is true begin with no_.
  * Source: nemo_automodel.components.models.common.BackendConfig. */
 typedef struct te_backend_config {
     te_attn_backend attn;             /* 0 => te with CUDA, else sdpa */
     te_linear_backend linear;         /* 0 => te with CUDA, else torch */
     te_rms_norm_backend rms_norm;     /* 0 => torch_fp32 */
     te_rope_backend rope;             /* 0 => torch */
-    te_switch rope_fusion;            /* for models that make tables: te_rope_freqs in place of te_rope_cos_sin; 0 =>
-                                       * off. On is turned off with a warning, as Automodel does, unless: */
-    bool keep_rope_fusion;            /* rope_fusion stays what it is, and 0 => on with CUDA. Automodel turns it off so
-                                       * that log-probabilities agree with those of transformers and vLLM, whose tables
-                                       * are rounded to the model's format; te.h's own modules rotate by f32 cosines and
-                                       * sines either way */
+    te_switch rope_fusion;            /* for models that make tables: te_rope_freqs (on) or te_rope_cos_sin (off); 0 =>
+                                       * off. te_backend_config_validate turns "on" off with a warning, as Automodel
+                                       * does, unless keep_rope_fusion is set */
+    bool keep_rope_fusion;            /* rope_fusion keeps its value, and its 0 means on with CUDA. Automodel turns
+                                       * rope_fusion off so that log-probabilities agree with those of transformers and
+                                       * vLLM, whose tables are rounded to the model's format; te.h's own modules rotate
+                                       * by f32 cosines and sines in both cases */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
     int dispatcher_num_sms;           /* multiprocessors that communicate; 0 => 20 */
-    bool no_dispatcher_share_token_dispatcher; /* each layer with experts has a manager of communication of its own;
-                                                * false => they share one */
+    bool no_dispatcher_share_token_dispatcher; /* each layer with experts has its own manager of communication; false =>
+                                                * all layers share one */
     bool dispatcher_async_dispatch;   /* dispatch and combine do not wait for each other's stream; deepep and uccl_ep
                                        * read it */
-    te_mok_backend_config mok;        /* of the dispatcher mok */
-    te_switch enable_deepep;          /* gone from Automodel: a value is forgotten with a warning, and changes no other
-                                       * field */
+    te_mok_backend_config mok;        /* options of the dispatcher mok */
+    te_switch enable_deepep;          /* removed from Automodel: a value is reset to 0 with a warning, and changes no
+                                       * other field */
     bool fake_balanced_gate;          /* tokens go to experts in turn, whatever the router's weights */
-    double fake_gate_noise;           /* share of randomness in that; its range is not checked */
-    bool no_enable_hf_state_dict_adapter; /* files have the model's own names, not those of transformers */
-    bool enable_fsdp_optimizations;   /* gradients of shards are exchanged behind the last microbatch alone */
-    bool has_te_fp8;                  /* te_fp8 counts; false => no FP8 */
+    double fake_gate_noise;           /* with fake_balanced_gate: share of randomness in the choice; its range is not
+                                       * checked */
+    bool no_enable_hf_state_dict_adapter; /* files have the model's own names; false => those of transformers */
+    bool enable_fsdp_optimizations;   /* gradients of shards are exchanged behind the last microbatch alone; false =>
+                                       * behind each */
+    bool has_te_fp8;                  /* te_fp8 is used; false => no FP8 */
     te_fp8_config te_fp8;             /* FP8 of the whole model */
-    te_dtype gate_precision;          /* of the router's product and scores; 0 => the input's format. te.h has no f64:
-                                       * "float64" is refused by te_backend_config_parse */
+    te_dtype gate_precision;          /* format of the router's product and scores; 0 => the input's format. te.h has no
+                                       * f64: te_backend_config_parse refuses "float64" */
     bool compile_attn;                /* kept and not read: te.h fuses without being told */
     te_cuda_graph_config cuda_graph;  /* what runs as graphs */
 } te_backend_config;
 
-/* A config of defaults alone, each in its place, for such a machine; NULL => one without anything. */
+/* Returns a config with every field at its default for such a machine; capabilities NULL => a machine with none of
+ * them. */
 TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilities *capabilities);
-/* Puts defaults in the place of zeros, by the context's capabilities, then applies Automodel's rules, in its order:
+/* Replaces zeros by defaults, by the context's capabilities, then applies Automodel's rules, in its order:
  *
  *      1  rope quack turns rope_fusion off, with a warning
- *      2  rope_fusion is turned off, with a warning if it was on (keep_rope_fusion: not)
+ *      2  rope_fusion is turned off, with a warning if it was on (not with keep_rope_fusion)
  *      3  te_fp8 is checked           4  cuda_graph is checked: attn and te_dpa exclude each other, moe_preprocess
  *                                        needs moe_router
  *      5  mok is checked              6  gate_precision is checked
- *      7  enable_deepep is forgotten, with a warning
+ *      7  enable_deepep is reset to 0, with a warning
  *      8  experts te or gmm, with a dispatcher that is none of deepep, hybridep, uccl_ep and mok: dispatcher torch and
  *         experts torch_mm, with a message of TE_LOG_INFO
  *      9  cuda_graph: attn and te_dpa need attn te, and a te_fp8 object without fp8_dpa; attn also linear torch,
@@ -175,32 +181,33 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
  *         dispatcher hybridep
  *     10  te_fp8 needs linear te or experts te (after rule 8)
  *
- * The messages of rules 7 and 8 come from rank 0 of `group` alone; NULL => from every rank. A value outside of its list
- * is TE_ERR_INVALID before all rules (Automodel fails where it is used). On an error *config is what it was. Whether
- * the chosen implementations exist is not asked: the functions that make modules refuse those that te.h does not
- * have. */
+ * Rank 0 of `group` alone logs the messages of rules 7 and 8; group NULL => every rank does. A value outside its list
+ * gives TE_ERR_INVALID before all rules (Automodel fails where the value is used). On an error *config is what it was.
+ * Whether the chosen implementations exist is not checked: the functions that make modules refuse those that te.h does
+ * not have. */
 TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group);
 
 /* Sets the fields that `text` names:
  * "attn=te,linear=torch,rope_fusion=true,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512".
  * Names and values are Automodel's ("dispatcher_share_token_dispatcher=false" sets
- * no_dispatcher_share_token_dispatcher), those of a group stand behind its name and a dot; spaces around them do not
- * count, and "cuda_graph=" is the empty list. A name that is not known, given twice, or without a value, and a value
- * that is not possible are TE_ERR_INVALID, with the field, the value, what is possible and the nearest of that; *config
- * is then what it was. Rules are te_backend_config_validate's. */
+ * no_dispatcher_share_token_dispatcher). A field of a group stands behind the group's name and a dot. Spaces around
+ * names and values are ignored, and "cuda_graph=" is the empty list. A name that is unknown, given twice, or without a
+ * value, and a value that is not possible give TE_ERR_INVALID with the field, the value, the possible values and the
+ * nearest of them; *config is then what it was. The rules of te_backend_config_validate are not applied. */
 TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
-/* The name of field `index` of those that te_backend_config_parse reads, from 0 on (static), and its values into
- * `values` (truncated to fit; may be NULL): "te, sdpa, flex", or "a whole number", "a number". NULL outside of the
- * list. */
+/* Returns the name of field `index` of those that te_backend_config_parse reads, from 0 on (static); NULL outside the
+ * list. Writes the field's values into `values` (truncated to fit; may be NULL): "te, sdpa, flex", or "a whole number",
+ * "a number". */
 TE_API const char *te_backend_config_field(int index, char *values, size_t size);
-/* Writes the fields that are not zero as te_backend_config_parse reads them (te_fp8 with an object as "object", which
- * it does not read) into buffer (truncated to fit); returns the length of the whole text. */
+/* Writes the fields that are not zero into buffer (truncated to fit), in the form that te_backend_config_parse reads; a
+ * te_fp8 with an object becomes "object", which te_backend_config_parse does not read. Returns the length of the whole
+ * text. */
 TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size);
-/* The value of one name, of the field "attn", "linear", "rms_norm", "rope", "experts" or "dispatcher", into *value, as
- * its enumerator. Errors as te_backend_config_parse. */
+/* Reads one name of the field "attn", "linear", "rms_norm", "rope", "experts" or "dispatcher" into *value, as its
+ * enumerator. Errors as te_backend_config_parse. */
 TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value);
-/* The name of a value of such a field (static); "default" for its 0, unless that has a name; "?" outside of the list,
- * and for another field. */
+/* Returns the name of a value of such a field (static); "default" for 0, unless the field's 0 has a name; "?" for a
+ * value outside the list, and for another field. */
 TE_API const char *te_backend_name(const char *field, int value);
 
 /* ---- modules by backend ---- */
@@ -209,15 +216,17 @@ TE_API const char *te_backend_name(const char *field, int value);
 typedef struct te_linear_module_desc {
     te_linear_backend linear_impl;     /* 0 => te with CUDA, else torch */
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
-    bool bias;                         /* with a bias */
+    bool bias;                         /* with a bias; false => none, as in Automodel. The default of
+                                        * TransformerEngine's and of torch's Linear is a bias */
     te_params_device device;           /* of parameters; 0 => the context's */
     te_dtype dtype;                    /* of parameters: f32, f16 or bf16; 0 => bf16 */
-    te_init init;                      /* of the weight, and a bias of zeros; zero => the class's own first values */
+    te_init init;                      /* of the weight, then with a bias of zeros; zero => the class's own first
+                                        * values */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
-/* y = x W^T + b: te: Linear. torch: in high precision whatever recipe is in force, never stored quantized, weight and
- * bias beginning uniform on [-1 / sqrt(in), 1 / sqrt(in)] (torch.nn.Linear). Parameters: weight [out, in], bias [out].
- * TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside of the list.
+/* Makes a module y = x W^T + b. te: Linear. torch: a product in high precision whatever recipe is in force, never
+ * stored quantized, whose weight and bias start uniform on [-1 / sqrt(in), 1 / sqrt(in)] (torch.nn.Linear). Parameters:
+ * weight [out, in], bias [out]. TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside the list.
  * Source: initialize_linear_module. */
 TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc);
 
@@ -230,114 +239,91 @@ typedef struct te_rms_norm_module_desc {
     te_dtype dtype;                    /* of the weight: f32, f16 or bf16; 0 => bf16 */
     const char *name;                  /* copied; NULL => "rmsnorm" */
 } te_rms_norm_module_desc;
-/* x / sqrt(mean of squares + eps) * weight: te: RMSNorm. torch_fp32: Float32RMSNorm, which is the same numbers;
- * autocast quantizes neither, but inside a Sequential a product behind a te norm reads its codes. torch: the normalised
- * row is rounded to x's format before the weight multiplies it (torch.nn.RMSNorm, transformers' LlamaRMSNorm); its
- * gradient is that of the unrounded formula, in f32. Every backend runs te_op_rmsnorm_fwd and _bwd. Parameter: weight
- * [dim], ones. TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside of the list.
+/* Makes a module x / sqrt(mean of squares + eps) * weight. Parameter: weight [dim], ones. Every backend runs
+ * te_op_rmsnorm_fwd and _bwd:
+ *   te          RMSNorm; inside a Sequential the product behind it reads its quantized output
+ *   torch_fp32  Float32RMSNorm: the numbers of te; autocast quantizes neither
+ *   torch       the normalised row is rounded to x's format before the weight multiplies it (torch.nn.RMSNorm,
+ *   transformers' LlamaRMSNorm); the gradient is that of the unrounded formula, in f32
+ * TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside the list.
  * Source: initialize_rms_norm_module. */
 TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
-/* Float32RMSNorm: te_float32_rms_norm with a weight of any format. */
+/* Makes a Float32RMSNorm: te_float32_rms_norm with a weight of any format. */
 TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc);
-/* weight * x / sqrt(mean(x^2) + eps) over the last dimension of x [.., N], in f32 throughout and rounded once, to x's
- * format; weight [N] of any float format. Gradients: with s = 1 / sqrt(..), n = x s, g = dy weight: dx = s (g - n
- * mean(g n)), dweight = the sum over rows of dy n, each summed in f32 and rounded once. eps 0 => 1e-5. Differentiable;
- * allocates. te_rmsnorm by another name. Source: _float32_rms_norm_fwd. */
+/* Returns weight * x / sqrt(mean(x^2) + eps) over the last dimension of x [.., N], in f32 throughout and rounded once,
+ * to x's format; weight [N] of any float format; eps 0 => 1e-5. Gradients, with s = 1 / sqrt(mean(x^2) + eps), n = x s,
+ * g = dy weight: dx = s (g - n mean(g n)), dweight = the sum over rows of dy n, each summed in f32 and rounded once.
+ * Differentiable; allocates. te_rmsnorm by another name. Source: _float32_rms_norm_fwd. */
 TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps);
 
 /* ---- shapes without memory ---- */
 
-/* Has x no memory: NULL, or of te_tensor_describe (a META tensor)? Linear, LayerNorm, RMSNorm and the modules above
- * answer such an input with a described output of its format and launch nothing, so a model can be asked for its
- * shapes; TE_ERR_SHAPE for another number of columns. Other modules refuse it (TE_ERR_STATE). A tensor with a size of 0
- * is real: it goes the usual way, gradients included.
+/* Is x NULL, or a tensor of te_tensor_describe (a META tensor)? Linear, LayerNorm, RMSNorm and the modules above answer
+ * such an input with a described output of its format and launch nothing, so that a model can be asked for its shapes;
+ * TE_ERR_SHAPE for another number of columns. Other modules refuse it (TE_ERR_STATE). A tensor with a size of 0 is
+ * allocated: modules run it as usual, gradients included.
  * Source: is_tensor_unallocated, and the lazy patcher of TransformerEngine's classes. */
 TE_API bool te_is_tensor_unallocated(const te_tensor *x);
-/* on: tensors without elements count as unallocated too, as in Automodel: Linear and RMSNorm then give a new empty
+/* on: tensors without elements count as unallocated too, as in Automodel: Linear and RMSNorm then return a new empty
  * tensor without history. Off by default. */
 TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on);
-
-/* ---- the place in a step ---- */
-
-/* The microbatch of calls of Linear and GroupedLinear that do not give is_first_microbatch; one that is given counts.
- * NONE by default. The kept weights notice every write, so LATER after an optimizer's step quantizes them anew
- * (Automodel multiplies by the old ones). Source: IS_FIRST_MICROBATCH. */
-TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value);
-TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te); /* NONE for NULL */
-/* Is the next backward pass the last one of its step? False by default. Source: IS_OPTIM_STEP. */
-TE_API void te_set_is_optim_step(te_ctx *te, bool value);
-TE_API bool te_get_is_optim_step(const te_ctx *te); /* false for NULL */
-
-/* Called for a part of a model by the functions below; `user` is the struct's. Each may be NULL. Returns TE_OK, or an
- * error's code. */
-typedef struct te_step_hooks {
-    te_result (*prepare_for_grad_accumulation)(te_module *part, void *user); /* before the first microbatch of a step */
-    te_result (*prepare_for_final_backward)(te_module *part, void *user);    /* before the last one */
-    void *user; /* handed to both; borrowed */
-} te_step_hooks;
-/* Gives a module its hooks (borrowed for its lifetime; NULL takes them away). */
-TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks);
-/* Before the first microbatch of a step: is_optim_step false, is_first_microbatch FIRST; then, unless pp_enabled, the
- * hooks of parts[0 .. num_parts - 1] (borrowed for the call; a NULL is passed over). The first hook that fails ends it
- * with its code. */
-TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
-/* Before the last microbatch: is_optim_step true; then the hooks likewise. */
-TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
-/* After forward and backward of the first microbatch: is_first_microbatch LATER. */
-TE_API void te_prepare_after_first_microbatch(te_ctx *te);
 
 /* ---- rotary embeddings ---- */
 
 enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
-/* The rotary embedding of a model, as its config.json has it. Numbers that it does not give are 0. */
+/* The rotary embedding of a model, as its config.json gives it. A number that the file does not give is 0 unless said
+ * otherwise. */
 typedef struct te_rope_config {
     double rope_theta;            /* the base */
     double partial_rotary_factor; /* the share of a head's channels that are rotated; 1 where it is not given */
-    const char *rope_parameters;  /* the object that these were read from, in the caller's text (borrowed); NULL: there
-                                   * is none */
-    size_t rope_parameters_size;  /* its bytes */
+    const char *rope_parameters;  /* the JSON object that the fields were read from, in the caller's text (borrowed);
+                                   * NULL: there is none */
+    size_t rope_parameters_size;  /* bytes of rope_parameters */
     char rope_type[32];           /* "yarn" ...; "" where it is not given */
-    /* of the types, by these names */
+    /* the numbers of the types, under the names of config.json */
     double factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor, high_freq_factor;
-    bool no_truncate;             /* "truncate": false */
-    int64_t original_max_position_embeddings, max_position_embeddings; /* the second is the config's own */
-    int num_short_factors, num_long_factors;                                   /* lengths of the two lists below */
-    /* factors of each pair's frequency, for short and for long sequences (longrope) */
+    bool no_truncate;             /* "truncate" is false */
+    int64_t original_max_position_embeddings, max_position_embeddings; /* both of the config itself; where it lacks
+                                                                        * original_max_position_embeddings, that of the
+                                                                        * object */
+    int num_short_factors, num_long_factors;                                   /* lengths of short_factor and
+                                                                                * long_factor */
+    /* longrope: factors of each pair's frequency, for short and for long sequences */
     float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS];
 } te_rope_config;
-/* Reads "rope_parameters" of `config`, the text of a config.json. No older key takes their place. TE_ERR_FORMAT if they
- * are missing or null, if they have no rope_theta, or for a number that is given as something else. Source:
- * get_rope_config. */
+/* Reads "rope_parameters" of `config`, the text of a config.json, into *rope. Older keys are not read in its place.
+ * TE_ERR_FORMAT if "rope_parameters" is missing or null, or has no rope_theta, or for a number that is given as
+ * something else. Source: get_rope_config. */
 TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
-/* The same as models of the Llama family do it: "rope_parameters", or "rope_scaling", or none; without a rope_theta
- * there, that of `config`, else 10000. */
+/* Reads a config.json as models of the Llama family do: "rope_parameters", or else "rope_scaling", or neither; a
+ * rope_theta that the object lacks is that of `config`, or else 10000. Errors as te_get_rope_config. */
 TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
-/* Fills *rotary as Automodel's models with experts rotate, whatever rope_type says: with a factor above 1 frequencies
- * are YaRN's, between pairs that need not be whole numbers, with beta_fast (0 => 32), beta_slow (0 => 1) and
- * original_max_position_embeddings (0 => 4096); attention_factor 0.1 ln(factor) + 1. Else they stay as they are.
- * TE_ERR_INVALID unless 0 < low < high < dim / 2 - 1 for the two pairs of YaRN, dim = floor(head_dim *
+/* Fills *rotary as Automodel's models with experts rotate, whatever rope_type says. With a factor above 1 frequencies
+ * are YaRN's, interpolated between two pair numbers low and high that may be fractions, with beta_fast (0 => 32),
+ * beta_slow (0 => 1) and original_max_position_embeddings (0 => 4096); attention_factor is 0.1 ln(factor) + 1.
+ * Otherwise frequencies stay unchanged. TE_ERR_INVALID unless 0 < low < high < dim / 2 - 1, with dim = floor(head_dim *
  * partial_rotary_factor) even. Source: gpt_oss RotaryEmbedding. */
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                            te_rotary_desc *rotary);
-/* Fills *rotary by rope_type, as transformers does: default, linear, dynamic, llama3, yarn, longrope (its lists are
- * read from *rope, which must live as long as the desc is used).
- * TE_ERR_INVALID for another name, with the nearest, TE_ERR_FORMAT for a number that the type needs and that is missing
- * or out of range. */
+/* Fills *rotary by rope_type, as transformers does: default, linear, dynamic, llama3, yarn, longrope (its lists stay in
+ * *rope, which must live as long as the desc is used). TE_ERR_INVALID for another name, with the nearest; TE_ERR_FORMAT
+ * for a number that the type needs and that is missing or out of range. */
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                              te_rotary_desc *rotary);
 
-/* Tables of rotary embeddings, for models that rotate by themselves; te_apply_rotary_pos_emb and modules need none. Of
- * *rotary (NULL => defaults) they read base, rotary_percent, scaling and max_seqlen (0 => the largest position + 1);
- * dim = floor(head_dim * rotary_percent), even, or 0 for a table without columns. Frequencies are made anew each time,
- * so no rounded copy of a model changes them. Each computes on the host and allocates; NULL with TE_ERR_INVALID for
- * sizes that are not possible, or a negative position.
+/* Makes a table of cosines and sines for a model that rotates by itself (te_apply_rotary_pos_emb and modules need no
+ * table): f32 [n, dim], the cosines of all pairs and behind them the sines, times the attention factor, for positions[0
+ * .. n - 1] (borrowed for the call; NULL => 0 .. n - 1).
  *
- * f32 [n, dim]: the cosines of all pairs and behind them the sines, times the attention factor, of positions[0 .. n -
- * 1] (borrowed for the call; NULL => 0 .. n - 1). */
+ * te_rope_cos_sin and te_rope_freqs read from *rotary (NULL => defaults) base, rotary_percent, scaling and max_seqlen
+ * (0 => the largest position + 1). dim = floor(head_dim * rotary_percent), even, or 0 for a table without columns. Each
+ * call computes the frequencies anew, so no rounded copy in a model changes them. Both compute on the host and
+ * allocate; NULL with TE_ERR_INVALID for sizes that are not possible, or a negative position. */
 TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions,
                                   int64_t n);
-/* f32 [n, 1, 1, dim]: the angles of all pairs, each twice as rotary->interleaved has its channels, of positions 0 .. n
- * - 1, for a fused rotation (te_rotary_desc.freqs; rotary_pos_emb of TransformerEngine); *attention_factor (may be
- * NULL) is for the caller to multiply queries and keys by after the rotation. */
+/* Makes a table of angles for a fused rotation (te_rotary_desc.freqs; rotary_pos_emb of TransformerEngine): f32 [n, 1,
+ * 1, dim], the angle of every pair, twice, in the order of rotary->interleaved's channels, for positions 0 .. n - 1.
+ * The caller multiplies queries and keys by *attention_factor (may be NULL) after the rotation. Fields, sizes and
+ * errors as te_rope_cos_sin. */
 TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n,
                                 float *attention_factor);

@@ -21,7 +21,7 @@
 
 /* TE_API is the linkage of every public function: extern "C". TE_STATIC, defined before the include, makes every
  * function private to the including file, so that two files of one program can each carry a te.h of their own. A file
- * that defines TE_STATIC defines TE_IMPLEMENTATION too. */
+ * that defines TE_STATIC holds the implementation, too. */
 #ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)

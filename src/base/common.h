@@ -1,4 +1,5 @@
-/* base/common.h: definitions that every private part uses: libc, attributes, zero, min and max. Knows nothing else. */
+/* base/common.h: definitions that every private part uses: libc headers, attributes, TE_ZERO, minimum, maximum and
+ * rounding up. Knows nothing else. */
 
 #include <float.h>
 #include <limits.h>
@@ -8,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* These flags let a compiler sum in another order, compute x / y as x * (1 / y), and ignore NaN and -0: codes would
- * change. gcc defines a macro for each flag, clang and MSVC one for all of them; te__arithmetic_is_exact finds the
- * flags that define no macro. */
+/* Refuses the flags that let a compiler sum in another order, compute x / y as x * (1 / y), or ignore NaN and -0,
+ * because codes would change. gcc defines a macro for each flag, clang and MSVC one for all of them;
+ * te__arithmetic_is_exact finds the flags that define no macro. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||             \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
     defined(_M_FP_FAST)
@@ -24,16 +25,16 @@
 #define TE_ZERO {0}
 #endif
 
-/* In front of all else in the declaration of a variable or a field: its address is a multiple of n. 32-bit x86 puts
- * 64-bit numbers at multiples of 4. */
+/* Aligns a variable or a field to a multiple of n bytes; stands in front of the whole declaration. Needed for 64-bit
+ * numbers because 32-bit x86 puts them at multiples of 4. */
 #ifdef __cplusplus
 #define TE__ALIGNED(n) alignas(n)
 #else
 #define TE__ALIGNED(n) _Alignas(n)
 #endif
 
-/* Behind `static` or TE_API, for a small function that many call and none in a hurry: a copy of its code in each caller
- * takes a compiler longer than all calls will save. */
+/* Keeps a function from being inlined; stands behind `static` or TE_API. For a small function with many callers and no
+ * need for speed, since a copy of it in each caller would cost more compile time than the calls cost run time. */
 #if defined(_MSC_VER)
 #define TE__NOINLINE __declspec(noinline)
 #elif defined(__GNUC__)

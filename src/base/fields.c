@@ -1,22 +1,24 @@
-/* base/fields.c: fields of the caller's structs as tables: which are set, which differ. Padding is the caller's and is
- * never read. Must not know what any field means. */
+/* base/fields.c: tables of the fields of public structs, which tell whether a field is set and whether two structs
+ * differ. Padding between fields is never read. Must not know what any field means. */
 
-/* One field, or one inside of an embedded group. */
+/* One field of a struct, or of a group of options embedded in the struct. */
 typedef struct te__field {
     const char *name; /* for messages: "amax_epsilon", "nvfp4.four_over_six" */
     size_t offset, size;
-    int mark; /* the table's own: the kinds that read the field, or a value that counts as not set */
+    int mark; /* what the table notes about the field: the kinds that read it, or a value that counts as not set */
 } te__field;
 #define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
-/* C has no word for the offset of a member's member; a sum is what every compiler takes. */
+/* A field of an embedded group. The offset is a sum because not every compiler takes offsetof of a member's member. */
 #define TE__FIELD_IN(type, group, group_type, field, mark)                                                           \
     {#group "." #field, offsetof(type, group) + offsetof(group_type, field), sizeof(((group_type *)0)->field), mark}
 
-/* An option of the type te_switch, where zero stands for by_default. */
+/* te__is_switch checks that an option has one of the three values of te_switch. te__switch says whether the option is
+ * on; TE_DEFAULT stands for by_default. */
 static bool te__is_switch(te_switch given) { return (int)given >= TE_DEFAULT && given <= TE_OFF; }
 static bool te__switch(te_switch given, bool by_default) { return given == TE_DEFAULT ? by_default : given == TE_ON; }
 
-/* Is any bit of the field set? Every forward asks some thirty times: pointers and enums are read in one load. */
+/* Returns whether any bit of the field is set. Every forward pass asks this some thirty times, so fields of 4 and 8
+ * bytes (pointers, enums) are read in one load. */
 static bool te__field_is_set(const void *s, const te__field *f) {
     const unsigned char *bytes = (const unsigned char *)s + f->offset;
     uint64_t eight;
@@ -35,7 +37,7 @@ static bool te__field_is_set(const void *s, const te__field *f) {
     return false;
 }
 
-/* Are all fields of the table the same in a and b, to the bit? */
+/* Returns whether all fields of the table are the same in a and b, to the bit. */
 static bool te__fields_same(const void *a, const void *b, const te__field *fields, int n) {
     int i;
     for (i = 0; i < n; i++)

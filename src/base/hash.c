@@ -1,5 +1,5 @@
-/* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, CRC-32. Knows nothing but bytes; the
- * results are the same on every machine. They detect accidental differences, not deliberate ones. */
+/* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, CRC-32. They find accidental
+ * differences, not deliberate ones, and are the same on every machine. Knows nothing but bytes. */
 
 /* ---- XXH64: Y. Collet's public algorithm, in four lanes of multiply and rotate ---- */
 
@@ -11,7 +11,8 @@
 
 static inline uint64_t te__rotate_left(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
 
-/* Byte by byte, so that byte order does not matter; compilers make one load of it. */
+/* Read a little-endian number. They read byte by byte, so that the machine's byte order does not matter; compilers make
+ * one load of it. */
 static inline uint32_t te__read_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
@@ -30,13 +31,13 @@ static inline void te__xx_begin(uint64_t lane[4], uint64_t seed) {
     lane[3] = seed - TE__XX1;
 }
 
-/* n is a multiple of 32. */
+/* Mixes n bytes, a multiple of 32, into the four lanes. */
 static inline void te__xx_stripes(uint64_t lane[4], const uint8_t *p, size_t n) {
     for (; n; n -= 32, p += 32)
         for (int i = 0; i < 4; i++) lane[i] = te__xx_round(lane[i], te__read_le64(p + 8 * i));
 }
 
-/* The last n < 32 of `total` bytes, and the mixing of it all. */
+/* Mixes the last n < 32 of `total` bytes into the lanes and returns the hash. */
 static inline uint64_t te__xx_end(const uint64_t lane[4], uint64_t seed, uint64_t total, const uint8_t *p, size_t n) {
     uint64_t h = seed + TE__XX5;
     if (total >= 32) {
@@ -64,12 +65,12 @@ static inline uint64_t te__hash64(const void *data, size_t n, uint64_t seed) {
 
 /* ---- a digest of bytes that come in pieces: two XXH64 of different seeds ---- */
 
-enum { TE__DIGEST_CHARS = 32 }; /* and a NUL */
+enum { TE__DIGEST_CHARS = 32 }; /* characters of a digest, without the NUL */
 
 typedef struct te__hasher {
     uint64_t lane[2][4];
     uint64_t total;
-    uint8_t tail[32]; /* total % 32 bytes that wait for the rest of their stripe */
+    uint8_t tail[32]; /* the total % 32 bytes that do not fill a stripe of 32 yet */
 } te__hasher;
 
 static const uint64_t te__digest_seed[2] = {0, 0x7465682E64696765ull};
@@ -99,10 +100,10 @@ static inline void te__hasher_update(te__hasher *h, const void *data, size_t n) 
     memcpy(h->tail, p + stripes, n - stripes);
 }
 
-/* A string with its end, so that "ab","c" and "a","bc" differ. */
+/* Adds a string and its NUL, so that "ab","c" and "a","bc" differ. */
 static inline void te__hasher_string(te__hasher *h, const char *text) { te__hasher_update(h, text, strlen(text) + 1); }
 
-/* Of everything so far; more may follow. */
+/* Writes the digest of all bytes added so far. More bytes may be added afterwards. */
 static inline void te__hasher_hex(const te__hasher *h, char hex[TE__DIGEST_CHARS + 1]) {
     for (int k = 0; k < 2; k++) {
         uint64_t x = te__xx_end(h->lane[k], te__digest_seed[k], h->total, h->tail, (size_t)(h->total % 32));

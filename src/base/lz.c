@@ -1,24 +1,26 @@
-/* base/lz.c: unpacks the data embedded in te.h: bytes as printable text, and LZ77. Knows neither the meaning of the
- * bytes nor their packer (tools/lz_pack.h). A damaged input gives 0, and no byte outside the output is touched.
+/* base/lz.c: unpacks the data embedded in te.h, which is LZ77 and then printable text (base 85). Must not know the
+ * meaning of the bytes or their packer (tools/lz_pack.h). Damaged input gives 0, and no byte outside the output is
+ * written.
  *
  * A packed block:
  *
  *     size        varint           of the unpacked bytes, at least 1
  *     crc         4 bytes, LE      CRC-32 of the unpacked bytes
- *     sequences until `size` bytes have come out; the last may end behind its literals:
- *         token      1 byte        literals in the upper half (15: a varint is added), match length - 4 in the lower
- *                                  half (same)
+ *     sequences until `size` bytes have come out; the last one may end behind its literals:
+ *         token      1 byte        upper half: number of literals; lower half: match length - 4; a varint is added to
+ *                                  a half that is 15
  *         [varint]                 more literals
  *         [varint]                 more match length
  *         literals                 copied as they are
- *         distance   varint        back from here, any size; 0: the previous distance again
+ *         distance   varint        how far back the match begins, any size; 0: the previous distance again
  *
- * A varint has 7 bits a byte, lowest first, the top bit set in all bytes but the last. It is LZ4 in spirit, except that
- * distances have no limit: kernels resemble each other over megabytes, and unpacking happens once, into memory. */
+ * A varint has 7 bits a byte, lowest first, the top bit set in all bytes but the last. The format resembles LZ4, except
+ * that distances have no limit: kernels resemble each other over megabytes, and unpacking happens once, into memory. */
 
 enum { TE__LZ_MIN_MATCH = 4 };
 
-/* Reads a varint at *p and moves *p behind it. False when it does not end before `end` or exceeds 63 bits. */
+/* Reads a varint at *p and moves *p behind it. Returns false if the varint does not end before `end` or exceeds 63
+ * bits. */
 static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *value) {
     uint64_t v = 0;
     for (int shift = 0; shift < 63; shift += 7) {
@@ -33,7 +35,7 @@ static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *v
     return false;
 }
 
-/* The unpacked size of src, by its header alone; 0 if src is no packed block. */
+/* Returns the unpacked size of src, from the header alone; 0 if src is no packed block. */
 static inline uint64_t te__lz_size(const uint8_t *src, size_t n) {
     uint64_t size = 0;
     const uint8_t *p = src;
@@ -71,20 +73,21 @@ static inline size_t te__lz_unpack(const uint8_t *src, size_t n, uint8_t *dst, s
         if (more) distance = more;
         if (distance == 0 || distance > (uint64_t)(out - dst) || match > (uint64_t)(out_end - out)) return 0;
         const uint8_t *from = out - distance;
-        for (; match; match--) *out++ = *from++; /* may overlap what it writes: a run */
+        for (; match; match--) *out++ = *from++; /* byte by byte, since a match may overlap its own output: a run of
+                                                  * equal bytes */
     }
     if (p != end || te__crc32(dst, (size_t)size) != crc) return 0;
     return (size_t)size;
 }
 
-/* ---- base 85: five characters for four bytes, most significant first; the last k < 4 bytes take k + 1 characters ----
- * */
+/* ---- base 85: five characters for four bytes, most significant first; the last k < 4 bytes take k + 1 ---- */
 
-/* Printable characters that a C string takes as they are: no quote, no backslash, and no ? because of trigraphs. */
+/* The digits: printable characters that a C string takes as they are: no quote, no backslash, and no ? because of
+ * trigraphs. */
 static const char te__base85_alphabet[] =
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+,-./:;<=>@[]^_";
 
-/* Decodes the concatenation of `count` strings. Returns the bytes written to dst, or 0 when the text is damaged or dst
+/* Decodes the concatenation of `count` strings. Returns the bytes written to dst, or 0 if the text is damaged or dst is
  * too small. */
 static inline size_t te__unbase85(const char *const *lines, int count, uint8_t *dst, size_t cap) {
     uint8_t value[256];

@@ -1,20 +1,19 @@
-/* base/philox.h: Philox4x32, of ten rounds unless a number is given, and the two distributions drawn from it. Read by
- * the host and by kernels, which get the same bits: knows numbers.h alone.
+/* base/philox.h: the random numbers of Philox4x32 (ten rounds unless a number is given), and the uniform and normal
+ * distributions drawn from them. Read by the host and by kernels, which get the same bits: knows numbers.h alone.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
  *
- * Equal bits from two compilers need arithmetic that neither may rearrange. So each float operation here is either
- * exact (a conversion of a small integer, a product with a power of two), or a fused multiply-add written as such, or
- * the correctly rounded square root. A plain a * b next to a plus would be fused by some compilers and not by
- * others. */
+ * Two compilers give equal bits only if neither may rearrange the arithmetic. So each float operation here is exact (a
+ * conversion of a small integer, a product with a power of two), a fused multiply-add written as such, or the correctly
+ * rounded square root. Some compilers would fuse a plain a * b + c and others would not. */
 #ifndef TE__PHILOX_H
 #define TE__PHILOX_H
 
 #if defined(__MINGW32__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
-/* MinGW's own fmaf rounds twice. The product is exact in double; the sum is rounded to odd there, so that the rounding
- * to float sees what was cut off. */
+/* fmaf for MinGW, whose own fmaf rounds twice. The product is exact in double. The sum is rounded to odd in double, so
+ * that the rounding to float sees what was cut off. */
 static inline float te__exact_fmaf(float a, float b, float c) {
-    volatile double product = (double)a * b, sum = product + c; /* volatile: in 64 bits, on the x87 as well */
+    volatile double product = (double)a * b, sum = product + c; /* volatile: rounded to 64 bits on the x87, too */
     volatile double back = sum - product, error = (product - (sum - back)) + (c - back);
     double kept = sum;
     uint64_t bits;
@@ -28,7 +27,7 @@ static inline float te__exact_fmaf(float a, float b, float c) {
 #define TE__FMAF fmaf
 #endif
 
-/* a * b + c with one rounding. */
+/* Returns a * b + c with one rounding. */
 TE__BOTH float te__fma(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
@@ -42,9 +41,10 @@ TE__BOTH void te__philox_round(uint32_t c[4], uint32_t k0, uint32_t k1) {
     uint32_t n0 = (uint32_t)(p1 >> 32) ^ c[1] ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c[3] ^ k1;
     c[0] = n0, c[1] = (uint32_t)p1, c[2] = n2, c[3] = (uint32_t)p0;
 }
-#define TE__PHILOX_STEP0 0x9E3779B9u /* of the key, from round to round */
+#define TE__PHILOX_STEP0 0x9E3779B9u /* added to the key's halves after each round */
 #define TE__PHILOX_STEP1 0xBB67AE85u
-/* Four words for (seed, offset, block): key = seed, counter = block in the lower and offset in the upper half. */
+/* Makes four random words for (seed, offset, block): the key is seed; block is the lower half of the counter, offset
+ * the upper half. */
 TE__BOTH void te__philox_rounds(int rounds, uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     out[0] = (uint32_t)block, out[1] = (uint32_t)(block >> 32), out[2] = (uint32_t)offset,
@@ -58,8 +58,8 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     te__philox_rounds(10, seed, offset, block, out);
 }
 
-/* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is
- * added. NULL: there is none. */
+/* Applies a random state in device memory, {seed, offset}: the state's seed replaces *seed, the state's offset is added
+ * to *offset. NULL: changes nothing. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
     const uint64_t *words = (const uint64_t *)state;
     if (!words) return;
@@ -67,13 +67,13 @@ TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) 
     *offset += words[1];
 }
 
-/* [0, 1) in steps of 2^-24. */
+/* Returns a number on [0, 1), a multiple of 2^-24. */
 TE__BOTH float te__uniform01(uint32_t x) { return (float)(int32_t)(x >> 8) * 5.9604644775390625e-8f; }
 
-/* ln u for 2^-100 < u <= 1, to about 1e-7 of its value. u = 2^e (1 + f) with 1 + f in [sqrt 1/2, sqrt 2]; the
- * polynomial is a Chebyshev fit of (ln(1 + f) - f) / f^2 there. */
+/* Returns ln u for 2^-100 < u <= 1, with a relative error of about 1e-7. u = 2^e (1 + f) with 1 + f in [sqrt 1/2, sqrt
+ * 2]; the polynomial is a Chebyshev fit of (ln(1 + f) - f) / f^2 on that interval. */
 TE__BOTH float te__ln_unit(float u) {
-    uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* e = exponent of i, so that 1 + f starts at sqrt 1/2 */
+    uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* i has exponent e, and 1 + f starts at sqrt 1/2 */
     int32_t e = (int32_t)(i >> 23) - 127;
     float f = te__bits_f32((i & 0x7fffffu) + 0x3f3504f3u) - 1.0f; /* exact */
     float q = 0.0878726542f;
@@ -88,8 +88,8 @@ TE__BOTH float te__ln_unit(float u) {
     return te__fma((float)e, 0.693147182f, te__fma(ff, q, f));
 }
 
-/* sin and cos of t / 2^32 turns. The nearest quarter turn is taken off in integers; what is left, x in [-1/8, 1/8]
- * turns, goes through Chebyshev fits of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2 in x^2. */
+/* Computes sin and cos of t / 2^32 turns. The nearest quarter turn is subtracted in integers. The rest, x in [-1/8,
+ * 1/8] turns, goes through Chebyshev fits in x^2 of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2. */
 TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     uint32_t quarter = (t + 0x20000000u) >> 30;
     float x = (float)(int32_t)(t - (quarter << 30)) * 2.3283064365386963e-10f;
@@ -108,8 +108,8 @@ TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     *c = (quarter + 1u) & 2u ? -b : b;
 }
 
-/* Two independent standard normal numbers from two words (Box and Muller). a picks the radius: u in (0, 1], the middle
- * of its 2^-32 wide cell, so that tails reach 6.7 sigma. */
+/* Makes two independent standard normal numbers from two words (Box and Muller). a gives the radius: u in (0, 1] is the
+ * middle of a cell 2^-32 wide, so that tails reach 6.7 sigma. b gives the angle. */
 TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
     float u = te__fma((float)a, 2.3283064365386963e-10f, 1.16415321826934814e-10f);
     float t = -2.0f * te__ln_unit(u);

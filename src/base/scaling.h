@@ -1,9 +1,10 @@
-/* base/scaling.h: from the largest magnitude of some elements to the scale they are quantized by: per tensor and per
- * block, MXFP8, NVFP4; and where the scales of MXFP8 and NVFP4 lie. Read by the host and by kernels, which get the same
- * bits: knows numbers.h, and not how the elements lie.
+/* base/scaling.h: computes scales from amaxes: per tensor and per block, MXFP8, NVFP4; and where the scales of MXFP8
+ * and NVFP4 lie in memory. Read by the host and by kernels, which get the same bits. Knows numbers.h, and must not know
+ * how elements lie in memory.
  *
- * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and
- * its sisters keep compilers from fusing or approximating them. A caller that adds to a product must use te__fma. */
+ * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32,
+ * te__div_f32 and te__rcp_f32 keep compilers from fusing or approximating them. A caller that adds to a product must
+ * use te__fma. */
 #ifndef TE__SCALING_H
 #define TE__SCALING_H
 
@@ -33,8 +34,8 @@ TE__BOTH float te__rcp_f32(float a) {
 
 #define TE__F32_MAX 3.402823466e+38f
 
-/* The multiplier of a tensor or block: fp8_max / amax. Nothing to scale by (0, infinity, NaN) gives 1; a quotient
- * beyond f32 gives `limit`; power_of_two clears the mantissa, so that amax still fits. */
+/* Returns the multiplier of a tensor or block: fp8_max / amax. An amax of 0, infinity or NaN gives 1. A quotient beyond
+ * f32 gives `limit`. power_of_two clears the mantissa, which makes the scale smaller, so amax still fits. */
 TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float limit, int power_of_two) {
     float scale;
     if (amax < epsilon) amax = epsilon;
@@ -44,8 +45,8 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
     return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
 }
 
-/* MXFP8: the E8M0 code of a group. The product is rounded before its exponent is rounded up, so 448 * 2^k maps to k
- * exactly. */
+/* MXFP8: returns the E8M0 code of a group's scale. The product is rounded before its exponent is rounded up, so 448 *
+ * 2^k gives 2^k exactly. */
 TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
     return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
 }
@@ -54,12 +55,13 @@ TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
 #define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f
 #define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f
 
-/* 2^(127 - e): the factor of the elements before they are rounded. */
+/* MXFP8: returns 2^(127 - e), by which elements are multiplied before they are rounded. */
 TE__BOTH float te__mxfp8_multiplier(uint8_t e) {
     return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);
 }
 
-/* NVFP4: S, which maps a tensor's amax to 6 * code_max (code_max: the largest block scale, 448 or 256). */
+/* NVFP4: returns the tensor scale S, which maps a tensor's amax to 6 * code_max (code_max: the largest block scale, 448
+ * or 256). */
 TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
     float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);
     if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;
@@ -68,31 +70,33 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 
 #define TE__ONE_SIXTH 0.16666667163372039794921875f /* RN(1 / 6) */
 
-/* The E4M3 code of a block's scale. A NaN stays one. */
+/* NVFP4: returns the E4M3 code of a block's scale. A NaN stays NaN. */
 TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
-/* 4-over-6, which rounds in another order: the scale that maps the block's amax to 6; 1.5 times as much maps it to
- * 4. */
+/* 4-over-6: returns the block scale that maps the block's amax to 6; 1.5 times this scale maps the amax to 4. The order
+ * of rounding differs from te__nvfp4_block_code. */
 TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) {
     return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale);
 }
 
-/* The factor that a block's codes have: d / S. */
+/* Returns d / S, the factor that decodes a block's codes. */
 TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
     return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));
 }
 
-/* S / d: the factor of the elements before they are rounded. A block whose scale has code 0 gets the largest f32: its
- * codes do not matter. */
+/* Returns S / d, by which elements are multiplied before they are rounded. If the block's scale has code 0 this is the
+ * largest f32; the codes of such a block do not matter. */
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
 }
 
-/* The index of the scale of group `group` of line `line`; groups run along lines. ld: from one row of scales to the
- * next; down: groups are rows.
- * Swizzled: tiles of 128 lines by 4 groups, and ld is the number of groups, a multiple of 4, whether down or not. */
+/* Returns the index of the scale of group `group` of line `line`; groups run along lines.
+ *   ld        elements from one row of scales to the next
+ *   down      a row of scales has one group of all lines; otherwise a row has all groups of one line
+ *   swizzled  the scales lie in tiles of 128 lines by 4 groups, and ld is the number of groups, a multiple of 4, with
+ *             or without `down` */
 TE__BOTH int64_t te__group_scale_at(int swizzled, int down, int64_t ld, int64_t line, int64_t group) {
     if (swizzled)
         return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);

@@ -1,16 +1,17 @@
-/* base/text.c: a text that grows, and numbers as text in the C locale whatever the program's locale is. Knows the
- * caller's allocator and nothing else. */
+/* base/text.c: a text that grows, and conversions of numbers to and from text that are the same in every locale. Knows
+ * the caller's allocator and nothing else. */
 
-/* `te__text t = TE_ZERO;` is an empty text. Any bytes may go in; a NUL always stands behind them. When memory runs out,
- * the text stays as it is, ignores further additions, and `oom` stays true: one check at the end is enough. */
+/* A text that grows; `te__text t = TE_ZERO;` is an empty one. Any bytes may be added; a NUL always stands behind them.
+ * When memory runs out, the text stays as it is, ignores further additions, and `oom` stays true: one check at the end
+ * is enough. */
 typedef struct te__text {
-    char *s; /* NULL while nothing was ever added: te__text_str reads it safely */
+    char *s; /* NULL until something is added: read it by te__text_str */
     size_t n, cap;
     bool oom;
     const te_allocator *memory; /* NULL => malloc and free */
 } te__text;
 
-/* Never NULL. Borrowed until the next change. */
+/* Returns the text, never NULL. Borrowed until the next change. */
 static inline const char *te__text_str(const te__text *t) { return t->s ? t->s : ""; }
 
 static TE_MAYBE_UNUSED TE__NOINLINE void te__text_free(te__text *t) {
@@ -28,7 +29,7 @@ static inline void te__text_clear(te__text *t) {
     if (t->s) t->s[0] = 0;
 }
 
-/* Room for `more` bytes and the NUL. */
+/* Makes room for `more` more bytes and the NUL. False if there is no memory. */
 static TE_MAYBE_UNUSED TE__NOINLINE bool te__text_reserve(te__text *t, size_t more) {
     if (t->oom) return false;
     if (t->cap > t->n && more < t->cap - t->n) return true;
@@ -81,7 +82,7 @@ static inline TE_PRINTF(2, 3) void te__text_printf(te__text *t, const char *form
     va_end(args);
 }
 
-/* A copy that outlives the text, or NULL. The caller frees it with free(). */
+/* Returns a copy of s, or NULL. The caller frees it with free(). */
 static inline char *te__strdup(const char *s) {
     size_t n = strlen(s) + 1;
     char *copy = (char *)malloc(n);
@@ -97,7 +98,7 @@ static inline bool te__ends_with(const char *s, const char *end) {
 
 /* ---- numbers ---- */
 
-/* The text that the program's locale puts between 0 and 5 in 0.5. */
+/* Returns in `point` the decimal point of the program's locale: what printf writes between 0 and 5 for 0.5. */
 static inline void te__locale_point(char point[16]) {
     char half[32];
     snprintf(half, sizeof half, "%.1f", 0.5);
@@ -107,7 +108,7 @@ static inline void te__locale_point(char point[16]) {
     point[n] = 0;
 }
 
-/* The shortest of 6, 9, 15, 16 or 17 digits that reads back as the same number; "inf", "-inf", "nan". */
+/* Adds x with the fewest of 6, 9, 15, 16 or 17 digits that read back as the same number; or "inf", "-inf", "nan". */
 static inline void te__text_number(te__text *t, double x) {
     static const int digits[5] = {6, 9, 15, 16, 17};
     char number[64] = "nan", point[16];
@@ -128,7 +129,8 @@ static inline void te__text_number(te__text *t, double x) {
 }
 
 /* Reads a decimal number ([-+] digits [. digits] [e [-+] digits]) at the start of n bytes, correctly rounded. Returns
- * how many bytes it took, 0 if there is none. Neither hexadecimal nor "inf" nor "nan" nor white space counts. */
+ * the number of bytes read, 0 if there is no number. Hexadecimal, "inf", "nan" and white space do not count as
+ * numbers. */
 static inline size_t te__read_number(const char *s, size_t n, double *value) {
     size_t i = 0, point_at = 0, digits = 0;
     bool point = false;

@@ -3,7 +3,6 @@
 typedef struct te__automodel {
     te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
     bool has_capabilities;
-    bool is_optim_step;
     struct te__patches *patches; /* model/patches.c; NULL before the first call of that chapter */
 } te__automodel;
 static const te__slot te__automodel_slot = {sizeof(te__automodel)};

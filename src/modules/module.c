@@ -70,6 +70,7 @@ struct te_module {
 typedef struct te__modules_state {
     te_module *making; /* the create function of this module is making children */
     int num_gone;      /* marks of children that are gone, in all trees */
+    bool is_optim_step; /* te_set_is_optim_step */
 } te__modules_state;
 static const te__slot te__modules_slot = {sizeof(te__modules_state)};
 static te__modules_state *te__modules_of(const te_ctx *te) {
@@ -77,6 +78,10 @@ static te__modules_state *te__modules_of(const te_ctx *te) {
 }
 static const te__room te__modules_room = TE__ROOM(&te__modules_slot, NULL, NULL);
 
+static const te_module *te__root_of(const te_module *m) {
+    while (m->parent) m = m->parent;
+    return m;
+}
 static void te__module_close(void *owner) {
     te_module *m = (te_module *)owner;
     while (m->parent) m = m->parent; /* a class's destroy function finds its children */

@@ -379,7 +379,7 @@ typedef union te__any_args {
 /* ---- padding ---- */
 
 /* The bytes between fields, and behind the last one, are whatever the caller's memory held. Of the operations whose
- * args are compared (io/onnx.c). */
+ * args are compared (onnx/export.c). */
 static void te__args_clear_padding(te_op op, te__any_args *args) {
 #define TE__HOLE(lower, UPPER, before, next)                                                              \
     {TE_OP_##UPPER, offsetof(te_op_##lower##_args, before) + sizeof(((te_op_##lower##_args *)0)->before), \

@@ -2,14 +2,14 @@
 // sizes and strides, in f32.
 //
 // The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head
-// of the group, so that every sum has one order. P and dS as in attn_bwd_dq.cu, which FP8 attention has run before; P
-// is rounded, too.
+// of the group, so that every sum has one order. P and dS are computed as in attn_bwd_dq.cu. In FP8 attention that
+// kernel runs first, since it writes delta, and P is rounded, too.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
 // Launch: grid (ceil(s_kv / 16) * batch * groups, WIDE: ceil(max(d, d_v) / 256)), block 128, shared memory
-//         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h), of WIDE
-//         4 * (16 * ROW(256) + 32 * LANE_ROW(256) + 4 * 32 * 4).
+//          4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h), if WIDE
+//          4 * (16 * ROW(256) + 32 * LANE_ROW(256) + 4 * 32 * 4).
 // te:baseline
 // te:row X_EXTRA=0 X_WIDE=0|1
 // te:row X_WIDE=0|1
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     const te_of::view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq);
     const int per_group = a.heads / a.groups, kv_end = te_of::kv_end(seq);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
-    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0; // the channels of dK and dV that the block has
+    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0; // the channels of dK and dV that the block writes
     const int d = WIDE ? te_attn_chunk(a.d, c) : a.d, d_v = WIDE ? te_attn_chunk(a.d_v, c) : a.d_v;
     const int ld_k = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_v = TE__ATTN_ROW(a.d_v),
               ld_q = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
                 te_attn_products(s, k + warp * TE_MINE * ld_k, ld_k, q + lane * ld_q, a.d);
                 te_attn_products(dp, v + warp * TE_MINE * ld_v, ld_v, g + lane * ld_g, a.d_v);
             }
-            te_u32 keep = 15u; // of the lane's row, in which the warp's keys lie in one word
+            te_u32 keep = 15u; // dropout's bits of the lane's row: the warp's keys lie in one word
             if (a.dropout_p > 0.0f) {
                 uint64_t seed = a.seed, offset = a.offset;
                 te__rng_read(a.rng, &seed, &offset);

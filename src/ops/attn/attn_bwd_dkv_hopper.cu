@@ -1,15 +1,15 @@
 // ops/attn/attn_bwd_dkv_hopper.cu: dK and dV on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and
 // f16. Deterministic. dQ: attn_bwd_dq_hopper.cu.
 //
-// A block owns 64 keys of one head of keys: K and V stay in shared memory, while tiles of 64 queries pass by, from the
-// last that sees them to the first, and in each the query heads of the group. Its two consumer warpgroups have the same
-// keys, one gradient each, and the same work:
+// A block owns 64 keys of one head of keys. K and V stay in shared memory. Tiles of 64 queries pass by, from the last
+// that sees the keys to the first, and each tile for all query heads of the group. The two consumer warpgroups have the
+// same keys and the same amount of work, but one gradient each:
 //
 //     values    dV += P^T dO, of the tile before | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), passed to the other
 //     keys      dK += dS^T Q, of the tile before | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
 //
-// P^T passes in f32, from a thread to the one that has the same elements. Warpgroup 0 is the producer: one of its
-// threads starts all loads.
+// P^T passes in f32 from each thread of `values` to the thread of `keys` that has the same elements. Warpgroup 0 is the
+// producer: one of its threads starts all loads.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V:
 //
@@ -17,20 +17,19 @@
 //     | D = 256 | 32 KB | 32 KB | 2 x 32 KB | 2 x 32 KB  | 2 x 16 KB | 1 KB        |
 //     | D = 192 | 24 KB | 24 KB | 3 x 24 KB | 3 x 24 KB  | 2 x 16 KB | 1.5 KB      |
 //
-// Barriers, one for each stage: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer
-// warps). FULL_P, EMPTY_P: for each of the two buffers and each warp, whose rows pass apart. Named barriers: 1 + w
-// joins consumer w's threads.
+// Barriers, one for each stage: FULL_Q, FULL_DO (TMA; the first tile also brings K and V), EMPTY_Q, EMPTY_DO (8
+// consumer warps). FULL_P, EMPTY_P: one for each of the two buffers and each warp, since each warp passes its rows on
+// its own. Named barriers: 1 + w joins the threads of consumer w.
 //
-// Rows of Q and dO that are not there (beyond a sequence that ends within memory) may hold anything, so they are
-// cleared: 0 times NaN is NaN. Those of K and V reach their own rows of the sums alone, which are not stored.
+// Rows of Q and dO beyond a sequence that ends within memory may hold anything, so they are cleared: 0 times NaN is
+// NaN. Rows of K and V beyond a sequence reach only their own rows of the sums, which are not stored.
 //
-// A bias and ALiBi are what S^T starts with; the bias is loaded a tile ahead, to the registers of S^T. Masks of
-// elements become bits while products run. Under a soft cap and the user's rule P^T times the score's derivative passes
-// to the other consumer, and P^T itself to dV.
+// S^T starts with the bias and ALiBi instead of 0. The bias is loaded a tile ahead, to the registers of S^T. Masks of
+// elements become bits while products run. With a soft cap or the user's rule, P^T times the score's derivative passes
+// to the other consumer, and P^T itself multiplies dO.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh (P^T passes
-//          with a mark at what is dropped) and hopper_scores.cuh.
-// Benchmark: "attention backward" in tests/bench/h200.csv.
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 or 256 for both, or 192 and 128), those of hopper_dropout.cuh (dropped
+//          elements of P^T pass with a mark, see MARK) and hopper_scores.cuh.
 //
 // Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory
 //         TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
@@ -57,8 +56,8 @@ enum {
     BK = 64,
     BQ = 64,
     STAGES = TE__ATTN_DKV_STAGES(X_D),
-    BYTES_K = TE__ATTN_BYTES(64, X_D),   // of Q, too
-    BYTES_V = TE__ATTN_BYTES(64, X_D_V), // of dO, too
+    BYTES_K = TE__ATTN_BYTES(64, X_D),   // of a stage of Q, too
+    BYTES_V = TE__ATTN_BYTES(64, X_D_V), // of a stage of dO, too
     BYTES_P = BK * BQ * 4,
     BYTES_ROWS = BQ * 4,
     AT_K = 0,
@@ -81,8 +80,8 @@ static_assert(SHARED == TE__ATTN_DKV_SHARED(X_D, X_D_V), "what the host asks for
 typedef te_attn_keys<BK, BQ, BIAS != 0> te_keys;
 typedef te_attn_tiles<BK, BQ> te_tiles;
 
-// The bit of what passes from one consumer to the other that marks what is dropped: the sign, or, if a derivative may
-// need it, the last one.
+// The bit that marks a dropped element of P^T where it passes from one consumer to the other. It is the sign, or the
+// last bit if a derivative of the user's rule may need the sign.
 constexpr te_u32 MARK = MOD ? 1u : 0x80000000u;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
@@ -90,7 +89,7 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_keys t(a.a, a.order, blockIdx.x);
     const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch;
     te_queue<STAGES> at;
-    bool keys = true; // K and V come with the first tile
+    bool keys = true; // K and V are still to load; they come with the first tile
     for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t), at.next(), keys = false) {
         const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
         auto part = [&](int full, int empty, int bytes, const void *map, int to, const float *of_rows, int rows_to,
@@ -112,19 +111,20 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     }
 }
 
-// A consumer: sums of N channels, out of tiles of queries. The tile before the one at hand has stage `old`.
+// A consumer: sums one gradient of N channels over tiles of queries. The tile before the one at hand is in stage `old`.
 template <int N> struct te_consumer {
     const te__attn_bwd_hopper_kargs &a;
     const te_u32 smem, bar;
     const int lane, warp;
     const te_keys t;
     te_tiles i;
-    int m_old; // of the tile before
-    int tail;  // tiles, the first ones, with rows of memory beyond the sequence; with a block mask 0: there are none
+    int m_old; // tile m of the tile before
+    int tail;  // number of tiles, the first ones, with rows beyond the sequence; 0: none. A block mask skips tiles, so
+               // there the number only says whether such rows exist
     te_queue<STAGES> now, old;
     te_queue<2> pass;
     float sum[N / 2], s[BQ / 2];
-    te_u32 weights[BQ / 4]; // 16-bit, of the tile before
+    te_u32 weights[BQ / 4]; // 16-bit P^T or dS^T of the tile before
 
     TE_DEV te_consumer(const te__attn_bwd_hopper_kargs &a, te_u32 smem)
         : a(a), smem(smem), bar(smem + AT_BARRIERS), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3),
@@ -134,7 +134,7 @@ template <int N> struct te_consumer {
 #pragma unroll
         for (int k = 0; k < N / 2; k++) sum[k] = 0.0f;
     }
-    // The next one of these tiles, m, has such rows.
+    // Returns whether tile m, the next of the walk, has rows beyond the sequence that must be cleared.
     TE_DEV bool ends(int m) {
         if (BLOCKS) return tail > 0 && m == t.m_end - 1;
         return tail > 0 && tail-- > 0;
@@ -148,7 +148,7 @@ template <int N> struct te_consumer {
     TE_DEV te_u32 of_p() const { return smem + AT_P + pass.stage * BYTES_P + (threadIdx.x & 127) * 16; }
     TE_DEV te_u32 of_rows(int at) const { return smem + at + now.stage * BYTES_ROWS + (lane & 3) * 8; }
 
-    // S^T or dP^T: the rows of K or V by the tile's. Or added to it.
+    // Computes S^T or dP^T: the rows of K or V times the tile's rows of Q or dO. Adds to s unless FRESH.
     template <int CHANNELS, bool FRESH> TE_DEV void products(int keys, int queries) {
         const te_u64 left = te_wgmma_desc(smem + keys, 0),
                      right = te_wgmma_desc(smem + queries + now.stage * TE__ATTN_BYTES(64, CHANNELS), 0);
@@ -160,7 +160,7 @@ template <int N> struct te_consumer {
                                      right + (k >> 2) * (8192 >> 4) + (k & 3) * 2);
         te_wgmma_commit();
     }
-    // sum += weights times dO or Q of the tile before.
+    // Computes sum += weights times dO or Q of the tile before.
     TE_DEV void gather(int queries) {
         const te_u64 right = te_wgmma_desc(smem + queries + old.stage * TE__ATTN_BYTES(64, N), 8192);
         te_wgmma_keep(sum);
@@ -181,7 +181,7 @@ template <int N> struct te_consumer {
         else i.next(a.a, t);
     }
     TE_DEV void store(int at, const void *map, const te__attn_view &view, int d, float scale, int w) const {
-        const te_keys u(a.a, a.order, blockIdx.x); // again, rather than in registers
+        const te_keys u(a.a, a.order, blockIdx.x); // computed anew to save registers
         if (u.n * BK >= u.kv_end) return;
         const int key = u.n * BK + 16 * warp + (lane >> 2);
         const float by[2] = {key < u.s_kv ? scale : 0.0f, key + 8 < u.s_kv ? scale : 0.0f};
@@ -190,8 +190,8 @@ template <int N> struct te_consumer {
     }
 };
 
-// Found while products run: bits of the tile's elements that are not dropped, and of those that masks of elements show;
-// the tile behind.
+// The results of the work beside the products: the bits of elements that dropout keeps, the bits of elements that masks
+// show, and the next tile of the walk.
 struct te_beside {
     te_keep_columns keep;
     te_u32 show;
@@ -201,7 +201,7 @@ struct te_beside {
 struct te_values : te_consumer<D_V> {
     float slope; // ALiBi's, of the tile's head
     TE_DEV te_values(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D_V>(a, smem) {}
-    // Of the tile that comes: ALiBi's slope, and the bias, to where S^T will be.
+    // Loads ALiBi's slope of the next tile, and the bias to the registers of S^T.
     TE_DEV void load_ahead() {
         if (i.left <= 0) return;
         if (ALIBI) slope = te_slope(a.a, t.batch, i.head);
@@ -218,9 +218,9 @@ struct te_values : te_consumer<D_V> {
         }
         gather(AT_DO);
     }
-    // S^T, beside dV of the tile before.
+    // Computes S^T, beside the product of dV for the tile before.
     template <bool FIRST> TE_DEV te_beside begin() {
-        // the warp's, the thread's first ones
+        // the warp's first key; the thread's first key and query
         const int first = t.n * BK + 16 * warp, key = first + (lane >> 2), query = i.m * BQ + 2 * (lane & 3);
         te_beside x = {{0}, 0, i};
         if (!FIRST) gather_values();
@@ -243,13 +243,13 @@ struct te_values : te_consumer<D_V> {
         te_wgmma_keep(s);
         return x;
     }
-    // P^T of S^T.
+    // Turns S^T into P^T and passes it to the other consumer.
     TE_DEV void finish(const te_beside &x) {
         const int key = t.n * BK + 16 * warp + (lane >> 2), query = i.m * BQ + 2 * (lane & 3);
         te_cap(s, a.a);
         if (t.hides(i.m)) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) { // the queries that see the key
+            for (int half = 0; half < 2; half++) { // hides the queries that do not see the key
                 const int j = key + 8 * half;
                 te_hide_outside(s, half, j - t.hi - query, (j < t.s_kv ? min(j - t.lo, t.s_q - 1) : -1) - query);
             }
@@ -287,7 +287,7 @@ struct te_values : te_consumer<D_V> {
         load_ahead();
         if (i.left > 0) {
             te_beside x = begin<true>();
-            if (SCORES || BLOCKS) { // the code of finish is long, and stands here once
+            if (SCORES || BLOCKS) { // the code of finish() is long, so it stands here only once
 #pragma unroll 1
                 for (;;) {
                     finish(x);
@@ -303,7 +303,7 @@ struct te_values : te_consumer<D_V> {
             te_wgmma_wait<0>();
             gathered();
         }
-        store(AT_K, a.dv_map, a.a.dv, a.a.d_v, a.a.keep_scale, 0); // where K was, which nobody else reads
+        store(AT_K, a.dv_map, a.a.dv, a.a.d_v, a.a.keep_scale, 0); // in the place of K, which no one else reads
     }
 };
 
@@ -364,8 +364,8 @@ struct te_keys_of : te_consumer<D> {
             te_wgmma_wait<0>();
             gathered();
         }
-        store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1); // where the first tiles were: the other consumer has read
-                                                            // all by the last P^T
+        // In the place of the first stages of Q: by the last P^T the other consumer has read all of Q.
+        store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1);
     }
 };
 

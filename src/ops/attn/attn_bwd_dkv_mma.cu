@@ -8,15 +8,14 @@
 //     warp1|    |    |
 //     keys
 //
-// A block owns WARPS * 16 M keys of one head of K and V, a warp 16 M of them. Q and dO (and lse2, delta) come BM rows
-// at a time by cp.async into two slots, head after head of the group, so that every sum has one order. Per tile,
-// transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO, dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK +=
-// dS^T Q: four products. The accumulator layout of P^T and dS^T is the operand layout that the sums need.
-// Tiles whose rows see none of the block's keys are never read, and a warp skips those that see none of its.
+// A block owns WARPS * 16 M keys of one head of K and V, and a warp 16 M of them. Q and dO (and lse2, delta) come BM
+// rows at a time by cp.async into two slots, head after head of the group, so that every sum has one order. Each tile
+// takes four products, all transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO, dP^T = V dO^T, dS^T =
+// P^T (dP^T - delta), dK += dS^T Q. The accumulator layout of P^T and dS^T is the operand layout that the sums need.
+// Tiles whose rows see none of the block's keys are not read. A warp skips tiles whose rows see none of its own keys.
 //
-// Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros),
-//          X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
-// Benchmark: "attention backward" in tests/bench/h200.csv.
+// Options: X_DT (te_dtype of q, k, v, d_o, dk and dv), X_D (the larger of d and d_v, rounded up to a multiple of 32;
+//          the channels added are zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
 //
 // Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4
 //         BM) + 16 BM bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides
@@ -49,7 +48,7 @@
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1 X_CAP=1
 #include "ops/attn/fragments.cuh"
 
-#ifndef X_DT // the rows above name every option; these stand in for them in an editor
+#ifndef X_DT // the rows above name every option; these defaults are for an editor
 #define X_DT 3
 #define X_D 128
 #define X_TILE 64
@@ -68,17 +67,17 @@ enum {
     BN = 16 * M * WARPS,
     THREADS = 32 * WARPS,
     TILE = te_tile<D>::ROW * BM,  // bytes of a tile of Q or dO
-    SLOT = 2 * TILE + 8 * BM      // and with lse2 and delta
+    SLOT = 2 * TILE + 8 * BM      // bytes of a tile of Q and of dO, with lse2 and delta
 };
 
-// This block's walk over the tiles of Q and dO: rows from `begin` to `end` of one head after the other.
+// This block's walk over the tiles of Q and dO: rows `begin` to `end` of one head after the other.
 struct te_walk {
-    int begin, h, i0; // of the tile that is copied next
+    int begin, h, i0; // h, i0: head and first row of the tile that is copied next
     te_copier<D, BM, THREADS> q, g;
     TE_DEV te_walk(const te__attn_kargs &a, const te_of::sequence &seq, int b, int head, int first)
         : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d),
           g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
-    // key: the block's first
+    // Copies the next tile to `slot` and moves on. key: the block's first key.
     TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int key, int end) {
         te_i64 row = te_of::work_at(seq, b, h) + i0;
         const bool empty = EXTRA && te_attn_is_empty(a, b, h, i0, key);
@@ -89,7 +88,7 @@ struct te_walk {
             q.copy(slot, a.q.s, seq.s_q);
             g.copy(slot + TILE, a.d_o.s, seq.s_q);
         }
-        if (!empty && threadIdx.x < BM / 2) { // four rows of lse2, or of delta, a thread
+        if (!empty && threadIdx.x < BM / 2) { // each thread copies four rows of lse2 or of delta
             bool second = threadIdx.x >= BM / 4;
             te_cp_async16(slot + 2 * TILE + 16 * threadIdx.x,
                           (second ? a.delta : a.lse2) + row + 4 * (threadIdx.x % (BM / 4)), 16);
@@ -141,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1)
         __syncthreads(); // every warp sees the tile, and none reads the other slot any more
         if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, seq, at.b, block_first, end);
 
-        // Rows i0 .. i0 + BM - 1 see keys i0 + lo .. i0 + BM - 1 + hi at most.
+        // Rows i0 .. i0 + BM - 1 see at most the keys i0 + lo .. i0 + BM - 1 + hi.
         if (first <= i0 + BM - 1 + seq.hi && last >= i0 + seq.lo &&
             !(EXTRA && te_attn_is_empty(a, at.b, h, i0, block_first))) {
             float s[M][N][4], dp[M][N][4];

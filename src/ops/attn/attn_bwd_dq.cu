@@ -1,15 +1,15 @@
 // ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.
 //
-// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO
-// V^T (dropped as the forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta. FP8 attention has O
-// from rounded P, so its delta is the sum of P dP, which a first pass over the keys makes and leaves for the other
-// kernels; dS is rounded.
+// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2. dP = dO
+// V^T, dropped as the forward pass dropped P; dS = P (dP - delta). attn_delta.cu writes lse2 and delta. In FP8
+// attention O comes from rounded P, so delta is the sum of P dP instead: a first pass over the keys computes it and
+// writes it for the other kernels. There dS is rounded.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
 // Launch: grid (ceil(s_q / 16) * batch * heads, WIDE: ceil(d / 256)), block 128, shared memory
-//         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h), of WIDE
-//         4 * (16 * ROW(256) + 32 * LANE_ROW(256) + 4 * 32 * 4).
+//          4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h), if WIDE
+//          4 * (16 * ROW(256) + 32 * LANE_ROW(256) + 4 * 32 * 4).
 // te:baseline
 // te:row X_EXTRA=0 X_WIDE=0|1
 // te:row X_WIDE=0|1
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
-    // the channels of dQ that the block has
+    // the channels of dQ that the block writes
     const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d = WIDE ? te_attn_chunk(a.d, c) : a.d;
     const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v),
               ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
@@ -43,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     for (int r = 0; r < TE_MINE; r++) {
         te_i64 row = te_of::work_at(seq, at.b, at.h) + first + r;
         lse2[r] = a.lse2[row];
-        delta[r] = WIDE && te_of::in_fp8(a) ? 0.0f : a.delta[row]; // which the block of another chunk may have written
+        delta[r] = WIDE && te_of::in_fp8(a) ? 0.0f : a.delta[row]; // not read in FP8: the block of another chunk may
+                                                                   // have written it
     }
     if (!WIDE) {
         te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
@@ -54,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
     const int end =
         EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
-    // P, the dropped dP and the derivative of the score by its scaled product, of the warp's rows and this lane's key.
+    // Computes P, dP after dropout, and the derivative of the score by its scaled product, for the warp's rows and this
+    // lane's key.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
         if (WIDE) {
             te_attn_products_wide(p, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, k, k_view, group, j0,

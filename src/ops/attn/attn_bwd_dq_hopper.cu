@@ -1,8 +1,8 @@
 // ops/attn/attn_bwd_dq_hopper.cu: dQ on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16.
 // Deterministic. dK and dV: attn_bwd_dkv_hopper.cu.
 //
-// A block owns 128 queries of one head: Q and dO stay in shared memory, while blocks of 64 keys pass by, from the last
-// that they see to the first. Two consumer warpgroups have 64 queries each:
+// A block owns 128 queries of one head. Q and dO stay in shared memory. Blocks of 64 keys pass by, from the last that
+// the queries see to the first. Two consumer warpgroups have 64 queries each:
 //
 //     dQ += dS K (block before) | S = Q K^T | dP = dO V^T, P = 2^(scale2 S - lse2) | dS = P (dP - delta)
 //
@@ -17,15 +17,15 @@
 // Barriers: FULL_Q, FULL_DO (TMA); for each stage FULL_K, FULL_V (TMA), EMPTY_K, EMPTY_V (8 consumer warps). Named
 // barriers: 1 + w joins consumer w's threads.
 //
-// Keys that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times
-// NaN is NaN. Such queries reach their own rows of dQ alone, which become 0.
+// Keys beyond a sequence that ends within memory may hold anything, so they are cleared: 0 times NaN is NaN. Queries
+// beyond a sequence reach only their own rows of dQ, which become 0.
 //
-// ALiBi is what S starts with. A bias is loaded to the registers of dS once these are free, and waits beside the
-// products; masks of elements become bits then. Empty blocks of a block mask are passed over: all roles ask the mask.
+// S starts with ALiBi instead of 0. A bias is loaded to the registers of dS once these are free, while the products
+// run. Masks of elements become bits at that time, too. Empty blocks of a block mask are skipped: producer and
+// consumers each read the mask.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh and
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 or 256 for both, or 192 and 128), those of hopper_dropout.cuh and
 //          hopper_scores.cuh.
-// Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory
 //         TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
@@ -49,13 +49,14 @@
 enum {
     D = X_D,
     D_V = X_D_V,
-    LATE = DROPOUT || HIDES, // what finds these bits needs the registers of the bias, which is loaded behind it
+    // The bias is loaded late, after the bits of dropout and masks, whose computation needs its registers.
+    LATE = DROPOUT || HIDES,
     BM = 128,
     BN = 64,
     STAGES_K = TE__ATTN_DQ_STAGES_K(X_D),
     STAGES_V = TE__ATTN_DQ_STAGES_V(X_D),
-    BYTES_K = TE__ATTN_BYTES(64, X_D),   // of 64 keys; 64 rows of Q have as many
-    BYTES_V = TE__ATTN_BYTES(64, X_D_V), // of dO, too
+    BYTES_K = TE__ATTN_BYTES(64, X_D),   // bytes of 64 keys, and of 64 rows of Q
+    BYTES_V = TE__ATTN_BYTES(64, X_D_V), // bytes of 64 rows of V, and of dO
     AT_Q = 0,
     AT_DO = AT_Q + 2 * BYTES_K,
     AT_K = AT_DO + 2 * BYTES_V,
@@ -113,14 +114,14 @@ struct te_consumer {
     const te_u32 smem, bar;
     const int w, lane, warp;
     te_tile t;
-    int row; // the thread's upper one
-    te_queue<STAGES_K> k, old; // old: of the block before
+    int row; // the thread's upper row
+    te_queue<STAGES_K> k, old; // old: stage of the block before
     te_queue<STAGES_V> v;
     te_bias_rows<BN / 2> bias;
     float slope; // ALiBi's
     const te_u8 *blocks;
     int below;             // the next block of keys that is not empty
-    bool full, full_below; // the user's mask hides nothing of this block, and of that one
+    bool full, full_below; // the user's mask hides nothing of the block at hand, and of `below`
     float dq[D / 2], s[BN / 2], dp[BN / 2], lse2[2], delta[2];
     te_u32 ds[BN / 4];
 
@@ -131,7 +132,7 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) dq[i] = 0.0f;
     }
-    // S or dP: this consumer's rows of Q or dO by the block's of K or V. Or added to it.
+    // Computes S or dP: this consumer's rows of Q or dO times the block's rows of K or V. Adds to d unless FRESH.
     template <int CHANNELS, bool FRESH> TE_DEV void products(float (&d)[BN / 2], int queries, te_u32 keys) {
         const te_u64 left = te_wgmma_desc(smem + queries + w * TE__ATTN_BYTES(64, CHANNELS), 0),
                      right = te_wgmma_desc(keys, 0);
@@ -187,7 +188,7 @@ struct te_consumer {
             gathered();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_K + old.stage));
         }
-        if (BIAS && !LATE) bias.load(n * BN); // where dS was
+        if (BIAS && !LATE) bias.load(n * BN); // to the registers of dS
         if (FIRST) te_mbar_wait(bar + 8 * FULL_DO, 0);
         te_mbar_wait(bar + 8 * (FULL_V + v.stage), v.parity);
         products<D_V, true>(dp, AT_DO, smem + AT_V + v.stage * BYTES_V);
@@ -203,7 +204,7 @@ struct te_consumer {
         te_cap(s, a.a);
         if (FIRST || n >= t.hidden_from || n < t.hidden_to) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) // the keys that the row sees
+            for (int half = 0; half < 2; half++) // hides the keys that the row does not see
                 te_hide_outside(s, half, row + 8 * half + t.lo - column,
                                 min(row + 8 * half + t.hi, t.s_kv - 1) - column);
         }
@@ -231,7 +232,8 @@ struct te_consumer {
     }
     TE_DEV void run() {
         if (t.begin < t.end) {
-            const te_i64 work = te_attn_work(a.a, t.batch, t.head, t.q_at) + row; // rows of whole tiles are there
+            const te_i64 work = te_attn_work(a.a, t.batch, t.head, t.q_at) + row; // lse2 and delta are padded to whole
+                                                                                  // tiles
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 lse2[half] = a.a.lse2[work + 8 * half], delta[half] = a.a.delta[work + 8 * half];

@@ -6,11 +6,11 @@
 //     warp0|    |    | ...
 //     warp1|    |    |
 //
-// A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by cp.async
-// into two slots, as in attn_fwd_mma.cu. Per tile: S = Q K^T, P = 2^(scale2 S - lse2), dP = dO V^T (dropped as P was),
-// dS = P (dP - delta), dQ += dS K: three products, all in registers.
-// dK and dV are attn_bwd_dkv_mma.cu's, which computes S and dP again: two products more than one kernel would need, and
-// no sums whose order depends on which block came first.
+// A block owns WARPS * 16 M query rows of one head, and a warp 16 M of them. K and V come BN keys at a time by cp.async
+// into two slots, as in attn_fwd_mma.cu. Each tile takes three products, all in registers: S = Q K^T, P = 2^(scale2 S -
+// lse2), dP = dO V^T (dropped as P was), dS = P (dP - delta), dQ += dS K.
+// attn_bwd_dkv_mma.cu makes dK and dV, and computes S and dP again. These are two products more than one kernel would
+// need, but no sum depends on the order in which blocks come.
 //
 // Options: as in attn_fwd_mma.cu.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
@@ -43,7 +43,7 @@
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1 X_CAP=1
 #include "ops/attn/fragments.cuh"
 
-#ifndef X_DT // the rows above name every option; these stand in for them in an editor
+#ifndef X_DT // the rows above name every option; these defaults are for an editor
 #define X_DT 3
 #define X_D 128
 #define X_TILE 32

@@ -1,7 +1,8 @@
-// ops/attn/attn_bwd_put.cu: behind attn_bwd_hopper.cu: dQ = scale times its sums, in its own format and place; tiles
-// that no key block has added to are 0.
+// ops/attn/attn_bwd_put.cu: runs after attn_bwd_hopper.cu: dQ = scale times its f32 sums, in its own format and place.
+// Tiles that no key block has added to become 0.
 //
-// A block has a tile: the sums of two warpgroups, in the order of their registers, by shared memory into rows.
+// A block has a tile. It reads the sums of two warpgroups, in the order of their registers, and turns them into rows in
+// shared memory.
 //
 // Options: X_DT, X_D (64, 128).
 //

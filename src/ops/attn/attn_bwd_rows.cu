@@ -1,9 +1,9 @@
-// ops/attn/attn_bwd_rows.cu: before Hopper's backward kernels: delta and lse2 of each query row as attn_delta.cu has
-// them, and 0 to the counts of tiles of dQ, where there are any. 16-bit operands in aligned rows: PIECES threads have a
-// row, 16 bytes each, and EACH rows, whose loads are under way together. A block's rows are one head's: s_pad is a
-// multiple of them.
+// ops/attn/attn_bwd_rows.cu: runs before Hopper's backward kernels: writes delta and lse2 of each query row, as
+// attn_delta.cu does, and sets the counts of tiles of dQ to 0, where there are any. Operands are 16-bit, in aligned
+// rows. PIECES threads have a row, 16 bytes each, and EACH rows, whose loads overlap. All rows of a block belong to one
+// head, since s_pad is a multiple of their number.
 //
-// Options: X_DT, X_D (64, 128, 256: as many channels as v has, or more).
+// Options: X_DT, X_D (64, 128, 256: not less than the channels of v).
 //
 // Launch: grid batch * heads * s_pad / (EACH * ROWS), block 256.
 // te:arch 90a
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int first = (int)(row - head * a.s_pad) + threadIdx.x / PIECES, b = (int)(head / a.heads),
               h = (int)(head - (te_i64)b * a.heads);
     const te__attn_seq seq = te__attn_seq_of(&a, b);
-    const int end = 8 * piece < a.d_v ? seq.s_q : 0; // of the rows that are read
+    const int end = 8 * piece < a.d_v ? seq.s_q : 0; // rows of o and d_o that this thread reads end here
     te_raw<X_DT> o[EACH], g[EACH];
     float lse[EACH];
 #pragma unroll

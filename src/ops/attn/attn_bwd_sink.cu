@@ -1,6 +1,6 @@
-// ops/attn/attn_bwd_sink.cu: the gradient of the softmax's offset: d_offset[h] = - sum over sequences and rows of
-// e^(offset - lse) * delta, in f32, from the lse2 and delta of attn_delta.cu. A row's probability of the offset has no
-// value behind it, so its dP is 0 and its dS is -p delta.
+// ops/attn/attn_bwd_sink.cu: the gradient of the softmax's offset, in f32, from the lse2 and delta of attn_delta.cu:
+// d_offset[h] = - sum over sequences and rows of e^(offset - lse) * delta. The offset's probability p multiplies no
+// value, so its dP is 0 and its dS is -p delta.
 //
 // Launch: grid heads, block 256. Each sum has one order.
 // te:baseline

@@ -1,6 +1,6 @@
-// ops/attn/attn_clear.cu: before the other kernels of a call: zeros in the rows of packed tensors that belong to no
-// sequence, and -inf in their lse and in max_logit, which the forward kernels raise. A warp a row: first those of o
-// (backward: dq), then those of dk and dv.
+// ops/attn/attn_clear.cu: runs before the other kernels of a call. Rows of packed tensors that belong to no sequence
+// become 0. Their lse, and max_logit, become -inf; forward kernels raise max_logit. A warp has a row: first the rows of
+// o (backward: dq), then those of dk and dv.
 //
 // Launch: grid ceil((rows of q + rows of k) / 8), block 256.
 // te:baseline

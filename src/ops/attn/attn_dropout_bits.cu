@@ -1,9 +1,9 @@
-// ops/attn/attn_dropout_bits.cu: before Hopper's kernels with dropout, of the forward and of the backward pass: what is
-// kept of P, a bit each, of the keys that rows see.
+// ops/attn/attn_dropout_bits.cu: runs before Hopper's forward and backward kernels with dropout: writes which elements
+// of P are kept, a bit each, for the keys that the rows see.
 //
-// A thread has a row and 128 keys at a time, four words of te__attn_keep_word (sequence.h), whose draws do not wait for
-// each other; what all draws have in common is worked out once. Neighbours have neighbouring rows: their 16 bytes are
-// adjacent.
+// A thread has a row and 128 keys at a time: four words of te__attn_keep_word (sequence.h), whose draws do not wait for
+// each other. The values that all draws share are computed once. Neighbouring threads have neighbouring rows, whose 16
+// bytes are adjacent.
 //
 // Launch: grid (tiles of 128 rows of the longest sequence, of all heads and sequences; ceil(s_kv /
 //         TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
@@ -11,7 +11,8 @@
 // te:row
 #include "ops/attn/attn.cuh"
 
-// x, as something that is not worked out again in each turn of a loop. By whole warps, whose x are alike.
+// Returns x in a form that the compiler does not compute again in each turn of a loop. Whole warps call it with the
+// same x.
 TE_DEV te_u32 te_known(te_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const te_u32 threshold = te__attn_threshold(&a);
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
-    te_u32 key[14], other[16]; // of rounds; the threshold's bits, inverted
+    te_u32 key[14], other[16]; // key: keys of the seven rounds; other: the threshold's bits, inverted
 #pragma unroll
     for (int n = 0; n < 7; n++)
         key[2 * n] = te_known((te_u32)seed + n * TE__PHILOX_STEP0),
@@ -49,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int block = 0; block < 4; block++) {
             if (!(threshold & ((16u << (4 * block)) - 1u))) continue;
 #pragma unroll
-            for (int k = 0; k < 4; k++) { // te__attn_keep_word
+            for (int k = 0; k < 4; k++) { // the steps of te__attn_keep_word
                 const uint64_t at = 4 * (w + 4 * n + k) + block;
                 te_u32 c[4] = {(te_u32)at, (te_u32)(at >> 32), (te_u32)offset, (te_u32)(offset >> 32)};
 #pragma unroll

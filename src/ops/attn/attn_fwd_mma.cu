@@ -7,18 +7,17 @@
 //     warp0|    |    | ...
 //     warp1|    |    |
 //
-// A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole rows: so a row's softmax stays in the
-// four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is under way while
-// this one is multiplied. S = Q K^T stays in registers; the accumulator layout of S is the operand layout of P, so P V
-// needs no exchange either.
-// Tiles that no row sees are never read; a warp skips those that none of its own rows see.
+// A block owns WARPS * 16 M query rows of one head, and a warp 16 M whole rows of them, so a row's softmax stays in the
+// four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is loaded while this
+// one is multiplied. S = Q K^T stays in registers. The accumulator layout of S is the operand layout of P, so P V needs
+// no exchange either.
+// Tiles of keys that no row sees are not read. A warp skips tiles that none of its own rows sees.
 //
-// The running maximum is raised only when it would grow by more than 8 (in units of log2): until then P is at most 2^8,
+// The running maximum is raised only when it would grow by more than 8 (in units of log2). Until then P is at most 2^8,
 // which both formats can hold, and O need not be rescaled. l sums the same terms, so the result is the same.
 //
-// Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are
-//          zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
-// Benchmark: "attention forward" in tests/bench/h200.csv.
+// Options: X_DT (te_dtype of q, k, v and o), X_D (the larger of d and d_v, rounded up to a multiple of 32; the channels
+//          added are zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN)
 //         bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0.
@@ -53,7 +52,7 @@
 // te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1 X_CAP=1
 #include "ops/attn/fragments.cuh"
 
-#ifndef X_DT // the rows above name every option; these stand in for them in an editor
+#ifndef X_DT // the rows above name every option; these defaults are for an editor
 #define X_DT 3
 #define X_D 128
 #define X_TILE 64

@@ -1,32 +1,31 @@
-/* ops/attn/cpu.c: attention by its formulas, sums in double. Knows number formats only through cpu/rows.c.
+/* ops/attn/cpu.c: attention by its formulas, with sums in double. Knows number formats only through cpu/rows.c.
  *
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
- *   With a soft cap S_ij = cap tanh(scale q_i k_j / cap), and dQ and dK have (1 - (S_ij / cap)^2) dS_ij. With a bias B:
- *   S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its
- *   denominator,
- *   da = - sum_i e^(a - lse_i) D_i.
- *   In FP8 drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB; D_i = sum_j P_ij dP_ij then, for O
- *   is made of rounded P.
- *   Under a soft cap dB's dS is not rounded: the scale is of the other dS, times the cap's derivative, which may be
- *   much less.
+ *   Soft cap: S_ij = cap tanh(scale q_i k_j / cap); dQ and dK have (1 - (S_ij / cap)^2) dS_ij in place of dS_ij.
+ *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
+ *   Offset a of the softmax: its denominator has e^a more; da = - sum_i e^(a - lse_i) D_i.
+ *   FP8: drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB. Since O comes from rounded P, D_i is
+ *   sum_j P_ij dP_ij. Under a soft cap the dS of dB is not rounded: the FP8 scale is made for dS times the cap's
+ *   derivative, which may be much less.
  *
- * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one
- * on a vector, and every product is one of te__attn_madd. A task has all query heads of one head of K and V, which is
- * decoded once. Each sum has one order, whichever thread runs the task. */
+ * Query rows are processed 32 at a time. Their scores are [keys, 32], so that one key's scores are a vector, and
+ * every product is one of te__attn_madd. A task has all query heads of one head of K and V, so K and V are decoded
+ * once. Each sum has one order, whichever thread runs the task. */
 
 enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
-/* With -march that has it; without, fmaf would be a slow function. */
+/* Uses fmaf if -march has an instruction for it. Otherwise fmaf would be a slow function. */
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define TE__ATTN_FMA(a, b, c) fmaf(a, b, c)
 #else
 #define TE__ATTN_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
-/* out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of out are
- * out_ld apart. Runs of 64 are summed in f32, which compilers turn into vectors, and the runs in double. */
+/* Computes out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of
+ * out are out_ld apart. Runs of 64 terms are summed in f32, which compilers turn into vectors; the runs are summed
+ * in double. */
 static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b,
                           int64_t ld, int64_t n) {
     enum { W = TE__ATTN_WIDE };
@@ -55,9 +54,9 @@ static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t r
     }
 }
 
-/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and excluded values are masked in
- * integers. 0 from e^-87 down, infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2];
- * adding 1.5 * 2^23 rounds to an integer; the polynomial is that of Cephes' expf (Moshier). */
+/* Returns e^x within about 2 ulp, in a form that compilers turn into vectors: it has no branches, and masks excluded
+ * values as integers. 0 from e^-87 down, infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln
+ * 2 / 2]; adding 1.5 * 2^23 rounds to an integer; the polynomial is that of Cephes' expf (Moshier). */
 static inline float te__attn_exp(float x) {
     const int32_t m = (int32_t)(te__f32_bits(x * 1.44269504f + 12582912.0f) - 0x4b400000u), n = m < 127 ? m : 127;
     const float r = (x - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
@@ -71,13 +70,14 @@ static inline float te__attn_exp(float x) {
     return te__bits_f32(te__f32_bits(p) & (x <= -87.0f ? 0u : 0xffffffffu));
 }
 
-/* The memory of one worker. Keys are rounded up to 4 and channels to 16; the rest is zeros. */
+/* The memory of one worker. The number of keys is rounded up to a multiple of 4, channels to 16; the elements added
+ * are 0. */
 typedef struct te__attn_scratch {
     float *k, *v;           /* [keys, d], [keys, d_v]: a head */
-    float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
-    float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
-    float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
-    double *out;            /* [BLOCK, d_v]: rows of O; backward [BLOCK, d]: of dQ */
+    float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: a block of rows of Q and dO */
+    float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: q and g, transposed */
+    float *s, *dp;          /* [keys, BLOCK]: s: scores, then P; dp: dP, then dS */
+    double *out;            /* forward [BLOCK, d_v]: rows of O; backward [BLOCK, d]: rows of dQ */
     float *factor;          /* [keys, BLOCK]: the derivative of the soft cap and the user's rule; NULL: it is 1 */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
     double *db;             /* [BLOCK, keys]: dB of a block */
@@ -88,13 +88,13 @@ typedef struct te__attn_scratch {
 typedef struct te__attn_work {
     te__attn_kargs a;
     const te_score_mod *mod; /* the user's rule for scores */
-    int64_t keys, d, d_v; /* rounded up */
+    int64_t keys, d, d_v; /* s_kv, d and d_v, rounded up as in te__attn_scratch */
     int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
     int64_t tasks, workers;
     bool backward, table; /* table: the pass that makes dB alone */
     double *dsink;        /* [batch, heads] */
     char *memory;
-    int64_t bytes; /* of one worker */
+    int64_t bytes; /* bytes of one worker's memory */
 } te__attn_work;
 
 static void *te__attn_take(char *memory, int64_t *used, int64_t bytes) {
@@ -103,7 +103,7 @@ static void *te__attn_take(char *memory, int64_t *used, int64_t bytes) {
     return p;
 }
 
-/* The scratch that starts at `memory`, which may be NULL; returns its bytes. */
+/* Lays out a worker's scratch from `memory` on, which may be NULL. Returns the bytes that it needs. */
 static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_scratch *s) {
     const int64_t size = (int64_t)sizeof(float);
     int64_t used = 0;
@@ -138,7 +138,8 @@ static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int
     return b * x->b + h * x->h + i * x->s;
 }
 
-/* Rows first .. first + n - 1 of a head as f32; channels behind d, and rows behind n up to `rows`, become 0. */
+/* Loads rows first .. first + n - 1 of a head as f32. Channels from d up to `padded`, and rows from n up to `rows`,
+ * become 0. */
 static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows,
                           int64_t d, int64_t padded, float *out) {
     int64_t i;
@@ -149,7 +150,7 @@ static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t 
     memset(out + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(float));
 }
 
-/* All keys of a sequence, from x: k or v. */
+/* Loads all keys of a sequence from x, which is k or v. */
 static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b,
                                int64_t g, int64_t rows, int64_t d, int64_t padded, float *out) {
     int64_t j, n;
@@ -166,7 +167,7 @@ static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq,
     memset(out + seq->s_kv * padded, 0, (size_t)((rows - seq->s_kv) * padded) * sizeof(float));
 }
 
-/* A block of query rows, and the same turned around. */
+/* Loads a block of query rows to `rows`, and transposed to `tile`. */
 static void te__attn_load_block(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t d,
                                 int64_t padded, float *rows, float *tile) {
     int64_t r, c;
@@ -185,8 +186,8 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* ---- blocks of scores ---- */
 
-/* Query rows of one head, 32 or those that are left: `n` that attend, and `rows` that are written. And the keys begin
- * .. end - 1 that any of them sees. */
+/* A block of query rows of one head, at most 32, from row `first` on. `n` of them attend, and `rows` of them are
+ * written. Any of them sees only the keys begin .. end - 1. */
 typedef struct te__attn_block {
     const te__attn_extra *extra;
     const te__attn_seq *seq;
@@ -208,8 +209,8 @@ static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_
     return block;
 }
 
-/* Keys *from .. *to - 1: the next of the block's that no empty block of a block mask holds, from *to on; false: there
- * are none. Rows of a block lie in one of the mask's. */
+/* Finds the next run of the block's keys, *from .. *to - 1, from *to on, that has no empty block of a block mask.
+ * Returns false if there is none. The rows of a te__attn_block lie in one block of the mask. */
 static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_t *to) {
     const te__attn_extra *x = block->extra;
     int64_t j = *to;
@@ -229,7 +230,7 @@ static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_
     return *from < *to;
 }
 
-/* out[j][r] = scale * (row j of x) . (column r of tile); `none` for keys of empty blocks. */
+/* Computes out[j][r] = scale * (row j of x) . (column r of tile). Keys of empty blocks get `none`. */
 static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile,
                             int64_t d, double scale, float none) {
     int64_t from, to = block->begin, j, r, c, half;
@@ -246,7 +247,7 @@ static void te__attn_scores(const te__attn_block *block, float *out, const float
             }
 }
 
-/* out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out: [BLOCK, padded]. */
+/* Computes out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out is [BLOCK, padded]. */
 static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x,
                               int64_t padded) {
     int64_t from, to = block->begin, r, c;
@@ -257,7 +258,7 @@ static void te__attn_weighted(const te__attn_block *block, double *out, const fl
                               x + from * padded + c, padded, to - from);
 }
 
-/* out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for its keys j. */
+/* Computes out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for the block's keys j. */
 static void te__attn_scatter(const te__attn_block *block, double *out, const float *weight, const float *x,
                              int64_t padded) {
     int64_t from, to = block->begin, j, c;
@@ -268,14 +269,14 @@ static void te__attn_scatter(const te__attn_block *block, double *out, const flo
                               padded, block->n);
 }
 
-/* Of the block's rows, those from *from to *to - 1 see key j. */
+/* Finds the rows of the block that see key j: *from .. *to - 1. */
 static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
     *from = te__min(te__max(0, j - block->seq->hi - block->first), TE__ATTN_BLOCK);
     *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
 }
 
-/* The soft cap, on [keys, BLOCK] of scores; in the backward pass its derivative goes to `factor`. dB is that of the
- * capped score, without it. Keys of empty blocks stay hidden. */
+/* Applies the soft cap to [keys, BLOCK] of scores. In the backward pass the cap's derivative goes to `factor`. In
+ * the pass for dB (`table`) the factor is 1, since B is added behind the cap. Keys of empty blocks stay hidden. */
 static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
     const float cap = a->x.softcap;
     int64_t j, r;
@@ -293,7 +294,7 @@ static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, f
     }
 }
 
-/* Bias and mask, on [keys, BLOCK] of scores: a masked one becomes -inf, whose exponential is 0. */
+/* Adds ALiBi and the bias to [keys, BLOCK] of scores. A masked score becomes -inf, whose exponential is 0. */
 static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block, float *s) {
     const te__attn_extra *x = &a->x;
     const float slope = !x->alibi   ? 0.0f
@@ -317,19 +318,19 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
-/* The block mask says that the block's rows see key j, so mask_mod is not asked. */
+/* Returns whether the block mask says that all rows of the block see key j, so that mask_mod is not asked. */
 static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
     return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first,
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, or
- * multiplies the soft cap's there. */
+/* Applies the user's rule to [keys, BLOCK] of scores, where a row sees the key. In the backward pass the rule's
+ * derivative goes to `factor`; if the soft cap's derivative is there (`capped`), it is multiplied. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
     for (j = block->begin; j < block->end; j++) {
-        /* where no row sees the key */
+        /* 0 for rows that do not see the key */
         if (factor && !capped) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
         te__attn_seen_by(block, j, &from, &to);
         for (r = from; r < to; r++) {
@@ -346,13 +347,13 @@ static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, 
     }
 }
 
-/* The exponent that the softmax has in its denominator beside the scores; false: none. */
+/* Returns whether the softmax has an offset, an extra exponent in its denominator; *sink: the offset. */
 static bool te__attn_sink(const te__attn_kargs *a, int64_t h, float *sink) {
     *sink = a->x.softmax == (int)TE_SOFTMAX_LEARNABLE ? a->x.sink[h] : 0.0f;
     return a->x.softmax != (int)TE_SOFTMAX_VANILLA;
 }
 
-/* s = e^(s - base[r]) where row r sees the key, 0 elsewhere. */
+/* Replaces s by e^(s - base[r]) where row r sees the key, and by 0 elsewhere. */
 static void te__attn_exp_block(const te__attn_block *block, float *s, const float *base) {
     int64_t j, r, from, to;
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++) {
@@ -364,7 +365,7 @@ static void te__attn_exp_block(const te__attn_block *block, float *s, const floa
     }
 }
 
-/* drop(), on [keys, BLOCK]. */
+/* Applies dropout, drop(), to [keys, BLOCK]. */
 static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, float *x) {
     const uint32_t threshold = te__attn_threshold(a);
     int64_t r, j;
@@ -381,7 +382,7 @@ static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, 
     }
 }
 
-/* Rounds [keys, BLOCK] to codes; raises *amax, unless it is NULL. */
+/* Rounds [keys, BLOCK] to FP8 codes of format dt. Raises *amax to the largest magnitude, unless amax is NULL. */
 static void te__attn_round(const te__attn_block *block, float *x, int dt, const float *scale, float *amax) {
     const float inverse = dt ? 1.0f / *scale : 0.0f;
     int64_t j, r;
@@ -393,7 +394,7 @@ static void te__attn_round(const te__attn_block *block, float *x, int dt, const 
             *y = te__attn_rounded(dt, *y, *scale, inverse);
         }
 }
-/* x[j][r] *= factor[r]. */
+/* Computes x[j][r] *= factor[r]. */
 static void te__attn_scale_rows(const te__attn_block *block, float *x, const double *factor) {
     int64_t j, r;
     for (j = block->begin; j < block->end; j++)
@@ -450,7 +451,7 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
 
 /* ---- backward ---- */
 
-/* s->s = P and s->dp = dS of a block. */
+/* Computes s->s = P and s->dp = dS for a block. */
 static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
     const te__attn_seq *seq = block->seq;
@@ -463,7 +464,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
                         s->g_tile);
     for (r = 0; r < block->n; r++) {
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
-        if (x == -HUGE_VALF) continue; /* every score of the row is -inf, or not looked at */
+        if (x == -HUGE_VALF) continue; /* every score of the row is -inf or ignored */
         lse[r] = x;
         if (rounds) continue;
         te__load_row(a->o.p, (te_dtype)a->o.dt,
@@ -492,13 +493,13 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    if (w->table && a->x.softcap > 0.0f) return; /* dP's scale is of scores' gradients with the cap's derivative, which
-                                                  * those of dB lack */
-    /* the pass for dB records no amax: the main pass has the same dS */
+    /* dp_scale is made for dS with the cap's derivative, which the dS of dB does not have. */
+    if (w->table && a->x.softcap > 0.0f) return;
+    /* the pass for dB records no amax: the main pass records that of the same dS */
     te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax);
 }
 
-/* dQ of a block, and its share of dK and dV. */
+/* Computes dQ of a block, and adds the block's share of dK and dV. */
 static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
     int64_t r;
@@ -514,8 +515,8 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
                        a->scale);
 }
 
-/* A task of the pass for dB: up to 32 of its rows, or its only one, summed over the sequences, heads and rows that B
- * repeats. */
+/* Runs a task of the pass for dB: up to 32 rows of dB, or its only row, summed over the sequences, heads and rows
+ * that share them. */
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
@@ -523,7 +524,7 @@ static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *
     const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h;
     const int64_t rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
     int64_t b, h, first, j, r;
-    float *out = s->s; /* the scores are done with by then */
+    float *out = s->s; /* no longer needed for scores by then */
     memset(s->db, 0, (size_t)(TE__ATTN_BLOCK * w->keys) * sizeof(double));
     for (b = tb; b < (x->dbias_b == 1 ? a->batch : tb + 1); b++) {
         const te__attn_seq seq = te__attn_seq_of(a, (int)b);
@@ -568,7 +569,7 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
         memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
         memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
     }
-    /* A share is every splits-th block: under a causal mask all shares have about as much to do. */
+    /* A share has every splits-th block, so that under a causal mask all shares have about the same work. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
         for (first = split * TE__ATTN_BLOCK; first < seq.q_end; first += step) {
             const te__attn_block block = te__attn_block_of(a, &seq, b, h, first);
@@ -585,7 +586,7 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
     }
 }
 
-/* A worker, and the tasks that are its own. */
+/* Runs workers begin .. end - 1. Worker i has the tasks i, i + workers, i + 2 workers ... */
 static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     const te__attn_work *w = (const te__attn_work *)user;
     te__attn_scratch s = TE_ZERO;
@@ -603,7 +604,7 @@ static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* The largest scores, and the largest rounded magnitude, of all workers. */
+/* Writes the largest scores, and the largest rounded magnitude, over all workers. */
 static void te__attn_gather_top(const te__attn_work *w) {
     te__attn_scratch s = TE_ZERO;
     float *amax = w->backward ? w->a.x.dp_amax : w->a.x.s_amax;
@@ -628,7 +629,7 @@ static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
     return TE_OK;
 }
 
-/* Rows of packed tensors that belong to no sequence: all, before sequences write theirs. */
+/* Clears all rows of a packed tensor before the sequences write theirs, so that rows of no sequence are 0. */
 static void te__attn_clear_rows(const te__attn_view *x, int64_t rows, int64_t heads, int64_t n) {
     const double zeros[TE__ATTN_MAX_D] = TE_ZERO;
     int64_t i, h;

@@ -1,8 +1,8 @@
-// ops/attn/sparse.cuh: the tiles of sparse attention: a block of four warps owns eight heads of one query, two a warp,
-// and walks over the keys of the query's list, a tile at a time, in f32. Scores: each lane has one of the tile's keys.
-// Sums over the keys, in shared memory: each lane has channels lane + 32 t.
+// ops/attn/sparse.cuh: the tiles of sparse attention. A block of four warps owns eight heads of one query, two a warp.
+// It walks over the keys of the query's list, a tile at a time, in f32. For scores, each lane has one of the tile's
+// keys. For sums over the keys, which lie in shared memory, each lane has channels lane + 32 t.
 //
-// Options: X_DT: te_dtype of q, kv, o and their gradients, if they all have one.
+// Options: X_DT: te_dtype of q, kv, o and their gradients; set only if all have the same.
 #pragma once
 #include "ops/attn/attn.cuh"
 
@@ -20,7 +20,8 @@
 #define TE_SPARSE_WIDE 4
 #endif
 
-// te_load and te_store for the formats that there are. Embedded PTX has each once, and no format beyond these.
+// te_load and te_store for the formats of sparse attention. In embedded PTX each is one function, which knows f32, bf16
+// and f16 only.
 #ifdef TE_SMALL
 static __device__ __noinline__ float te_sparse_load(const void *p, te_i64 i, int dt) {
     if (dt == TE_F32) return ((const float *)p)[i];
@@ -39,23 +40,23 @@ TE_DEV void te_sparse_store(void *p, te_i64 i, int dt, float f) { te_store(p, i,
 struct te_sparse_place {
     int b, i, first; // first: the block's first head
     TE_DEV te_sparse_place(const te__sparse_attn_kargs &a) {
-        // blocks of one query read the same keys
+        // blocks of one query are neighbours, since they read the same keys
         const te_u32 tiles = (te_u32)(a.heads + TE__SPARSE_ROWS - 1) / TE__SPARSE_ROWS, row = blockIdx.x / tiles;
         first = (int)(blockIdx.x - row * tiles) * TE__SPARSE_ROWS;
         b = (int)(row / (te_u32)a.s_q);
         i = (int)(row - (te_u32)b * (te_u32)a.s_q);
     }
-    // of lse, lse2 and delta
+    // Returns the element of lse, lse2 and delta for head h.
     TE_DEV te_i64 row(const te__sparse_attn_kargs &a, int h) const { return ((te_i64)b * a.heads + h) * a.s_q + i; }
 };
 
-// The key that slot k of a query's list names, -1 for none.
+// Returns the key in slot k of a query's list, or -1 if the slot names none.
 TE_DEV int te_sparse_key(const te__sparse_attn_kargs &a, const int *list, int k) {
     const int key = k < a.n ? list[k] : -1;
     return key >= 0 && key < a.s_kv ? key : -1;
 }
 
-// Eight heads of a query; channels from d on are 0, and so are heads that are not there.
+// Copies eight heads of a query to shared memory. Channels from d on, and heads that do not exist, become 0.
 TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te_sparse_place &at, int heads, int d) {
 #pragma unroll 1
     for (int c = threadIdx.x; c < TE__SPARSE_ROWS * ld; c += 128) {
@@ -65,12 +66,12 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
     }
 }
 
-// The keys of slots k0 .. k0 + tile - 1 into shared memory; those of no key become 0. Returns this lane's key. Between
-// two barriers, but where no slot has a key.
+// Copies the keys of slots k0 .. k0 + tile - 1 to shared memory; a slot without a key becomes 0. Returns this lane's
+// key, or -1. If no slot has a key, nothing is copied; else there is a barrier before the copy and one after it.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;
-    if (!__any_sync(0xffffffffu, mine >= 0)) return -1; // alike in all warps
+    if (!__any_sync(0xffffffffu, mine >= 0)) return -1; // the same in all warps
     __syncthreads();
 #pragma unroll 1
     for (int r = warp; r < a.tile; r += 4) {
@@ -84,8 +85,8 @@ TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, co
     return mine;
 }
 
-// out[r] = the product of row r of `mine` (same for all lanes) and this lane's key; d channels, `mine` padded with
-// zeros to four.
+// Writes to out[r] the product of row r of `mine` (the same for all lanes) and this lane's key. d channels; `mine` is
+// padded with zeros to a multiple of four.
 TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int ld, const float *key, int d) {
     out[0] = out[1] = 0.0f;
 #pragma unroll 1
@@ -102,8 +103,8 @@ TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int
     }
 }
 
-// acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], c < d: each lane has its
-// own words of acc, rows of ld_acc.
+// Computes acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], for c < d. Each
+// lane has its own words of acc, whose rows are ld_acc apart.
 TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARSE_MINE], const float *weight,
                              const float *keys, int ld, int tile, int d) {
 #pragma unroll 1
@@ -128,7 +129,7 @@ TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARS
     }
 }
 
-// A warp's heads from the lanes' sums.
+// Stores a warp's heads from the lanes' sums, each times its scale.
 TE_DEV void te_sparse_put(const te__attn_view &x, const te_sparse_place &at, int first, int heads, int d,
                           const float *acc, int ld_acc, const float scale[TE_SPARSE_MINE]) {
 #pragma unroll 1

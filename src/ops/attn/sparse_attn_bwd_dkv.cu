@@ -1,6 +1,6 @@
-// ops/attn/sparse_attn_bwd_dkv.cu: dKV = scale dS^T Q + P^T dO of sparse attention, in whose P and dS keys are values,
-// too: see sparse_attn_query.cu, which has run before. A block owns one key and goes through the queries of its list
-// (sparse_attn_list.cu); warp w takes every eighth pair of a query and a head. Each sum has one order.
+// ops/attn/sparse_attn_bwd_dkv.cu: dKV = scale dS^T Q + P^T dO of sparse attention, whose keys are also its values. P
+// and dS: see sparse_attn_query.cu, which runs before. A block owns one key and goes through the queries that read the
+// key (sparse_attn_list.cu). Warp w takes every eighth pair of a query and a head. Each sum has one order.
 //
 // Options: X_DT (sparse.cuh).
 //
@@ -33,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         const float p = exp2f(te_warp_sum(s) * a.scale2 - a.lse2[at]),
                     ds = p * (te_warp_sum(dp) - a.delta[at]) * a.scale;
 #pragma unroll TE_SPARSE_UNROLL
-        for (int c = lane; c < a.d; c += 32) { // read again, from the L1 cache; the words of sums are the lane's own
+        for (int c = lane; c < a.d; c += 32) { // q and d_o are read again, from the L1 cache; each lane has its own
+                                               // words of sums
             float sum = sums[warp][c] + ds * te_sparse_load(a.q.p, q_at + c, TE_SPARSE_DT(a.q));
             if (c < a.d_v) sum += p * te_sparse_load(a.d_o.p, g_at + c, TE_SPARSE_DT(a.d_o));
             sums[warp][c] = sum;

@@ -1,10 +1,11 @@
-// ops/attn/sparse_attn_list.cu: for each key of sparse attention, the queries that read it, ascending: the lists of the
-// queries turned around, so that the sum of a key's gradients has one order. The queries of a sequence are cut into
-// chunks. By `step`:
-//   0  a block a chunk: cursor[key] = how often its queries name the key
-//   1  a block a sequence: start[key] = the sum of all before, and each chunk's cursor[key] = where its queries go
-//   2  a block a chunk, query after query: list[cursor[key]++] = the query. A query that names a key twice stands there
-//      twice, and both are alike
+// ops/attn/sparse_attn_list.cu: makes for each key of sparse attention the list of the queries that read it, ascending,
+// so that the sum of a key's gradients has one order. The queries of a sequence are cut into chunks. There are three
+// launches, by `step`:
+//   0  a block for each chunk: cursor[key] = how often the chunk's queries name the key
+//   1  a block for each sequence: start[key] = the sum of the counts of all keys before, and each chunk's cursor[key] =
+//      where its queries go in the list
+//   2  a block for each chunk, query after query: list[cursor[key]++] = the query. A query that names a key twice stands
+//      there twice; both entries are the same
 //
 // Launch: grid batch * chunks (0, 2) or batch (1), block 256.
 // te:baseline

@@ -1,18 +1,17 @@
-// ops/attn/sparse_attn_query.cu: the passes over the queries of sparse attention, in which each query reads the keys of
-// a list of its own, and keys are values, too (multi-query attention; DeepSeek-V4's sparse attention). In f32, for any
-// formats and strides.
-//   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). A
-//              running maximum and sum per head rescale what has been summed so far whenever the maximum grows. A head
-//              whose sum is 0, since it has no key or no score near -1e30 or above, has o = 0
-//   backward   dQ = scale dS KV, dS = P (dP - delta), P = e^(s - lse), dP = dO KV, delta = dO O; and lse2 and delta,
-//              which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read
+// ops/attn/sparse_attn_query.cu: the forward pass, and the part of the backward pass that goes over queries, of sparse
+// attention: each query reads the keys of its own list, and keys are also values (multi-query attention; DeepSeek-V4's
+// sparse attention). In f32, for any formats and strides.
+//   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). Each head
+//              has a running maximum and sum; whenever the maximum grows, what has been summed so far is rescaled. A head
+//              has o = 0 if its sum is 0, since it has no key or no score near -1e30 or above
+//   backward   dQ = scale dS KV, dS = P (dP - delta), P = e^(s - lse), dP = dO KV, delta = dO O. Also writes lse2 and
+//              delta, which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read
 // The tiles are those of sparse.cuh.
 //
-// Options: X_BACKWARD: the pass; without, the backward one if there is a dO. X_DT (sparse.cuh).
-// Benchmark: "sparse attention" of te_bench.
+// Options: X_BACKWARD (0, 1): the pass; if not set, it is the backward pass if there is a dO. X_DT (sparse.cuh).
 //
 // Launch: grid batch * s_q * ceil(heads / 8), block 128, shared memory 4 * (8 * (ROW(d) + ROW(d_v)) + tile *
-//         LANE_ROW(d) + 8 * tile) bytes, 32 * ROW(d) more of the backward pass (kargs.h).
+//         LANE_ROW(d) + 8 * tile) bytes, in the backward pass 32 * ROW(d) more (kargs.h).
 // te:baseline
 // te:row X_DT=1|3 X_BACKWARD=0|1
 #include "ops/attn/sparse.cuh"
@@ -45,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     acc += warp * TE_SPARSE_MINE * ld_acc;
 #pragma unroll
     for (int r = 0; r < TE_SPARSE_MINE; r++) {
-        m[r] = backward ? TE_INF : -1e30f * TE_LOG2E; // +inf: of a head that is not there, or sees no key, P is 0
+        m[r] = backward ? TE_INF : -1e30f * TE_LOG2E; // +inf for a head that does not exist or sees no key: P is 0
         l[r] = 0.0f;
         if (!backward || first + r >= a.heads) continue;
         const te_i64 o = te_attn_at(a.o, at.b, first + r, at.i);

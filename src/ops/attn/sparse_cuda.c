@@ -1,6 +1,8 @@
-/* ops/attn/sparse_cuda.c: sparse attention, which kernels with which tiles. Knows plans; must not know the driver. */
+/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. Knows plans; must not know the
+ * driver. */
 
-/* Bytes of shared memory: eight heads of q and o, or of q, dO and dQ, and a tile of keys. */
+/* Returns the bytes of shared memory: eight heads of q and o, or in the backward pass of q, dO and dQ, and a tile of
+ * keys. */
 static int64_t te__sparse_shared(const te__sparse_attn_kargs *a, bool backward) {
     return 4 * (TE__SPARSE_ROWS * ((backward ? 2 : 1) * TE__ATTN_ROW(a->d) + TE__ATTN_ROW(a->d_v)) +
                 (int64_t)a->tile * TE__ATTN_LANE_ROW(a->d) + (int64_t)TE__SPARSE_ROWS * a->tile);
@@ -17,7 +19,7 @@ static te__launch *te__sparse_launch(te__plan *p, const te__sparse_attn_kargs *a
     return l;
 }
 
-/* The pass over the queries. */
+/* Plans the forward pass, or the part of the backward pass that goes over queries (sparse_attn_query.cu). */
 static te_result te__sparse_plan_queries(te__plan *p, te__sparse_attn_kargs *a, bool backward) {
     const int64_t blocks = (int64_t)a->batch * a->s_q * te__div_up(a->heads, TE__SPARSE_ROWS);
     if (blocks > INT_MAX)
@@ -40,7 +42,7 @@ static te_result te__cuda_plan_sparse_attn_fwd(te__plan *p, const te_op_sparse_a
     return te__sparse_plan_queries(p, &a, false);
 }
 
-/* The gradient of the sinks, by the kernel of dense attention, whose lse2 and delta lie alike. */
+/* Plans the gradient of the sinks by the kernel of dense attention, since lse2 and delta have the same layout there. */
 static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, const te_tensor *dsinks) {
     te__launch *l = te__plan_launch(p, "attn", "attn_bwd_sink");
     te__attn_kargs *k = TE__KARGS(p, l, te__attn_kargs);

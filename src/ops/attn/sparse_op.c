@@ -1,7 +1,7 @@
-/* ops/attn/sparse_op.c: the front door of sparse attention: defaults, checks, and the description that both backends
- * start from. Knows tensors; must not know which backend runs. */
+/* ops/attn/sparse_op.c: the front door of sparse attention: defaults, checks, and the description of a problem that
+ * both backends start from. Knows tensors; must not know which backend runs. */
 
-/* Channels are adjacent, and the sizes are these. */
+/* Checks that x has the sizes `shape` and adjacent channels. */
 static te_result te__sparse_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int ndim,
                                  const int64_t *shape) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
@@ -45,7 +45,7 @@ static te_result te__check_sparse_attn_fwd(te_ctx *te, te_op_sparse_attn_fwd_arg
     return te__sparse_attn_check(te, "sparse_attn_fwd", a);
 }
 
-/* The forward that a backward belongs to. */
+/* Returns the arguments of the forward pass that a backward pass belongs to. */
 static te_op_sparse_attn_fwd_args te__sparse_attn_forward_of(const te_op_sparse_attn_bwd_args *a) {
     te_op_sparse_attn_fwd_args f = TE_ZERO;
     f.q = a->q;
@@ -72,7 +72,7 @@ static te_result te__check_sparse_attn_bwd(te_ctx *te, te_op_sparse_attn_bwd_arg
     return r == TE_OK ? te__want_numel(te, op, "dsinks", a->dsinks, a->q->shape[2]) : r;
 }
 
-/* [b, s, heads, d], or [b, s, d]. */
+/* Returns where x lies; x is [b, s, heads, d] or [b, s, d]. */
 static te__attn_view te__sparse_view(const te_tensor *x) {
     te__attn_view v = TE_ZERO;
     v.p = te__data(x);
@@ -83,7 +83,7 @@ static te__attn_view te__sparse_view(const te_tensor *x) {
     return v;
 }
 
-/* Checked args. */
+/* Returns the kernels' arguments for checked args. */
 static te__sparse_attn_kargs te__sparse_attn_problem(const te_op_sparse_attn_fwd_args *a) {
     te__sparse_attn_kargs k = TE_ZERO;
     k.q = te__sparse_view(a->q);

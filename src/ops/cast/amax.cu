@@ -1,15 +1,14 @@
-// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the
-// block that ends last makes amax of them.
+// ops/cast/amax.cu: amax = max |x|, NaN ignored, infinity kept. Each block writes the maximum that it has seen to
+// partial[block]; the block that ends last reduces them to amax.
 //
 //   x   | head | vector 0 | vector 1 | ...                                       | tail |
 //              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...
 //
 // Benchmark: "amax" in tests/bench/h200.csv.
 //
-// Launch: block 512, grid: at most as many blocks as run at once. Each loops over x, four loads of each thread in
-//         flight at
-// a time: a block that ends after each piece waits longer for its own finish than for memory. Any alignment of at least
-// an element.
+// Launch: block 512; grid: at most as many blocks as run at once. Each loops over x, with four loads of each thread in
+//         flight at a time: a block that ended after each piece would wait longer for its own end than for memory. Any
+//         alignment of at least an element.
 //
 // te:baseline
 // te:row X_DT=3
@@ -21,8 +20,8 @@
 #define X_DT a.x_dt
 #endif
 
-// The running maximum, of a word's one f32 or of each of its halves in the format itself. It is never a NaN: the
-// maximum with a number drops it.
+// Returns the running maximum, of a word's one f32 or of each of its halves, in the format itself. The maximum is never
+// NaN: the instruction drops a NaN if the other operand is a number.
 TE_DEV te_u32 te_amax_word(te_u32 w, int dt, te_u32 most) {
     te_u32 magnitude = w & (dt == TE_F32 ? 0x7fffffffu : 0x7fff7fffu), r;
     if (dt == TE_F32) return (te_u32)__float_as_int(fmaxf(__int_as_float((int)most), __int_as_float((int)magnitude)));

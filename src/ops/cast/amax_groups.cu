@@ -1,10 +1,10 @@
 // ops/cast/amax_groups.cu: amax[g] = max(amax[g], max |x|) over the rows of group g of x [m, n], NaN ignored, infinity
 // kept.
 //
-// A warp has a row at a time, and raises the amax of the row's group by an atomic, which gives the same bits always;
-// most warps read a larger value there, and need none. Rows of numbers outside 0 .. count - 1 are passed over.
+// A warp takes a row at a time, and raises the amax of the row's group by an atomic, which always gives the same bits.
+// Most warps read a larger value there, and need no atomic. Rows with group numbers outside 0 .. count - 1 are skipped.
 //
-// Launch: block 256, grid: any number of blocks; each warp goes on until no row is left. Any size, any alignment of at
+// Launch: block 256; grid: any number of blocks; each warp goes on until no row is left. Any size, any alignment of at
 //         least an element.
 //
 // te:baseline
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) te_amax_groups(const __grid_co
                     largest = fmaxf(largest, fabsf(te_load(a.x, row * a.n + c, X_DT)));
             }
         }
-        // non-negative floats order like their bits
+        // non-negative floats have the order of their bits
         te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
         float *to = a.amax + group * a.stride;
         if (lane == 0 && __uint_as_float(all) > *(volatile float *)to) te_atomic_amax(to, __uint_as_float(all));

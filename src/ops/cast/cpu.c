@@ -1,8 +1,8 @@
-/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. Every GPU gives the same bytes. Work is cut by the
- * shape alone. */
+/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. Every GPU gives the same bytes. The shape alone
+ * decides how work is divided. */
 
-/* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers
- * vectorizes. */
+/* Returns the maximum of `largest` and all |x|. Non-negative floats have the order of their bits, so integers are
+ * compared, which vectorizes; a NaN counts as 0. */
 static float te__amax_of(const float *x, int64_t n, float largest) {
     int32_t most = (int32_t)te__f32_bits(largest);
     int64_t i;
@@ -46,12 +46,13 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
                      &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
-/* Element i of a vector of any stride, of one number for each group; NULL for numbers of no group, and of no vector. */
+/* Returns where the number of group i lies in x, a vector of any stride with one number for each group. NULL: there is
+ * no such group, or x is NULL. */
 static float *te__of_group(const te_tensor *x, int64_t i) {
     return x && i >= 0 && i < te__numel(x) ? (float *)te__data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
 }
 
-/* Groups begin .. end - 1: a maximum with the number that stands there. */
+/* Finds the amaxes of groups begin .. end - 1; with keep, maxima with the numbers already there. */
 static void te__amax_groups(void *user, int64_t begin, int64_t end) {
     const te_op_amax_args *a = (const te_op_amax_args *)user;
     const int32_t *group = (const int32_t *)te__data(a->groups);
@@ -94,16 +95,16 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax
 
 /* ---- delayed scaling ---- */
 
-/* One slot of TransformerEngine's fused delayed-scaling update (common/recipe/delayed_scaling.cu). Row 0 gathers the
- * amax of the step that runs; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing was seen
- * (last == 0) leaves the slot alone. */
+/* Updates one slot as TransformerEngine's fused delayed-scaling update does (common/recipe/delayed_scaling.cu). Row 0
+ * gathers the amax of the current step; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing
+ * was seen (last == 0) leaves the slot alone. */
 static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max,
                              bool most_recent) {
     float last = reduced != 0.0f ? reduced : history[0], amax = 0.0f, next;
     int64_t row;
     if (last == 0.0f) return;
     for (row = 1; row < length; row++) {
-        /* The entry that rolls out, old row 1, still counts this once. A NaN does not. */
+        /* Old row 1, which rolls out, still counts this once; a NaN never counts. */
         amax = fmaxf(amax, history[row * n]);
         history[row * n] = row + 1 < length ? history[(row + 1) * n] : last;
     }
@@ -144,7 +145,7 @@ static te_result te__cpu_delayed_gather(te_ctx *te, const te_op_delayed_gather_a
 
 enum { TE__CAST_TILE = 64 };
 
-/* dst (c, r) = src (r, c), both with rows of TE__CAST_TILE bytes. */
+/* Transposes a tile: dst (c, r) = src (r, c), both with rows of TE__CAST_TILE bytes. */
 static void te__transpose_tile(const uint8_t *src, uint8_t *dst) {
     int r, c, i;
     for (r = 0; r < TE__CAST_TILE; r += 8)
@@ -159,13 +160,13 @@ typedef struct te__quantize_job {
     int64_t m, n, ld, ldc, tiles_m, tiles_n;
     te_dtype format;
     float scale;
-    const int32_t *group; /* of each row, each with a scale of its own; or NULL */
-    bool amax; /* is wanted */
+    const int32_t *group; /* [m]: the group of each row, each with a scale of its own; NULL: no groups */
+    bool amax; /* the amax is wanted */
     int parts;
     float part[64]; /* amax of each part */
 } te__quantize_job;
 
-/* One tile of x, with zeros around it where x ends, into `row` and `col`. Returns the larger of its amax and
+/* Casts one tile of x, with zeros where x ends, into `row` and `col`. Returns the larger of the tile's amax and
  * `largest`. */
 static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int64_t first_col, float largest) {
     uint8_t code[TE__CAST_TILE * TE__CAST_TILE], turned[TE__CAST_TILE * TE__CAST_TILE];
@@ -276,7 +277,8 @@ static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_op_fp8_dequantize_a
     return TE_OK;
 }
 
-/* Row n of dst, 32 columns of src at a time, so that a cache line of src is used up while it is there. */
+/* Transposes bands begin .. end - 1, of 32 columns of src each: rows of dst. A cache line of src is used up while it is
+ * in the cache. */
 static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const char *src = (const char *)te__data(a->src);
@@ -299,7 +301,7 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
             memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
-/* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */
+/* Transposes bands of 4-bit elements, two in a byte, the even one in the low half. Rows are padded to whole bytes. */
 static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const uint8_t *src = (const uint8_t *)te__data(a->src);

@@ -1,13 +1,13 @@
 /* ops/cast/cuda.c: plans of the casts. Knows the kernels' contracts; must not know what they compute. */
 
-/* Rows of ld elements all start at multiples of `bytes`. */
+/* Returns whether rows of ld elements all start at multiples of `bytes`. */
 static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return (uintptr_t)te__data(x) % (uintptr_t)bytes == 0 && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
-/* A warp a row; what stands there already is raised. */
+/* Plans the amaxes of groups of rows: a warp a row raises the group's amax. */
 static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
     te__amax_groups_kargs args = TE_ZERO;
     te__launch *l;
@@ -34,7 +34,8 @@ static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
     return TE_OK;
 }
 
-/* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. */
+/* Plans the amax with as many blocks of 512 threads as run at once: each goes on until nothing is left, and finishes
+ * once. */
 static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
     te__launch *l;
     te__amax_kargs *k;
@@ -77,13 +78,13 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     return TE_OK;
 }
 
-/* The list cut into tables; slots_a_block of the kernel. `with` holds the fields that the tables share, its amaxes
- * those of all slots. */
+/* Plans launches of `kernel` over the list, cut into tables. slots_a_block: of the kernel. with: the fields that all
+ * tables share; its amaxes are those of all slots. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
                              te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;
     te__delayed_kargs *k = NULL;
-    int64_t slots = 0, before = 0; /* of this table, of earlier ones */
+    int64_t slots = 0, before = 0; /* slots of this table, and of all earlier ones */
     int i;
     for (i = 0; i < count; i++) {
         int64_t length = history[i]->shape[0], n = history[i]->shape[1];
@@ -125,7 +126,8 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_g
     return TE_OK;
 }
 
-/* Tiles cover the padding too. One also when there is nothing to cast: scale_inv is written all the same. */
+/* Return the number of tiles along m and along n. Tiles cover the padding too. There is at least one, even if there is
+ * nothing to cast, since scale_inv is always written. */
 static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) {
     return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128));
 }
@@ -182,7 +184,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     te__launch_option(l, "CURRENT", k->current);
     te__launch_option(l, "BIAS", k->sums != NULL);
     te__launch_size(l, blocks, 1, 1, 256, 0);
-    /* without rows: zeros */
+    /* without rows dbias becomes zeros */
     if (k->sums) te__plan_column_sum(p, k->sums, TE_F32, te__div_up(k->m, 128), k->n, a->dbias, false);
     else if (a->dbias) te__plan_column_sum(p, k->x, a->x->dtype, k->m, k->n, a->dbias, false);
     p->native = p->sm >= 89;

@@ -1,6 +1,6 @@
 // ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, concatenated.
 //
-// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.
+// Launch: block 256, one slot a thread; grid: slots of the table / 256 rounded up.
 //
 // te:baseline
 #include "ops/cast/list.cuh"

@@ -1,13 +1,13 @@
 // ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale
 // [n]; see te__delayed_slot in cpu.c.
 //
-//   last = amaxes, where there is one that is not 0, else row 0
+//   last = the slot's number in amaxes, if there is one and it is not 0; else row 0
 //   last == 0: nothing is written
 //   rows      0    1 .. length-2    length-1
 //   become    0    the row below    last             (length 1: 0)
-//   scale = scaled_max / amax, amax the largest of last and the old rows 1 .. length-1, or last alone
+//   scale = scaled_max / amax; amax is the largest of last and the old rows 1 .. length-1, or with most_recent last
 //
-// Launch: block 256, grid: slots of the table: one slot a block; the threads share its rows.
+// Launch: block 256; grid: slots of the table: one slot a block; the threads share its rows.
 //
 // te:baseline
 #include "ops/cast/list.cuh"
@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid
         te_i64 row = base + threadIdx.x;
         float old = row < length ? history[row * n] : 0.0f, below = row + 1 < length ? history[(row + 1) * n] : last;
         largest = fmaxf(largest, old);
-        __syncthreads(); // all reads of the round precede its writes; the next round reads nothing that this one writes
+        __syncthreads(); // all reads of a round come before its writes; the next round reads nothing that this one
+                         // writes
         if (row < length) history[row * n] = below;
     }
     largest = fmaxf(te_block_max(largest, scratch), last);

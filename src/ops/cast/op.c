@@ -25,7 +25,7 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_arg
 
 /* ---- delayed scaling ---- */
 
-/* The histories of a list, and the number of all their slots. */
+/* Checks the histories of a list, and counts all their slots. */
 static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count,
                                           int64_t *slots) {
     char text[TE__SHAPE_TEXT];
@@ -65,12 +65,14 @@ static te_result te__check_delayed_gather(te_ctx *te, te_op_delayed_gather_args 
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
     return result == TE_OK ? te__want_numel(te, "delayed_gather", "amaxes", a->amaxes, slots) : result;
 }
-/* fp8_max / 2^margin, once on the host for both backends: a fractional margin then gives one number. */
+/* Returns fp8_max / 2^margin. Computed once on the host for both backends, so that a fractional margin gives one
+ * number. */
 static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
 
 /* ---- casts ---- */
 
-/* The largest of x from its producer, and a count of the blocks that have read it: one word of eight bytes. */
+/* Checks x_amax: one word of eight bytes with the amax of x, left by its producer, and a count of the blocks that have
+ * read it. */
 static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args *a) {
     if (!a->current || a->noop)
         return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s",
@@ -79,7 +81,7 @@ static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args
         return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
     return te__want_numel(te, "fp8_quantize", "x_amax", a->x_amax, 2);
 }
-/* A scale for each group of rows. */
+/* Checks a scale, and an amax, for each group of rows. */
 static te_result te__cast_check_groups(te_ctx *te, const te_op_fp8_quantize_args *a) {
     const char *op = "fp8_quantize";
     te_result result;

@@ -1,5 +1,6 @@
-// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements
-// a byte, the even one in the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.
+// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds]; columns m ..
+// of dst become 0. Elements have 4 bits, two in a byte, the even one in the low half. lds and ldd are in bytes: rows
+// begin with a byte.
 //
 //            64 columns (tx: 8 each, 4 bytes)
 //          +----------------------------------+
@@ -17,7 +18,7 @@
 #include "ops/cast/kargs.h"
 #include "device/transpose.cuh"
 
-// Eight columns of each of a thread's eight rows.
+// Loads eight columns of each of a thread's eight rows.
 TE_DEV void te_nibbles_ask(const te__transpose_nibbles_kargs &a, te_i64 row, te_i64 byte, te_u32 w[8]) {
     const te_u8 *src = (const te_u8 *)a.src + row * a.lds + byte;
     if (a.vector_src && byte + 4 <= a.lds && row + 8 <= a.m) {

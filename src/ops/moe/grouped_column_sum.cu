@@ -3,6 +3,7 @@
 // A block has 32 columns of one group. Its 8 warps take the rows in turn, and the warps' sums are added in order.
 //
 // Launch: block 256; grid: groups * n / 32 rounded up.
+//
 // te:baseline
 #include "ops/moe/loop.cuh"
 

@@ -1,7 +1,7 @@
 // ops/moe/moe_router_bwd.cu: te_op_moe_router_bwd: the gradient of the logits, from the gradient g of the probabilities
 // and the forward pass's choice. Scores s are computed again.
 //
-//   normalised      y = s / sum s (s includes the bias if `biased`):  ds = g / sum s - (sum g s) / (sum s)2
+//   normalised      y = s / sum s (s includes the bias if `biased`):  ds = g / sum s - (sum g s) / (sum s)^2
 //   not normalised  ds = g; in both cases 0 for experts that were not chosen
 //   softmax         dx = s (ds - sum ds s), over all experts or over the chosen ones
 //   other scores    dx = ds * slope

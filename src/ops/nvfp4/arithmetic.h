@@ -1,9 +1,9 @@
-/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by
- * kernels, which get the same bits: knows base/, and not where the elements lie. */
+/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Compiled by the host and in
+ * kernels, with the same bits. Knows base/; must not know where the elements lie. */
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H
 
-/* a * b, rounded, also where a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0
+/* Returns a * b, rounded, even if a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0
  * changes nothing. */
 TE__BOTH float te__nvfp4_product(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -21,7 +21,7 @@ TE__BOTH float te__nvfp4_sum(float a, float b) {
 }
 TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x7fffffffu); }
 
-/* Rows whose sign the random Hadamard transform turns: bit i is element i. */
+/* Signs of the random Hadamard transform: bit i is set if element i is negated. */
 #define TE__NVFP4_SIGNS 0xd7e8u
 
 #ifdef __CUDA_ARCH__
@@ -30,8 +30,8 @@ TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x
 #define TE__NVFP4_UNROLL
 #endif
 
-/* v = H v / 4 in f32, H the Sylvester matrix of order 16: also the inverse of the transform. The factor is applied
- * first, so that nothing overflows whose result does not. */
+/* Replaces v by H v / 4 in f32, where H is the Sylvester matrix of order 16. This is also the inverse of the transform.
+ * The factor is applied first, so that no sum overflows unless its result does. */
 TE__BOTH void te__nvfp4_hadamard(float v[16]) {
     TE__NVFP4_UNROLL
     for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
@@ -50,7 +50,7 @@ TE__BOTH void te__nvfp4_flip(float v[16], uint32_t signs) {
 }
 
 
-/* The f32 that is nearest to s among those not farther from 0. |s| < 2^30. */
+/* Returns s as an f32, rounded toward 0. |s| < 2^30. */
 TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
 #ifdef __CUDA_ARCH__
     return __int2float_rz(s);
@@ -61,11 +61,11 @@ TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
     return s < 0 ? -(float)(int32_t)m : (float)(int32_t)m;
 #endif
 }
-/* v = H v / 4, rounded to bf16: the column-wise copy's transform, summed as the tensor cores do that TransformerEngine
- * leaves it to (mma.sync on Hopper and Blackwell, tcgen05.mma): no product is rounded; the 16 of a sum are cut to 25
- * bits below the leading bit of the largest and added up exactly; the sum is cut to f32. Since all products of v have
- * the magnitudes of v / 4, integers do it, in any order.
- * With an infinity or a NaN in v, these alone decide. */
+/* Replaces v by H v / 4, rounded to bf16: the transform of the column-wise copy. It sums as the tensor cores do that
+ * TransformerEngine leaves it to (mma.sync on Hopper and Blackwell, tcgen05.mma): no product is rounded; the 16
+ * products of a sum are cut to 25 bits below the leading bit of the largest and added up exactly; the sum is cut to
+ * f32. All products of v have the magnitudes of v / 4, so integers give these sums in any order.
+ * Infinities and NaNs in v alone decide the result: all finite elements count as 0 then. */
 TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     uint32_t top = 0;
     int32_t t[16];
@@ -82,7 +82,7 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
         te__nvfp4_hadamard(v);
         return;
     }
-    if (top < 28u << 23) { /* the units below would be subnormal */
+    if (top < 28u << 23) { /* `down` below would be subnormal: v is scaled up */
         top = 0;
         TE__NVFP4_UNROLL
         for (i = 0; i < 16; i++) {
@@ -92,7 +92,7 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
             top = e > top ? e : top;
         }
         back = 5.421010862427522e-20f; /* 2^-64 */
-        if (top < 28u << 23) top = 28u << 23; /* nothing but zeros */
+        if (top < 28u << 23) top = 28u << 23; /* v is all zeros */
     }
     up = te__bits_f32((279u << 23) - top);  /* 2^25 over the largest power of two in v: 2^(127 + 25 - e) */
     down = te__bits_f32(top - (27u << 23)); /* its reciprocal, times the factor of 1/4 */
@@ -113,8 +113,8 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     }
 }
 
-/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The
- * product is exact. */
+/* Returns y's code by stochastic rounding: the largest code not above |y| + k / 256 of the step at |y|, with y's sign.
+ * k: a random byte. NaN gives 6. The product is exact. */
 TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
     float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
@@ -123,20 +123,22 @@ TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     if (code > 7u) code = 7u;
     return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);
 }
-/* Byte t of Philox's four words. */
+/* Returns byte t of Philox's four words. */
 TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
     return words[t >> 2] >> (8 * (t & 3)) & 0xffu;
 }
 
-/* 4-over-6: the error of quantizing x, |e| or e * e. d: the block's scale; most: 6 F. Here alone the decoded value is
- * computed with a division by `most`, not by S: the amax may be so small that S is no multiple of 1 / amax. */
+/* Returns the error of quantizing x to `code`, |e| or e * e, for 4-over-6. d: the block's scale; most: 6 F, F being the
+ * largest block scale. Only this function decodes with a division by `most`, not by S: the amax may be so small that S
+ * is no multiple of 1 / amax. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 
-/* The factor that decodes a block's codes: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */
+/* Returns the factor that decodes a block's codes: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S =
+ * 1. */
 TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
     return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
 }
@@ -145,8 +147,8 @@ TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_
     return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));
 }
 
-/* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x
- * 4. */
+/* Returns where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled scales lie
+ * in tiles of 128 x 4. */
 TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
     return te__group_scale_at(swizzled, 0, groups, i, j);
 }

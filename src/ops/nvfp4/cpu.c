@@ -3,7 +3,7 @@
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
 
-/* max(largest, |x|); a NaN compares false and so never enters. */
+/* Returns the maximum of `largest` and all |x|; NaN is ignored. */
 static float te__nvfp4_largest(const float *x, int n, float largest) {
     int i;
     for (i = 0; i < n; i++) {
@@ -15,9 +15,9 @@ static float te__nvfp4_largest(const float *x, int n, float largest) {
 
 typedef float te__nvfp4_tile[16][16];
 
-/* The groups of rows, each with an amax of its own. */
+/* Groups of rows, each with an amax of its own. */
 typedef struct te__nvfp4_row_groups {
-    const int32_t *of_row; /* [rows]; NULL: there are none */
+    const int32_t *of_row; /* [rows]: the group of each row; NULL: no groups */
     int64_t rows, count;
 } te__nvfp4_row_groups;
 static te__nvfp4_row_groups te__nvfp4_groups_of(const te_tensor *groups, const te_tensor *amax) {
@@ -27,19 +27,19 @@ static te__nvfp4_row_groups te__nvfp4_groups_of(const te_tensor *groups, const t
     g.count = amax ? te__numel(amax) : 0;
     return g;
 }
-/* -1: none. */
+/* Returns the group of a row, or -1. */
 static int64_t te__nvfp4_group(const te__nvfp4_row_groups *g, int64_t row) {
     return row < g->rows && g->of_row[row] < g->count ? g->of_row[row] : -1;
 }
 
-/* The 16 x 16 elements at (16 strip, 16 group) of x, zeros where x has none. */
+/* Loads the 16 x 16 elements at (16 strip, 16 group) of x; zeros beyond the edges. */
 static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te__nvfp4_tile v) {
     int64_t m = te__rows(x), n = te__cols(x), r, size = te__max(0, te__min(16, n - 16 * group));
     memset(v, 0, sizeof(te__nvfp4_tile));
     for (r = 0; r < 16 && 16 * strip + r < m; r++)
         te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
 }
-/* The input of the column-wise copy: the transpose, transformed. */
+/* Makes the input of the column-wise copy: the transpose of v, transformed. */
 static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
     int r, c;
     for (r = 0; r < 16; r++)
@@ -86,7 +86,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
         j->col[part] = transform ? col : row;
     }
 }
-/* Columns 16 begin .. 16 end - 1, each with an amax of its own. */
+/* Finds the amaxes of the single columns 16 begin .. 16 end - 1. */
 static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
     const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     int64_t n = te__cols(a->x), strips = te__div_up(te__rows(a->x), 16), group, strip, c;
@@ -104,7 +104,7 @@ static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
             cols[16 * group + c] = te__nvfp4_largest(each + c, 1, a->keep ? cols[16 * group + c] : 0.0f);
     }
 }
-/* Groups begin .. end - 1, of which each strip of 16 rows belongs to one. */
+/* Finds the amaxes of groups begin .. end - 1. Each strip of 16 rows belongs to one group. */
 static void te__nvfp4_amax_by_group(void *user, int64_t begin, int64_t end) {
     const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     const te__nvfp4_row_groups g = te__nvfp4_groups_of(a->groups, a->amax_row ? a->amax_row : a->amax_col);
@@ -163,7 +163,8 @@ typedef struct te__nvfp4_rounding {
     uint64_t seed, offset;
 } te__nvfp4_rounding;
 
-/* Codes of 16 elements under the block scale d; `block` counts the blocks of the copy. */
+/* Quantizes 16 elements under the block scale d to codes. block: the block's number in the copy, for the random
+ * bytes. */
 static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale,
                             uint64_t block, uint8_t code[16]) {
     float multiplier = te__nvfp4_multiplier(d, tensor_scale);
@@ -190,15 +191,15 @@ static float te__nvfp4_error(const te__nvfp4_rounding *how, const float v[16], u
         sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], scale, amax, most, how->four == TE_4OVER6_MSE));
     return sum;
 }
-/* The errors of a tile's 16 runs, in the order in which the lanes of a warp add them. */
+/* Adds up the errors of a tile's 16 runs, in the order in which the lanes of a warp add them. */
 static float te__nvfp4_tile_sum(float e[16]) {
     int half, i;
     for (half = 8; half; half /= 2)
         for (i = 0; i < half; i++) e[i] = te__nvfp4_sum(e[i], e[i + half]);
     return e[0];
 }
-/* The block scale of `rows` runs of 16 elements, of which amax is the tensor's: 1, or 16 for a tile, whose runs are
- * blocks `stride` apart. */
+/* Returns the block scale of `rows` runs of 16 elements. rows: 1, or 16 for a tile, whose runs are blocks `stride`
+ * apart. amax: the tensor's. */
 static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
                                 uint64_t stride) {
     float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
@@ -219,10 +220,10 @@ static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v,
     return te__nvfp4_tile_sum(four) < te__nvfp4_tile_sum(six) ? stretched : d;
 }
 
-/* One copy: `rows` rows of codes, of which `blocks` blocks hold elements, and its scales. */
+/* One copy: `rows` rows of codes, with `blocks` blocks of elements in each, and the scales. */
 typedef struct te__nvfp4_copy {
     uint8_t *q, *scale;
-    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: that hold elements, transformed ones too */
+    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: columns that hold elements, transformed ones too */
     bool swizzled;
     te__nvfp4_rounding how;
 } te__nvfp4_copy;
@@ -248,14 +249,15 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args
     c->scale_rows = te__round_up(rows, 128);
     c->groups = te__nvfp4_groups(cols);
 }
-/* Block (i, j) of a copy under the tensor's (or its row's) amax: its codes as far as they exist, and its scale. */
+/* Writes block (i, j) of a copy: its codes as far as they exist, and its scale. amax: that of the tensor, or of the
+ * row. */
 static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float amax) {
     uint8_t code[16];
     int64_t b;
     if (i < c->rows && 8 * j < c->bytes) {
         te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j),
                         code);
-        /* elements beyond the edge are no NaN */
+        /* a NaN scale: elements beyond the edge get 0, not NaN */
         for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0;
         for (b = 0; b < 8 && 8 * j + b < c->bytes; b++)
             c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
@@ -263,8 +265,8 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
-/* The 16 runs of tile (strip, group) of a copy, as they lie in it. amax: of all, or one for each row of the copy;
- * by_group: one for each group of rows of x. */
+/* Writes the 16 runs of tile (strip, group) of a copy, as they lie in the copy. amax: one for all; per_row: one for
+ * each row of the copy; by_group: one for each group of rows of x. */
 static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v,
                                const float *amax, bool per_row, const te__nvfp4_row_groups *by_group, bool turned,
                                bool two) {
@@ -285,7 +287,7 @@ static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t g
 typedef struct te__nvfp4_job {
     const te_op_nvfp4_quantize_args *a;
     te__nvfp4_copy row, col;
-    int64_t groups; /* of 16 columns, as many as either copy or its scales reach */
+    int64_t groups; /* groups of 16 columns that either copy or its scales reach */
     const float *amax_row, *amax_col;
     bool per_row, per_col;
     te__nvfp4_row_groups by_group;
@@ -344,7 +346,7 @@ typedef struct te__nvfp4_dequantize_job {
     float code_max;
 } te__nvfp4_dequantize_job;
 
-/* The 16 values of block (i, j) of the codes. */
+/* Decodes the 16 values of block (i, j). */
 static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t i, int64_t j, float v[16]) {
     const uint8_t *q = (const uint8_t *)te__data(job->a->q) + i * job->bytes,
                   *scale = (const uint8_t *)te__data(job->a->scale);

@@ -1,7 +1,7 @@
 /* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. Knows the kernels' contracts; must not know what they
  * compute. */
 
-/* Rows of `bytes` bytes all start at multiples of `unit`. */
+/* Returns whether rows of `bytes` bytes all start at multiples of `unit`. */
 static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) {
     return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0;
 }
@@ -54,7 +54,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_ar
 }
 
 static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_quantize_args *a) {
-    enum { PER_SM = 4, SHARED = 128 * (272 + 72) + 2048 }; /* of the kernel */
+    enum { PER_SM = 4, SHARED = 128 * (272 + 72) + 2048 }; /* the kernel's launch bounds and shared memory */
     int64_t size = te__dtype_size(a->x->dtype), columns = 256 / size, reach_m, reach_n, tiles, blocks;
     const te_tensor *amax_row, *amax_col;
     bool at_once;
@@ -65,7 +65,8 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     tiles = reach_m / 128 * (reach_n / columns);
     amax_row = te__nvfp4_row_amax(a);
     amax_col = te__nvfp4_col_amax(a);
-    if (te__numel(amax_row) == 0) amax_row = amax_col; /* of a copy without rows: the value is read, and unused */
+    if (te__numel(amax_row) == 0) amax_row = amax_col; /* of a copy without rows: the kernel reads this value, and does
+                                                        * not use it */
     if (te__numel(amax_col) == 0) amax_col = amax_row;
     at_once = a->measure && tiles > 0 && !te__nvfp4_is_vector(a->amax_row) && !te__nvfp4_is_vector(a->amax_col);
     blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;

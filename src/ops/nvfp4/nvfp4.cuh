@@ -1,11 +1,11 @@
-// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements
-// lie.
+// ops/nvfp4/nvfp4.cuh: turns 16 elements into 16 codes and their scale. Knows arithmetic.h; must not know where the
+// elements lie.
 #pragma once
 #include "device/base.cuh"
 #include "ops/nvfp4/arithmetic.h"
 #include "ops/nvfp4/kargs.h"
 
-// The larger, NaN if either is NaN.
+// Returns the larger of a and b, NaN if either is NaN.
 TE_DEV float te_nvfp4_max_nan(float a, float b) {
     float r;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -18,7 +18,7 @@ TE_DEV float te_nvfp4_largest(const float v[16]) {
     return largest;
 }
 
-// Clamped to 0 .. 1; one instruction each.
+// A product and a fused product and sum, clamped to 0 .. 1, in one instruction each.
 TE_DEV float te_nvfp4_mul_sat(float a, float b) {
     float r;
     asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -29,10 +29,10 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
     asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
     return r;
 }
-// Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear:
-// 2 y up to 2, then y + 2, then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the
-// sum rounds to integers, to nearest even, and so to even codes, or, `down`, to the code below; only one of the pieces
-// is ever at a fraction. Times 16 makes room for the next code.
+// Rounds four magnitudes y (>= 0, no NaN) to codes in the low 16 bits, the first in the lowest four. E2M1's codes are
+// piecewise linear: 2 y up to 2, then y + 2, then y / 2 + 4 up to 6. The clamped products cut out the three pieces
+// exactly. Their sum with 2^23 rounds to an integer: to the nearest, ties to even and so to even codes; or with `down`
+// to the code below. At most one of the pieces has a fraction. A factor of 16 makes room for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -47,7 +47,7 @@ template <bool down> TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {
     }
     return __float_as_uint(r);
 }
-// The signs of eight numbers, where their codes have them.
+// Returns the sign bits of eight numbers, at the places that they have in eight codes.
 TE_DEV te_u32 te_nvfp4_signs8(const float v[8]) {
     te_u32 w[8];
 #pragma unroll
@@ -56,16 +56,17 @@ TE_DEV te_u32 te_nvfp4_signs8(const float v[8]) {
     te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);
     return (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
 }
-// Eight codes of v * multiplier, the first in the lowest four bits. No NaN.
+// Returns eight codes of v * multiplier, the first in the lowest four bits. No v is a NaN.
 TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);
     return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);
 }
-// The same, rounded as te__nvfp4_stochastic does, by eight bytes k of `random`: the code below |y| + k / 256 of the
-// step there. The step is half the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512,
-// exactly, is what 16384 + k / 512 has at its end.
+// Returns eight codes as te_nvfp4_pack8 does, but rounded like te__nvfp4_stochastic, by eight bytes k of `random`: to
+// the code below |y| + k / 256 of the step at |y|. The step is half the power of two at or below |y|, and 0.5 below 2;
+// above 8 it does not matter. 16384 + k / 512 has k / 512 in its last bits, exactly, so a subtraction makes k / 512 of
+// them.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
 #pragma unroll
@@ -78,11 +79,11 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
-// te__nvfp4_block_code, _step and _multiplier, with factors that depend on the tensor alone hoisted out of the loop,
-// and by the cvt instructions where there are any. No amax is a NaN.
+// Factors of a tensor, hoisted out of the loop over blocks. The functions that take them do what te__nvfp4_block_code,
+// _step and _multiplier do, by cvt instructions where the GPU has them. No amax is a NaN.
 struct te_nvfp4_tensor {
-    float sixth, inverse;    // S / 6, 1 / S
-    float scale, amax, most; // S, of this amax, and 6 F: 4-over-6 alone reads them
+    float sixth, inverse;    // S / 6 and 1 / S
+    float scale, amax, most; // S, the amax that S comes from, and 6 F; only 4-over-6 reads them
 };
 TE_DEV te_nvfp4_tensor te_nvfp4_tensor_of(float amax, float code_max) {
     float scale = te__nvfp4_tensor_scale(amax, code_max);
@@ -104,10 +105,11 @@ TE_DEV float te_nvfp4_scale_value(te_u8 d) {
 }
 TE_DEV float te_nvfp4_step(te_u8 d, const te_nvfp4_tensor &s) { return __fmul_rn(te_nvfp4_scale_value(d), s.inverse); }
 TE_DEV float te_nvfp4_multiplier(te_u8 d, const te_nvfp4_tensor &s) {
-    return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // no NaN: a step is finite and not negative
+    return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // never NaN: a step is finite and not negative
 }
 
-// max |.| of both halves of words of 16-bit floats, NaN if there is one. The result's signs mean nothing.
+// Returns the maximum magnitudes of both halves of two words of 16-bit floats; NaN if there is one. The signs of the
+// result have no meaning.
 TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
     te_u32 r;
 #if __CUDA_ARCH__ >= 860
@@ -120,13 +122,13 @@ TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
 #endif
     return r;
 }
-// An element of a word: its f32, or one of its halves.
+// Returns an element of a word: its f32, or one of its two halves.
 TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
     if (dt == TE_F32) return __uint_as_float(w);
     if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));
     return te_f16_to_f32((te_u16)(w >> (16 * half)));
 }
-// max |v|, NaN if there is one.
+// Returns the largest magnitude of 16 elements; NaN if there is one.
 TE_DEV float te_nvfp4_amax(const float v[16]) {
     float amax = fabsf(v[0]);
 #pragma unroll
@@ -143,7 +145,7 @@ struct te_nvfp4_rounding {
     const void *rng; // te__rng_read
 };
 
-// Read again for each block: registers are scarce.
+// Draws a block's 16 random bytes. Reads seed and offset again for each block, since registers are scarce.
 TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 random[4]) {
     uint64_t seed = how.seed, offset = how.offset;
     te__rng_read(how.rng, &seed, &offset);
@@ -153,7 +155,8 @@ TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 ran
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
-// Codes one at a time: for blocks with a NaN, or, with stochastic rounding, with an infinite product.
+// Quantizes one code at a time: for blocks with a NaN, and, with stochastic rounding, for blocks with an infinite
+// product.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll
@@ -169,7 +172,7 @@ TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], flo
                           te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));
     return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));
 }
-// The error of quantizing 16 elements with the block scale d.
+// Returns the error of quantizing 16 elements with the block scale d.
 TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s,
                             const te_u32 random[4]) {
     float multiplier = te_nvfp4_multiplier(d, s), scale = te_nvfp4_scale_value(d), sum = 0.0f;
@@ -180,14 +183,14 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
     }
     return sum;
 }
-// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, whose errors
-// are summed.
+// Returns the better of 4-over-6's two scales for 16 elements, whose block has this amax. tile: the block is a tile of
+// 16 lanes, whose errors are summed.
 TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax,
                                     const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
     float base = te__nvfp4_base(amax, s.scale), least = 0.0f;
     te_u8 best = 0;
 #pragma unroll 1
-    for (int k = 0; k < 2; k++) { // not unrolled: sixteen divisions
+    for (int k = 0; k < 2; k++) { // not unrolled: the body has sixteen divisions
         te_u8 d = te_nvfp4_to_e4m3(__fmul_rn(base, k ? 1.5f : 1.0f));
         float lost = te_nvfp4_error(how, v, d, s, random);
 #pragma unroll
@@ -197,8 +200,9 @@ TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[
     }
     return best;
 }
-// One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile: it belongs to one, whose scale is tile_code.
-// block: its number in the copy. multipliers: of the 128 block scales of the tensor, or NULL.
+// Returns the codes of one block of 16, and its scale in *scale. amax: te_nvfp4_amax's. tile: the block is part of a
+// tile, whose scale is tile_code. block: its number in the copy. multipliers: those of the tensor's 128 block scales,
+// or NULL.
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s,
                             const float *multipliers, bool tile, const int &tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];
@@ -218,9 +222,9 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
                           nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
-// The transform of 16 elements of format dt for the column-wise copy; rht 1 with signs, 2 without. Nearly always the
-// magnitudes are so close that each sum fits into 24 bits: then f32 sums are exact, and equal those of
-// te__nvfp4_transform_bf16. Both pass a NaN on.
+// Transforms 16 elements of format dt for the column-wise copy; rht: 0: not at all, 1: with signs, 2: without. If the
+// magnitudes are close together, as they nearly always are, each sum fits into 24 bits: then f32 sums are exact, and
+// equal those of te__nvfp4_transform_bf16. Both ways pass a NaN on.
 TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
     if (!rht) return;
     if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);
@@ -228,7 +232,7 @@ TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
 #pragma unroll
     for (int i = 1; i < 16; i++) most = fmaxf(most, fabsf(v[i])), least = fminf(least, fabsf(v[i]));
     te_u32 top = __float_as_uint(most) >> 23, spread = top - (__float_as_uint(least) >> 23);
-    // 16 of them: 4 bits; bf16 has 8, f16 11
+    // a sum of 16 takes 4 bits, beside the 8 of bf16 or 11 of f16
     if (dt == TE_F32 || spread > (dt == TE_BF16 ? 12 : 9) || top > 249) return te__nvfp4_transform_bf16(v);
 #pragma unroll
     for (int h = 1; h < 16; h *= 2)
@@ -240,7 +244,7 @@ TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
             }
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
-        // + 0 makes a 0 of a -0
+        // + 0 turns a -0 into 0
         te_u32 pair = te_f32x2_to_half(__fmaf_rn(v[i], 0.25f, 0.0f), __fmaf_rn(v[i + 1], 0.25f, 0.0f), TE_BF16);
         v[i] = te_nvfp4_of_word(pair, 0, TE_BF16), v[i + 1] = te_nvfp4_of_word(pair, 1, TE_BF16);
     }

@@ -1,22 +1,22 @@
-// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of
-// everything or of each column, where x' is x or its transform, as the column-wise copy takes it; from one read of x.
-// NaN ignored, infinity kept.
+// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of the tensor or of each row; col = max(col, max |x'|), of the
+// tensor or of each column. x' is x, or its transform for the column-wise copy. One read of x. NaN ignored, infinity
+// kept.
 //
 //            128 columns: 4 a lane
 //          +-----------------------+
 //    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform
 //   rows   +-----------------------+
 //
-// The block that ends last reduces the maxima of all blocks. Rows' and columns' own maxima meet by atomics, which give
-// the same bits always, after nvfp4_amax_zero; most warps read a larger value, and need none.
+// The block that ends last reduces the maxima of all blocks. The maxima of single rows and columns are raised by
+// atomics, which always give the same bits, after nvfp4_amax_zero; most warps read a larger value there, and need no
+// atomic.
 //
 // Benchmark: "nvfp4 amaxes plain and transformed" in tests/bench/h200.csv.
 //
-// GROUPS: a piece is of one group of rows, whose maxima meet like those of rows.
+// GROUPS: each piece belongs to one group of rows, whose maxima are raised like those of rows.
 //
-// Launch: block 256, grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces.
-//         Any size,
-// any alignment.
+// Launch: block 256; grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces.
+//         Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 RHT=0 PER_ROW=0 PER_COL=0
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
 #pragma unroll
                 for (int k = 0; k < 4; k++) largest = fmaxf(largest, fabsf(te_raw_value(w[r], k, X_DT)));
                 of_row = fmaxf(of_row, largest);
-                if (PER_ROW) { // non-negative floats order like their bits
+                if (PER_ROW) { // non-negative floats have the order of their bits
                     te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
                     if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces)
                         te_nvfp4_raise(a.row + row + r, __uint_as_float(all));

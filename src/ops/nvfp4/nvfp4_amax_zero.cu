@@ -1,7 +1,7 @@
-// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, of groups, or of an x without elements, = 0,
-// unless the noop flag is set.
+// ops/nvfp4/nvfp4_amax_zero.cu: sets to 0 the amaxes of single rows and columns, of groups, or of an x without
+// elements, unless the noop flag is set.
 //
-// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.
+// Launch: block 256; grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.
 //
 // te:baseline
 #include "device/base.cuh"

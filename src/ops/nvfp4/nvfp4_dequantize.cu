@@ -1,5 +1,5 @@
-// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose
-// transform is inverted.
+// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise copy, or from the column-wise copy,
+// whose transform is undone.
 //
 //   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four
 //   rows before it decodes the first
@@ -12,9 +12,8 @@
 //
 // Benchmark: "dequantize nvfp4" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of
-//         tiles. Any size, any
-// alignment.
+// Launch: block 256; grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of
+//         tiles. Any size, any alignment.
 //
 // te:baseline
 // te:row Y_DT=3 COLUMNWISE=0 RHT=0
@@ -29,7 +28,8 @@
 #define RHT a.rht
 #endif
 
-// Which of the amaxes is that of row `row` of y: `line`'s, or its group's; rows of no group take the first.
+// Returns the index of the amax of row `row` of y: that of `line`, or of the row's group; rows of no group take the
+// first.
 TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 line) {
     int group = a.group_of && row < a.m ? a.group_of[row] : 0;
     return a.group_of ? (group > 0 && group < a.count ? group : 0) : a.per_row ? line : 0;
@@ -38,7 +38,7 @@ TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, 
 #define TE_COLUMNS 65 // floats of a row of the tile
 #define TE_Y_SIZE (Y_DT == TE_F32 ? 4 : 2)
 
-// 4 N bytes of codes, `left` of which exist; the others are 0. vector: all or none exist, at a multiple of 4 N.
+// Loads 4 N bytes of codes, `left` of which exist; the rest become 0. vector: all or none exist, at a multiple of 4 N.
 template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool vector, te_u32 w[N]) {
     if (vector && N == 2) {
         uint2 u = *(const uint2 *)q;
@@ -53,8 +53,8 @@ template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool ve
             if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));
     }
 }
-// Eight codes times their step. Two tables of eight bytes give the upper and the lower byte of each magnitude's bf16,
-// four codes at a time.
+// Decodes eight codes, times their step. Two tables of eight bytes give the upper and the lower byte of each
+// magnitude's bf16, four codes at a time.
 TE_DEV void te_nvfp4_decode8(te_u32 w, float step, float v[8]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256)
         te_i64 row = (te_i64)tile_m * 32 + (threadIdx.x >> 5), col = (te_i64)tile_n * 256 + (threadIdx.x & 31) * 8,
                left = bytes - (col >> 1);
         const te_u8 *q = a.q + row * bytes + (col >> 1);
-        // that have codes
+        // rows that have codes
         int rows = left <= 0 || col >> 4 >= a.groups || row >= a.m ? 0 : a.m - row > 24 ? 4 : (int)(a.m - row + 7) / 8;
         te_u32 w[4] = {};
         te_u8 scale[4] = {};

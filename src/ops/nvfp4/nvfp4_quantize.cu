@@ -10,12 +10,13 @@
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
 //
 // The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond
-// the edges of x the tile holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is
-// written.
-// Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own.
-// MEASURE, a cooperative launch: blocks walk over their tiles for the amaxes, wait for each other, and cast in reverse
+// the edges of x the tile holds zeros, whose codes and scales are 0. Tiles reach over all padding, so the padding is
+// written too.
+// Blocks of 16 x 16: a pass over the tile finds the 64 scales first; with 4-over-6 two passes, since each copy chooses
+// scales of its own.
+// MEASURE, a cooperative launch: blocks go over their tiles for the amaxes, wait for each other, and cast in reverse
 // order, since the last tile is still in shared memory.
-// PER_LINE: amaxes of single rows and columns, or of groups of rows: 16 rows of a column are of one.
+// PER_LINE: amaxes of single rows and columns, or of groups of rows, where each 16 rows of a column are of one group.
 //
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //
@@ -50,11 +51,11 @@
 #endif
 
 #define TE_SIZE (X_DT == TE_F32 ? 4 : 2)
-#define TE_COLUMNS (256 / TE_SIZE) // of a tile
+#define TE_COLUMNS (256 / TE_SIZE) // columns of a tile
 #define TE_STRIDE 272 // bytes of a row of the tile
 #define TE_TURNED 72  // bytes of a column of the transposed codes
 
-// 16 neighbours of a row of the tile, and the largest magnitude among them.
+// Loads 16 neighbours of a row of the tile, and returns the largest magnitude among them.
 TE_DEV float te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
     if (dt == TE_F32) {
         te_load8(p, 0, dt, v);
@@ -75,7 +76,7 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
         if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
 }
 
-// The amax of group `row`'s, of those of groups; rows of no group take the first.
+// Returns the index of the amax of the group of row `row`; rows of no group take the first.
 TE_DEV te_i64 te_nvfp4_group(const te__nvfp4_quantize_kargs &a, te_i64 row) {
     int group = row < a.m ? a.groups[row] : 0;
     return group > 0 && group < a.count ? group : 0;
@@ -84,9 +85,9 @@ TE_DEV te_i64 te_nvfp4_group(const te__nvfp4_quantize_kargs &a, te_i64 row) {
 // A tile of x, and its shared memory.
 struct te_nvfp4_tile {
     te_u8 *tile, *turned;
-    int *tile_code; // the scales of 16 x 16 blocks; with 4-over-6 those of the column-wise copy from 64 on
+    int *tile_code; // scales of the 16 x 16 blocks; with 4-over-6, those of the column-wise copy start at 64
     const te_nvfp4_tensor *of_tensor;
-    const float (*multipliers)[128]; // of the block scales that there are, for rows and for columns
+    const float (*multipliers)[128]; // multipliers of all 128 block scales, for rows and for columns
     te_i64 first_row, first_col;
 
     TE_DEV void place(const te__nvfp4_quantize_kargs &a, te_u32 at) {
@@ -100,7 +101,7 @@ struct te_nvfp4_tile {
     TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;
 };
 
-// Issues the loads of the tile: te_cp_async_wait<0>() and a barrier before it is read.
+// Issues the loads of the tile. Before the tile is read, te_cp_async_wait<0>() and a barrier are needed.
 TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
     int t = threadIdx.x;
     if (a.vector_x && first_row + 128 <= a.m && first_col + TE_COLUMNS <= a.n) {
@@ -133,7 +134,7 @@ TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
     }
 }
 
-// Raises the maxima by the tile's: of x, and of its transformed columns.
+// Raises the maxima by those of the tile: of x, and of its transformed columns.
 TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_row, float &of_col) const {
 #pragma unroll 1
     for (int i = threadIdx.x; i < 2048 / TE_SIZE; i += 256) { // 16 rows of a column
@@ -146,11 +147,11 @@ TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_
     }
 }
 
-// The scales of the tile's 16 x 16 blocks, for the row-wise copy or for the column-wise one: 16 lanes have the rows, or
+// Finds the scales of the tile's 16 x 16 blocks, for the row-wise or the column-wise copy. 16 lanes have the rows, or
 // columns, of a block.
 TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns,
                                   te_i64 blocks) const {
-    const int groups = TE_COLUMNS / 16; // of a row of the tile
+    const int groups = TE_COLUMNS / 16; // blocks in a row of the tile
     const te_nvfp4_tensor s = of_tensor[columns];
 #pragma unroll 1
     for (int i = threadIdx.x; i < 128 * groups; i += 256) {
@@ -217,7 +218,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
                                          tile_code[(r >> 4) * (TE_COLUMNS / 16) + j],
                                          (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
                 te_i64 left = a.n - col - 16 * h;
-                if (RHT && scale[h] == 0x7f && left < 16) { // elements beyond the edge are no NaN
+                if (RHT && scale[h] == 0x7f && left < 16) { // elements beyond the edge get 0, not NaN
                     u.x &= left < 8 ? (1u << (4 * (int)left)) - 1 : 0xffffffffu;
                     u.y &= left < 8 ? 0 : (1u << (4 * (int)left - 32)) - 1;
                 }
@@ -231,7 +232,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
             }
             if (TWO && row >= a.m) scale[0] = scale[1] = 0; // a tile's scale is not repeated beyond the edge
             te_i64 group = col >> 4;
-            if (row < rows_padded && group < a.row_groups) { // an even number, and so is row_groups
+            if (row < rows_padded && group < a.row_groups) { // `group` is even, and so is row_groups
                 te_u8 *to = a.row_scale + te__nvfp4_scale_at(row, group, a.row_groups, a.swizzled);
                 if (a.vector_row) *(te_u16 *)to = (te_u16)(scale[0] | scale[1] << 8);
                 else to[0] = scale[0], to[1] = scale[1];
@@ -241,11 +242,12 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
     if (!a.col) return;
     te_nvfp4_tensor of_col = of_tensor[1];
 
-    // 16 words of one column, or of two neighbours
+    // w: 16 words of one column, or of two neighbouring columns
 #pragma unroll 1
     for (int i = t; i < 512; i += 256) {
         int word = i & 63, g = i >> 6;
-        te_u32 w[16], most = 0; // the transform leaves no registers for the words: they are read once more
+        // with the transform there are no registers for the words, which are read again for each column
+        te_u32 w[16], most = 0;
         const te_u8 *from = tile + 16 * g * TE_STRIDE + 4 * word;
         if (!RHT) {
 #pragma unroll
@@ -291,7 +293,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
         if (a.vector_col && m + 32 <= a.ldc) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
         else te_nvfp4_bytes(to, code, bytes - (m >> 1), 16);
     }
-    for (int i = t; i < 2 * TE_COLUMNS; i += 256) { // tiles reach up to round_up(n, 128) columns and further
+    for (int i = t; i < 2 * TE_COLUMNS; i += 256) { // tiles reach round_up(n, 128) columns, or further
         int c = i >> 1;
         te_i64 n = first_col + c, group = (first_row >> 4) + 4 * (i & 1);
         if (n >= te_div_up(a.n, 128) * 128 || group >= a.col_groups) continue;

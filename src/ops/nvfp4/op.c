@@ -1,6 +1,7 @@
 /* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
 
-/* The scales of [rows, cols] codes, padded. */
+/* te__nvfp4_groups returns the scales of a row of `cols` codes, padded; te__nvfp4_check_scale checks a copy's
+ * scales. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
 static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale,
                                        int64_t rows, int64_t cols) {
@@ -10,17 +11,17 @@ static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *n
                         (long long)te__round_up(rows, 128), (long long)te__nvfp4_groups(cols));
     return TE_OK;
 }
-/* [1], or [m]; NULL is fine. */
+/* Checks that an amax is [1] or [m], or NULL. */
 static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *name, const te_tensor *amax, int64_t m) {
     char text[TE__SHAPE_TEXT];
     if (!amax || te__numel(amax) == 1 || te__numel(amax) == m) return TE_OK;
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text),
                     (long long)m);
 }
-/* The step before the column-wise copy: nothing, the transform, the transform without signs. */
+/* Returns the step before the column-wise copy: 0: none, 1: the transform, 2: the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_random_sign_mask) { return !rht ? 0 : no_random_sign_mask ? 2 : 1; }
 
-/* An amax for each group of rows, if there are groups: of both copies, and alike in number. */
+/* Checks that each group of rows has an amax, and that both copies have the same number of amaxes. */
 static te_result te__nvfp4_check_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t m,
                                         const te_tensor *amax_row, const te_tensor *amax_col, const te_tensor *noop) {
     te_result result = te__want_groups(te, op, groups, m, "amax_row", amax_row);
@@ -29,9 +30,9 @@ static te_result te__nvfp4_check_groups(te_ctx *te, const char *op, const te_ten
     return result == TE_OK && noop ? te__fail(te, TE_ERR_INVALID, "%s: groups with noop; leave one of them out", op)
                                    : result;
 }
-/* One amax for each row of the copy, in place of one for the tensor? */
+/* Returns whether there is one amax for each row of the copy, instead of one for the tensor. */
 static bool te__nvfp4_is_vector(const te_tensor *amax) { return amax && te__numel(amax) != 1; }
-/* The amaxes of the two copies. */
+/* Return the amaxes of the row-wise and of the column-wise copy. */
 static const te_tensor *te__nvfp4_row_amax(const te_op_nvfp4_quantize_args *a) {
     return a->amax_row ? a->amax_row : a->amax_col;
 }
@@ -93,7 +94,7 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args 
     return TE_OK;
 }
 
-/* The amaxes that a cast with `measure` makes first. */
+/* Returns the arguments of the amaxes that a cast with `measure` finds first. */
 static te_op_nvfp4_amax_args te__nvfp4_measures(const te_op_nvfp4_quantize_args *a) {
     te_op_nvfp4_amax_args m = TE_ZERO;
     m.x = a->x;

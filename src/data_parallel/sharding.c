@@ -1,4 +1,4 @@
-/* model/sharding.c: units whose gradients ranks exchange, their flags, and when a pipeline's stage exchanges. Knows the
+/* data_parallel/sharding.c: units whose gradients ranks exchange, their flags, and when a pipeline's stage exchanges. Knows the
  * module tree, groups and gradients; must not know what a module computes. */
 
 #define TE__UNIT "te.unit" /* the attribute */

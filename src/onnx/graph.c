@@ -1,4 +1,4 @@
-/* io/onnx_graph.c: the graph of an ONNX file while it is made: values, nodes, sizes that vary; and the writing of the
+/* onnx/graph.c: the graph of an ONNX file while it is made: values, nodes, sizes that vary; and the writing of the
  * file. Knows tensors as sources of bytes; must not know operations of te.h.
  *
  * Every value is an item: an input, a weight, numbers of the exporter's, or the one result of a node. A node that is
@@ -63,9 +63,9 @@ typedef struct te__onnx {
     te__onnx_symbol symbol[TE__ONNX_SYMBOLS];
     te__onnx_output *outputs;
     int num_outputs, cap_outputs;
-    struct te__onnx_write *writes; /* io/onnx_memory.c */
+    struct te__onnx_write *writes; /* onnx/memory.c */
     int num_writes, cap_writes, num_constants;
-    struct te__onnx_plain *plain; /* io/onnx_quant.c */
+    struct te__onnx_plain *plain; /* onnx/quant.c */
     int num_plain, cap_plain;
 } te__onnx;
 

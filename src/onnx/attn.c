@@ -1,4 +1,4 @@
-/* io/onnx_attn.c: the nodes of rotary embeddings and attention. Knows the args of operations and their formulas; must
+/* onnx/attn.c: the nodes of rotary embeddings and attention. Knows the args of operations and their formulas; must
  * not know modules.
  *
  * Positions, masks and distances are computed from the sizes that the graph finds in its inputs. Attention is its two

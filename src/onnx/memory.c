@@ -1,4 +1,4 @@
-/* io/onnx_memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know
+/* onnx/memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know
  * what operations compute.
  *
  * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads
@@ -15,7 +15,7 @@ typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
-/* io/onnx_moe.c: from rows of tokens to rows by expert, in 64-bit vectors. */
+/* onnx/moe.c: from rows of tokens to rows by expert, in 64-bit vectors. */
 typedef struct te__onnx_map {
     bool is_map;
     int64_t topk; /* of an index map; 0: a mask map */

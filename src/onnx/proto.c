@@ -1,4 +1,4 @@
-/* io/onnx_proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes;
+/* onnx/proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes;
  * must not know tensors, nor what an operation computes.
  *
  * A message is a sequence of fields, each a key (number, wire type) and a value: a varint, four bytes, or a length with

@@ -1,4 +1,4 @@
-/* io/onnx_quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must
+/* onnx/quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must
  * not know recipes.
  *
  * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the

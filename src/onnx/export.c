@@ -1,4 +1,4 @@
-/* io/onnx.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows modules
+/* onnx/export.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows modules
  * from outside, by their args and outputs; must not know what any of them computes. */
 
 /* ---- the calls of a run ---- */

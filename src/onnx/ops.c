@@ -1,4 +1,4 @@
-/* io/onnx_ops.c: the nodes of products, norms, activations and the small operations. Knows the args of operations and
+/* onnx/ops.c: the nodes of products, norms, activations and the small operations. Knows the args of operations and
  * their formulas; must not know modules.
  *
  * An emitter gets the args of one call in both runs, and writes down what the call computes, in f32, before its results

@@ -1,4 +1,4 @@
-/* io/onnx_moe.c: the nodes of routers and of the rows that they move. Knows the args of operations and their formulas;
+/* onnx/moe.c: the nodes of routers and of the rows that they move. Knows the args of operations and their formulas;
  * must not know modules.
  *
  * A map from rows of tokens to rows by expert is three vectors with an element for each copy of a token: the row that

@@ -1,9 +1,19 @@
 /* open.c: the table of rooms, opening and closing a context. Knows every room by its te__room, and both devices; must
  * not know what rooms do. */
 
-static const te__room *const te__rooms[] = {&te__quant_room, &te__functions_room, &te__modules_room, &te__train_room,
-                                            &te__automodel_room, &te__sdpa_room, &te__mask_room, &te__sharding_room,
-                                            &te__moe_room, &te__report_room};
+static const te__room *const te__rooms[] = {
+    &te__quant_room, &te__functions_room, &te__modules_room, &te__train_room,
+#ifndef TE_NO_DIST
+    &te__sharding_room,
+#endif
+#ifndef TE_NO_MOE
+    &te__moe_room,
+#endif
+#ifndef TE_NO_AUTOMODEL
+    &te__automodel_room, &te__sdpa_room, &te__mask_room,
+#endif
+    &te__report_room,
+};
 
 /* The states of rooms lie behind the context, each at a multiple of 16 bytes. */
 static size_t te__round_16(size_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -61,9 +71,7 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
         te__open_cpu(te);
         return;
     }
-    snprintf(te->device_name, sizeof(te->device_name), "cuda:%d", ordinal);
-    te->device = &te__cuda_device;
-    if (te__cuda_open(te, ordinal, desc->cu_context, desc->cu_stream) == TE_OK) return;
+    if (te__cuda_open_device(te, ordinal, desc) == TE_OK) return;
     if (any && !desc->cu_context) {
         te__log(te, TE_LOG_INFO, "no GPU, running on the CPU: %s", te_error(te));
         te_clear_error(te);

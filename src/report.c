@@ -1,4 +1,5 @@
-/* report.c: warm-up, explanations of calls, the report on machine and context. Knows everything; nothing knows it. */
+/* report.c: warm-up, explanations of calls, the report on machine and context. Knows operations, modules and the tape;
+ * rooms add their own lines. */
 
 /* The random state to go back to after a warm-up. */
 static const te__slot te__report_slot = {sizeof(te__rng_state)};
@@ -30,8 +31,7 @@ TE_API te_result te_warmup_end(te_ctx *te) {
         te__var_release(te, te->tape.warm_vars[i]);
     }
     te->tape.num_warm_vars = 0;
-    if (te->error_code != TE_OK || !te->cuda) return te->error_code;
-    return te__cuda_warm(te);
+    return te->error_code == TE_OK && te->device->warm ? te->device->warm(te) : te->error_code;
 }
 
 TE_API te_result te_warmup(te_module *m, te_dtype dtype, int ndim, const int64_t *shape) {
@@ -62,35 +62,10 @@ static int te__arch_number(const char *name) {
     if (end == name + 3 || (*end && strcmp(end, "a") != 0 && strcmp(end, "f") != 0)) return 0;
     return n >= 80 && n < 1000 ? (int)n : 0;
 }
-/* Multiprocessors of a typical GPU of each architecture, for plans without a GPU. */
-static int te__arch_sms(int sm) {
-    return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148;
-}
-
-static void te__plan_describe(const te__plan *p, te_explanation *out) {
-    size_t used = 0;
-    int i, k;
-    out->native = p->native;
-    out->deterministic = p->deterministic;
-    out->workspace = p->workspace_bytes;
-    out->launches = p->num_launches;
-    for (i = 0; i < p->num_launches && used + 1 < sizeof(out->kernels); i++) {
-        const te__launch *l = &p->launch[i];
-        used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%s%s/%s", i ? " " : "", l->family,
-                                 l->kernel);
-        for (k = 0; k < l->num_options && used + 1 < sizeof(out->kernels); k++)
-            used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%c%s=%d", k ? ',' : '.',
-                                     l->option[k].name, l->option[k].value);
-    }
-    snprintf(out->why, sizeof(out->why), "%s", p->why);
-}
-
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out) {
     te__any_args copy;
     te__args l;
-    te__plan plan;
     te_result result;
-    bool pushed;
     int sm = 0;
     if (!te) return TE_ERR_STATE;
     if ((int)op <= 0 || op >= TE_OP_COUNT || !args || !out)
@@ -101,33 +76,14 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
                         device);
     memcpy(&copy, args, te__ops[op].args_size);
     result = te__check_args(te, &l, op, &copy, false);
-    if (result == TE_OK && !sm && (device || !te->cuda)) {
+    if (result == TE_OK && !sm && (device || !te_ctx_is_cuda(te))) {
         out->supported = out->native = out->deterministic = true;
         snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te_query_family(op));
         snprintf(out->why, sizeof(out->why),
                  "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }
-    if (result == TE_OK) {
-        if (sm) {
-            te__plan_begin(&plan, te);
-            plan.explain = true;
-            plan.sm = sm;
-            plan.num_sms = te__arch_sms(sm);
-            plan.hopper = plan.edits_maps = sm == 90;
-            result = te__ops[op].plan(&plan, &copy);
-            if (result == TE_OK) result = plan.result;
-        } else { /* planning encodes tensor maps: that needs a current CUcontext */
-            te__plan_begin(&plan, te);
-            result = te__cuda_enter(te, &pushed);
-            if (result == TE_OK) {
-                result = te__cuda_plan(te, &plan, &te__ops[op], &copy);
-                te__cuda_leave(pushed);
-            }
-        }
-        if (result == TE_OK) te__plan_describe(&plan, out);
-        te__plan_end(&plan);
-    }
+    if (result == TE_OK) result = te__cuda_explain(te, &te__ops[op], &copy, sm, out);
     out->supported = result == TE_OK;
     if (result != TE_OK) snprintf(out->why, sizeof(out->why), "%s", te_error(te));
     return result;
@@ -153,64 +109,6 @@ TE_API te_jit_stats te_jit_get_stats(te_ctx *te) {
 
 /* ---- the report ---- */
 
-typedef struct te__report_text {
-    char *buffer;
-    size_t size, used;
-} te__report_text;
-
-TE_PRINTF(2, 3) static void te__say(te__report_text *t, const char *format, ...) {
-    va_list args;
-    int n;
-    va_start(args, format);
-    n = vsnprintf(t->used < t->size ? t->buffer + t->used : NULL, t->used < t->size ? t->size - t->used : 0, format,
-                  args);
-    va_end(args);
-    if (n > 0) t->used += (size_t)n;
-}
-
-static void te__report_devices(te__report_text *t) {
-    te__text why = TE_ZERO;
-    int count = 0, i;
-    if (te__driver_open(&why) != TE_OK) {
-        te__say(t, "driver: none. %s\n", te__text_str(&why));
-        te__text_free(&why);
-        return;
-    }
-    te__text_free(&why);
-    te__say(t, "driver: %s, for CUDA up to %d.%d\n", te__cu.lib.path, te__cu.version / 1000,
-            te__cu.version % 1000 / 10);
-    te__cu.DeviceGetCount(&count);
-    for (i = 0; i < count; i++) {
-        te__cu_device device;
-        char name[128] = "?";
-        size_t bytes = 0;
-        if (te__cu.DeviceGet(&device, i)) continue;
-        te__cu.DeviceGetName(name, (int)sizeof(name) - 1, device);
-        te__cu.DeviceTotalMem(&bytes, device);
-        te__say(t, "cuda:%d: %s, sm_%d%d, %d multiprocessors, %.1f GiB\n", i, name,
-                te__cu_attribute(device, TE__CU_SM_MAJOR), te__cu_attribute(device, TE__CU_SM_MINOR),
-                te__cu_attribute(device, TE__CU_NUM_SMS), (double)bytes / 1073741824.0);
-    }
-}
-
-static void te__report_compiler(te__report_text *t) {
-    te__text why = TE_ZERO;
-    const te__nvrtc *n = te__nvrtc_open(te__driver_major(), &why);
-    te__cache cache;
-    if (n)
-        te__say(t, "compiler: %s, NVRTC %d.%d (%s)\n", n->lib.path, n->major, n->minor, n->compiler);
-    else
-        te__say(t, "compiler: none. %s\n", te__text_str(&why));
-    te__text_clear(&why);
-    if (te__cache_open(&cache, &why))
-        te__say(t, "cache: %s\n", cache.root[0] ? cache.root : "none");
-    else
-        te__say(t, "cache: none. %s\n", te__text_str(&why));
-    if (cache.read_only[0]) te__say(t, "read-only caches: %s\n", cache.read_only);
-    te__text_free(&why);
-    te__say(t, "embedded PTX: %d kernels\n", te__num_baselines);
-}
-
 TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
     te__report_text t;
     int i;
@@ -224,8 +122,7 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
             FLT_EVAL_METHOD == 0 ? ""
                                  : ": numbers are kept wider than their type, so the CPU backend's codes are not those "
                                    "of other machines (x86: -msse2 -mfpmath=sse)");
-    te__report_devices(&t);
-    te__report_compiler(&t);
+    te__cuda_report(&t);
     if (te) {
         te_memory_stats m = te_memory_get_stats(te);
         const te_jit_stats *j = &te->jit_stats;
@@ -238,14 +135,8 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n",
                 j->loaded, j->compiled, j->compile_seconds, j->from_cache, j->from_ptx,
                 (unsigned long long)j->launches);
-        for (i = 0; te__automodel_of(te)->patches && i < te_num_patches(te); i++) {
-            const te_patch_info p = te_patch_at(te, i);
-            te__say(&t, "patch %s: %s%s\n", p.name,
-                    p.state == TE_PATCH_APPLIED   ? ""
-                    : p.state == TE_PATCH_SKIPPED ? "skipped: "
-                                                  : "waiting: ",
-                    p.why);
-        }
+        for (i = 0; i < te->num_rooms; i++)
+            if (te->rooms[i]->report) te->rooms[i]->report(te, &t);
         if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
     }

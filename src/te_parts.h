@@ -16,10 +16,14 @@
 #include "api/autograd.h"
 #include "api/ops.h"
 #include "api/ops_quant.h"
+#ifndef TE_NO_MOE
 #include "api/ops_moe.h"
+#endif
 #include "api/ops_model.h"
 #include "api/trace.h"
+#ifndef TE_NO_DIST
 #include "api/dist.h"
+#endif
 #include "api/quant.h"
 #include "api/options.h"
 #include "api/functions.h"
@@ -27,21 +31,37 @@
 #include "api/step.h"
 #include "api/nn.h"
 #include "api/inference.h"
+#ifndef TE_NO_DIST
 #include "api/context_parallel.h"
+#endif
+#ifndef TE_NO_MOE
 #include "api/moe.h"
+#endif
 #include "api/train.h"
 #include "api/graph.h"
 #include "api/io.h"
+#ifndef TE_NO_LM
 #include "api/models.h"
+#endif
+#ifndef TE_NO_ONNX
 #include "api/onnx.h"
+#endif
+#ifndef TE_NO_AUTOMODEL
 #include "api/backend.h"
 #include "api/attention_backends.h"
 #include "api/patches.h"
 #include "api/formats.h"
 #include "api/inject.h"
+#endif
+#ifndef TE_NO_LORA
 #include "api/lora.h"
+#endif
+#ifndef TE_NO_DIST
 #include "api/sharding.h"
+#endif
+#ifndef TE_NO_MOE
 #include "api/experts.h"
+#endif
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -57,7 +77,9 @@
 #include "base/sequences.h"
 #include "base/outside.h"
 #include "base/hash.c"
+#if !defined(TE_NO_CUDA) && !defined(TE_NO_PTX)
 #include "base/lz.c"
+#endif
 #include "base/text.c"
 #include "base/fields.c"
 
@@ -83,7 +105,13 @@
 #include "cpu/parallel.c"
 #include "cpu/rows.c"
 #include "cpu/device.c"
+#ifndef TE_NO_CUDA
 #include "cuda/kernels.c"
+#ifndef TE_NO_PTX
+#include "cuda/ptx.c"
+#else
+#include "cuda/no_ptx.c"
+#endif
 #include "cuda/driver.c"
 #include "cuda/stream.c"
 #include "cuda/nvrtc.c"
@@ -92,6 +120,10 @@
 #include "cuda/queue.c"
 #include "cuda/launch.c"
 #include "cuda/device.c"
+#include "cuda/explain.c"
+#else
+#include "cuda/none.c"
+#endif
 
 /* operations */
 #include "ops/check.c"
@@ -99,96 +131,140 @@
 #include "ops/math/kargs.h"
 #include "ops/math/op.c"
 #include "ops/math/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/math/cuda.c"
+#endif
 #include "ops/cast/kargs.h"
 #include "ops/cast/op.c"
 #include "ops/cast/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/cast/cuda.c"
+#endif
 #include "ops/block/kargs.h"
 #include "ops/block/op.c"
 #include "ops/mxfp8/kargs.h"
 #include "ops/mxfp8/op.c"
 #include "ops/mxfp8/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/mxfp8/cuda.c"
+#endif
 #include "ops/shard/kargs.h"
 #include "ops/shard/op.c"
 #include "ops/shard/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/shard/cuda.c"
+#endif
 #include "ops/stats/kargs.h"
 #include "ops/stats/op.c"
 #include "ops/stats/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/stats/cuda.c"
+#endif
 #include "ops/nvfp4/arithmetic.h"
 #include "ops/nvfp4/kargs.h"
 #include "ops/nvfp4/op.c"
 #include "ops/nvfp4/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/nvfp4/cuda.c"
+#endif
 #include "ops/gemm/kargs.h"
 #include "ops/gemm/op.c"
 #include "ops/gemm/grouped_op.c"
 #include "ops/gemm/cpu.c"
 #include "ops/gemm/grouped_cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/gemm/choice.c"
 #include "ops/gemm/cuda.c"
+#endif
 #include "ops/norm/kargs.h"
 #include "ops/norm/op.c"
 #include "ops/norm/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/norm/cuda.c"
+#endif
 #include "ops/norm/l2normalize.c"
 #include "ops/act/kargs.h"
 #include "ops/act/op.c"
 #include "ops/act/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/act/cuda.c"
+#endif
 #include "ops/rope/kargs.h"
 #include "ops/rope/op.c"
 #include "ops/rope/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/rope/cuda.c"
+#endif
 #include "ops/attn/kargs.h"
 #include "ops/attn/sequence.h"
 #include "ops/attn/tanh.h"
 #include "ops/attn/score_mod.c"
 #include "ops/attn/op.c"
 #include "ops/attn/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/attn/choice.c"
 #include "ops/attn/hopper.c"
 #include "ops/attn/cuda.c"
+#endif
 #include "ops/attn/sparse_op.c"
 #include "ops/attn/sparse_cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/attn/sparse_cuda.c"
+#endif
 #include "ops/kv/kargs.h"
 #include "ops/kv/op.c"
 #include "ops/kv/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/kv/cuda.c"
+#endif
+#ifndef TE_NO_DIST
 #include "ops/context/kargs.h"
 #include "ops/context/op.c"
 #include "ops/context/cpu.c"
+#endif
+#if !defined(TE_NO_DIST) && !defined(TE_NO_CUDA)
 #include "ops/context/cuda.c"
+#endif
 #include "ops/softmax/kargs.h"
 #include "ops/softmax/op.c"
 #include "ops/softmax/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/softmax/cuda.c"
+#endif
 #include "ops/dropout/kargs.h"
 #include "ops/dropout/op.c"
 #include "ops/dropout/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/dropout/cuda.c"
+#endif
 #include "ops/loss/kargs.h"
 #include "ops/loss/op.c"
 #include "ops/loss/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/loss/cuda.c"
+#endif
 #include "ops/optim/arithmetic.h"
 #include "ops/optim/kargs.h"
 #include "ops/optim/op.c"
 #include "ops/optim/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/optim/cuda.c"
+#endif
+#ifndef TE_NO_MOE
 #include "ops/moe/kargs.h"
 #include "ops/moe/op.c"
 #include "ops/moe/cpu.c"
 #include "ops/moe/router_cpu.c"
+#endif
+#if !defined(TE_NO_MOE) && !defined(TE_NO_CUDA)
 #include "ops/moe/cuda.c"
+#endif
 #include "ops/softcap/kargs.h"
 #include "ops/softcap/op.c"
 #include "ops/softcap/cpu.c"
+#ifndef TE_NO_CUDA
 #include "ops/softcap/cuda.c"
+#endif
 #include "ops/record.c"
 #include "ops/table.c"
 
@@ -203,9 +279,13 @@
 #include "tape/access.c"
 
 /* dist: groups of ranks */
+#ifndef TE_NO_DIST
 #include "dist/group.c"
 #include "dist/hub.c"
 #include "dist/threads.c"
+#else
+#include "dist/none.c"
+#endif
 
 /* what is built from operations */
 
@@ -246,9 +326,13 @@
 #include "functions/capped.c"
 #include "functions/parallel.c"
 #include "functions/linear.c"
+#ifndef TE_NO_DIST
 #include "context_parallel/exchange.c"
 #include "context_parallel/attention.c"
 #include "context_parallel/batch.c"
+#else
+#include "context_parallel/none.c"
+#endif
 #include "modules/module.c"
 #include "modules/recompute.c"
 #include "modules/options.c"
@@ -256,22 +340,30 @@
 #include "modules/graphed.c"
 #include "modules/parameters.c"
 #include "modules/step.c"
+#ifndef TE_NO_MOE
 #include "nn/moe.c"
+#endif
 #include "nn/layers.c"
 #include "nn/mlp.c"
 #include "nn/sequential.c"
+#ifndef TE_NO_MOE
 #include "nn/grouped.c"
 #include "nn/grouped_linear.c"
 #include "nn/padding.c"
+#endif
 #include "nn/inference.c"
 #include "nn/fp8_attention.c"
 #include "nn/core_attention.c"
 #include "nn/transformer.c"
+#ifndef TE_NO_LM
 #include "nn/causal_lm.c"
+#endif
 #include "io/json.c"
 #include "io/safetensors.c"
+#ifndef TE_NO_LM
 #include "io/hf_config.c"
 #include "io/hf.c"
+#endif
 #include "train/states.c"
 #include "train/groups.c"
 #include "train/initialize.c"
@@ -281,9 +373,12 @@
 #include "train/multi_tensor.c"
 #include "train/scaler.c"
 #include "train/checkpoint.c"
+#ifndef TE_NO_DIST
 #include "data_parallel/sharding.c"
+#endif
 
 /* model: the layer of NeMo Automodel */
+#ifndef TE_NO_AUTOMODEL
 #include "model/state.h"
 #include "model/patches.c"
 #include "model/recast.c"
@@ -300,6 +395,8 @@
 #include "model/eager.c"
 #include "model/attention.c"
 #include "model/inject.c"
+#endif
+#ifndef TE_NO_LORA
 #include "model/lora_match.c"
 #include "model/lora.c"
 #include "model/dora.c"
@@ -309,14 +406,18 @@
 #include "model/lora_merge.c"
 #include "model/lora_files.c"
 #include "model/lora_load.c"
+#endif
+#ifndef TE_NO_MOE
 #include "model/gate.c"
 #include "model/experts.c"
 #include "model/dispatch.c"
 #include "model/grouped_experts.c"
 #include "model/moe.c"
 #include "model/expert_files.c"
+#endif
 
 /* onnx: modules as files */
+#ifndef TE_NO_ONNX
 #include "onnx/proto.c"
 #include "onnx/graph.c"
 #include "onnx/memory.c"
@@ -325,6 +426,7 @@
 #include "onnx/attn.c"
 #include "onnx/moe.c"
 #include "onnx/export.c"
+#endif
 
 #include "report.c"
 #include "open.c"

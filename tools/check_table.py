@@ -94,7 +94,7 @@ class Names:
                         self.all[name] = d
                         if row.code.endswith("= 0") or (i == 0 and "=" not in row.code):
                             self.zeros.add(name)
-                if d.name == "TE_OP_LIST":
+                if d.name.startswith("TE_OP_LIST_"):
                     for lower, upper in re.findall(r"X\((\w+), (\w+), \w+\)", d.code):
                         self.functions["te_op_" + lower] = self.all["te_op_" + lower] = self.all["TE_OP_" + upper] = d
 

@@ -233,6 +233,21 @@ static void put_kernels_file(text *out) {
     list_clear(&files);
 }
 
+/* A quoted include: its name, or false. */
+static bool private_include(const char *line, size_t size, char name[MAX_PATH]) {
+    size_t i = 0;
+    while (i < size && isspace((unsigned char)line[i])) i++;
+    if (i == size || line[i++] != '#') return false;
+    while (i < size && isspace((unsigned char)line[i])) i++;
+    if (!starts(line + i, "include")) return false;
+    for (i += 7; i < size && isspace((unsigned char)line[i]);) i++;
+    if (i == size || line[i++] != '"') return false;
+    const char *end = (const char *)memchr(line + i, '"', size - i);
+    if (!end || end - (line + i) >= MAX_PATH) return false;
+    snprintf(name, MAX_PATH, "%.*s", (int)(end - (line + i)), line + i);
+    return true;
+}
+
 /* ---- descs by reference, for C++ ----------------------------------------------------------------------------- */
 
 /* The text with comments and preprocessor lines blanked. */
@@ -303,11 +318,28 @@ static void put_overload(text *out, const char *declaration) {
     free(arguments.bytes);
 }
 
+/* The macro that leaves a part out, by the lines of te_parts.h around its include: "TE_NO_LM", or "". */
+static void find_wing(const char *part, char wing[MAX_PATH]) {
+    text contents;
+    const char *line;
+    size_t size;
+    wing[0] = 0;
+    read_part("te_parts.h", "te_pack", &contents);
+    for (const char *at = contents.bytes; next_line(&at, &line, &size);) {
+        char name[MAX_PATH];
+        if (starts(line, "#ifndef TE_NO_")) snprintf(wing, MAX_PATH, "%.*s", (int)(size - 8), line + 8);
+        else if (starts(line, "#endif") && wing[0]) wing[0] = 0;
+        else if (private_include(line, size, name) && !strcmp(name, part)) break;
+    }
+    free(contents.bytes);
+}
+
 static void put_overloads(text *out, const list *parts) {
     put(out, "\n/* C++ has no address of a compound literal: descs and args by reference. */\n"
              "#if defined(__cplusplus) && (!defined(TE_STATIC) || defined(TE_IMPLEMENTATION))\n");
     for (int i = 0; i < parts->count; i++) {
-        text part;
+        text part, overloads = {0};
+        char wing[MAX_PATH];
         if (!starts(parts->name[i], "api/")) continue;
         read_part(parts->name[i], "src/te_parts.h", &part);
         blank_comments(&part);
@@ -319,8 +351,13 @@ static void put_overloads(text *out, const list *parts) {
                 else if (size && declaration[size - 1] != ' ') declaration[size++] = ' ';
             }
             declaration[size] = 0;
-            put_overload(out, declaration);
+            put_overload(&overloads, declaration);
         }
+        find_wing(parts->name[i], wing);
+        if (overloads.size && wing[0]) put(out, "#ifndef %s\n", wing);
+        if (overloads.size) put_bytes(out, overloads.bytes, overloads.size);
+        if (overloads.size && wing[0]) put(out, "#endif\n");
+        free(overloads.bytes);
         free(part.bytes);
     }
     put(out, "#define TE_OP_OVERLOAD(lower, UPPER, family) \\\n"
@@ -329,21 +366,6 @@ static void put_overloads(text *out, const list *parts) {
 }
 
 /* ---- te.h ---------------------------------------------------------------------------------------------------- */
-
-/* A quoted include: its name, or false. */
-static bool private_include(const char *line, size_t size, char name[MAX_PATH]) {
-    size_t i = 0;
-    while (i < size && isspace((unsigned char)line[i])) i++;
-    if (i == size || line[i++] != '#') return false;
-    while (i < size && isspace((unsigned char)line[i])) i++;
-    if (!starts(line + i, "include")) return false;
-    for (i += 7; i < size && isspace((unsigned char)line[i]);) i++;
-    if (i == size || line[i++] != '"') return false;
-    const char *end = (const char *)memchr(line + i, '"', size - i);
-    if (!end || end - (line + i) >= MAX_PATH) return false;
-    snprintf(name, MAX_PATH, "%.*s", (int)(end - (line + i)), line + i);
-    return true;
-}
 
 /* Where a private include leads: beside the part that has it, or below src/. */
 static bool find_part(const char *includer, const char *name, char part[MAX_PATH]) {

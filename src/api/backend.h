@@ -206,8 +206,8 @@ TE_API size_t te_backend_config_print(const te_backend_config *config, char *buf
 /* Reads one name of the field "attn", "linear", "rms_norm", "rope", "experts" or "dispatcher" into *value, as its
  * enumerator. Errors as te_backend_config_parse. */
 TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value);
-/* Returns the name of a value of such a field (static); "default" for 0, unless the field's 0 has a name; "?" for a
- * value outside the list, and for another field. */
+/* Returns the name of a value of a field that te_backend_parse reads (static); "default" for 0, unless the field's 0
+ * has a name; "?" for a value outside the list, and for another field. */
 TE_API const char *te_backend_name(const char *field, int value);
 
 /* ---- modules by backend ---- */
@@ -244,7 +244,7 @@ typedef struct te_rms_norm_module_desc {
  *   te          RMSNorm; inside a Sequential the product behind it reads its quantized output
  *   torch_fp32  Float32RMSNorm: the numbers of te; autocast quantizes neither
  *   torch       the normalised row is rounded to x's format before the weight multiplies it (torch.nn.RMSNorm,
- *   transformers' LlamaRMSNorm); the gradient is that of the unrounded formula, in f32
+ *               transformers' LlamaRMSNorm); the gradient is that of the unrounded formula, in f32
  * TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside the list.
  * Source: initialize_rms_norm_module. */
 TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
@@ -306,8 +306,8 @@ TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rop
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                            te_rotary_desc *rotary);
 /* Fills *rotary by rope_type, as transformers does: default, linear, dynamic, llama3, yarn, longrope (its lists stay in
- * *rope, which must live as long as the desc is used). TE_ERR_INVALID for another name, with the nearest; TE_ERR_FORMAT
- * for a number that the type needs and that is missing or out of range. */
+ * *rope, which must live as long as the desc is used). TE_ERR_INVALID for another name (the message has the nearest
+ * one); TE_ERR_FORMAT for a number that the type needs and that is missing or out of range. */
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                              te_rotary_desc *rotary);
 

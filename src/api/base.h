@@ -62,8 +62,8 @@ typedef enum te_result {
 /* Returns the name of a result: "TE_ERR_SHAPE" ... Static string. */
 TE_API const char *te_result_name(te_result result);
 
-/* An option whose default depends on something else, which is neither on nor off while it is zero: see "Options" at the
- * top. */
+/* An option that is neither on nor off while it is zero; the default then depends on something else. See "Options" at
+ * the top. */
 typedef enum te_switch {
     TE_DEFAULT = 0, /* the default that the field's comment names */
     TE_ON = 1,      /* yes */

@@ -56,7 +56,7 @@ typedef struct te_module_class {
     const char *name;    /* "Linear" ...; must outlive the modules */
     size_t state_size;   /* bytes of the class's own data, zeroed, 16-byte aligned: te_module_state */
     /* Fills args->outputs, at least out. On failure records the error in the context and returns its code. Every class
-     * has a forward, containers that run their children too: te_module_create refuses a class without one. */
+     * needs a forward, container classes too: te_module_create refuses a class without one. */
     te_result (*forward)(te_module *self, te_forward_args *args);
     void (*destroy)(te_module *self);               /* called before children and parameters are released; may be
                                                      * NULL */

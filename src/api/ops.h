@@ -27,96 +27,119 @@
  *   format        order of dimensions; 0 => [s, b, H, d] */
 
 /* The list of operations, each named once: X(lower-case name, UPPER-CASE name, family). */
-#define TE_OP_LIST(X)                                  \
-    X(copy, COPY, math)                                \
-    X(fill, FILL, math)                                \
-    X(random, RANDOM, math)                            \
-    X(axpby, AXPBY, math)                              \
-    X(mul, MUL, math)                                  \
-    X(sum, SUM, math)                                  \
-    X(column_sum, COLUMN_SUM, math)                    \
-    X(row_dot, ROW_DOT, math)                          \
-    X(embedding_fwd, EMBEDDING_FWD, math)              \
-    X(embedding_bwd, EMBEDDING_BWD, math)              \
-    X(amax, AMAX, cast)                                \
-    X(scale_from_amax, SCALE_FROM_AMAX, cast)          \
-    X(delayed_update, DELAYED_UPDATE, cast)            \
-    X(fp8_quantize, FP8_QUANTIZE, cast)                \
-    X(fp8_dequantize, FP8_DEQUANTIZE, cast)            \
-    X(transpose, TRANSPOSE, cast)                      \
-    X(delayed_gather, DELAYED_GATHER, cast)            \
-    X(block_quantize, BLOCK_QUANTIZE, block)           \
-    X(block_dequantize, BLOCK_DEQUANTIZE, block)       \
-    X(mxfp8_quantize, MXFP8_QUANTIZE, mxfp8)           \
-    X(mxfp8_dequantize, MXFP8_DEQUANTIZE, mxfp8)       \
-    X(shard_amax, SHARD_AMAX, shard)                   \
-    X(shard_scales, SHARD_SCALES, shard)               \
-    X(shard_cast, SHARD_CAST, shard)                   \
-    X(quant_error, QUANT_ERROR, stats)                 \
-    X(nvfp4_amax, NVFP4_AMAX, nvfp4)                   \
-    X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)           \
-    X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)       \
-    X(gemm, GEMM, gemm)                                \
-    X(grouped_gemm, GROUPED_GEMM, gemm)                \
-    X(layernorm_fwd, LAYERNORM_FWD, norm)              \
-    X(layernorm_bwd, LAYERNORM_BWD, norm)              \
-    X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
-    X(rmsnorm_bwd, RMSNORM_BWD, norm)                  \
-    X(l2normalize_fwd, L2NORMALIZE_FWD, norm)          \
-    X(l2normalize_bwd, L2NORMALIZE_BWD, norm)          \
-    X(act_fwd, ACT_FWD, act)                           \
-    X(act_bwd, ACT_BWD, act)                           \
-    X(scaled_act_fwd, SCALED_ACT_FWD, act)             \
-    X(scaled_act_bwd, SCALED_ACT_BWD, act)             \
-    X(rope, ROPE, rope)                                \
-    X(qkv_rope, QKV_ROPE, rope)                        \
-    X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
-    X(attn_fwd, ATTN_FWD, attn)                        \
-    X(attn_bwd, ATTN_BWD, attn)                        \
-    X(sparse_attn_fwd, SPARSE_ATTN_FWD, attn)          \
-    X(sparse_attn_bwd, SPARSE_ATTN_BWD, attn)          \
-    X(cu_seqlens, CU_SEQLENS, kv)                      \
-    X(copy_to_kv_cache, COPY_TO_KV_CACHE, kv)          \
-    X(detect_causal_mask, DETECT_CAUSAL_MASK, kv)      \
-    X(context_rows, CONTEXT_ROWS, context)             \
-    X(context_lengths, CONTEXT_LENGTHS, context)       \
-    X(context_merge, CONTEXT_MERGE, context)           \
-    X(softmax_fwd, SOFTMAX_FWD, softmax)               \
-    X(softmax_bwd, SOFTMAX_BWD, softmax)               \
-    X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
-    X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
-    X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \
-    X(cross_entropy_merge, CROSS_ENTROPY_MERGE, loss)  \
-    X(cross_entropy_bwd, CROSS_ENTROPY_BWD, loss)      \
-    X(mse_fwd, MSE_FWD, loss)                          \
-    X(mse_bwd, MSE_BWD, loss)                          \
-    X(adam, ADAM, optim)                               \
-    X(store_state, STORE_STATE, optim)                 \
-    X(sgd, SGD, optim)                                 \
-    X(l2norm, L2NORM, optim)                           \
-    X(multi_scale, MULTI_SCALE, optim)                 \
-    X(step_numbers, STEP_NUMBERS, optim)               \
-    X(update_scale, UPDATE_SCALE, optim)               \
-    X(moe_splits, MOE_SPLITS, moe)                     \
-    X(moe_mask_map, MOE_MASK_MAP, moe)                 \
-    X(moe_index_map, MOE_INDEX_MAP, moe)               \
-    X(moe_local_ids, MOE_LOCAL_IDS, moe)               \
-    X(moe_chunk_map, MOE_CHUNK_MAP, moe)               \
-    X(moe_permute, MOE_PERMUTE, moe)                   \
-    X(moe_unpermute, MOE_UNPERMUTE, moe)               \
-    X(moe_unpermute_bwd, MOE_UNPERMUTE_BWD, moe)       \
-    X(moe_router_fwd, MOE_ROUTER_FWD, moe)             \
-    X(moe_router_bwd, MOE_ROUTER_BWD, moe)             \
-    X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)         \
-    X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)         \
-    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)     \
+#define TE_OP_LIST_CORE(X)                            \
+    X(copy, COPY, math)                               \
+    X(fill, FILL, math)                               \
+    X(random, RANDOM, math)                           \
+    X(axpby, AXPBY, math)                             \
+    X(mul, MUL, math)                                 \
+    X(sum, SUM, math)                                 \
+    X(column_sum, COLUMN_SUM, math)                   \
+    X(row_dot, ROW_DOT, math)                         \
+    X(embedding_fwd, EMBEDDING_FWD, math)             \
+    X(embedding_bwd, EMBEDDING_BWD, math)             \
+    X(amax, AMAX, cast)                               \
+    X(scale_from_amax, SCALE_FROM_AMAX, cast)         \
+    X(delayed_update, DELAYED_UPDATE, cast)           \
+    X(fp8_quantize, FP8_QUANTIZE, cast)               \
+    X(fp8_dequantize, FP8_DEQUANTIZE, cast)           \
+    X(transpose, TRANSPOSE, cast)                     \
+    X(delayed_gather, DELAYED_GATHER, cast)           \
+    X(block_quantize, BLOCK_QUANTIZE, block)          \
+    X(block_dequantize, BLOCK_DEQUANTIZE, block)      \
+    X(mxfp8_quantize, MXFP8_QUANTIZE, mxfp8)          \
+    X(mxfp8_dequantize, MXFP8_DEQUANTIZE, mxfp8)      \
+    X(shard_amax, SHARD_AMAX, shard)                  \
+    X(shard_scales, SHARD_SCALES, shard)              \
+    X(shard_cast, SHARD_CAST, shard)                  \
+    X(quant_error, QUANT_ERROR, stats)                \
+    X(nvfp4_amax, NVFP4_AMAX, nvfp4)                  \
+    X(nvfp4_quantize, NVFP4_QUANTIZE, nvfp4)          \
+    X(nvfp4_dequantize, NVFP4_DEQUANTIZE, nvfp4)      \
+    X(gemm, GEMM, gemm)                               \
+    X(grouped_gemm, GROUPED_GEMM, gemm)               \
+    X(layernorm_fwd, LAYERNORM_FWD, norm)             \
+    X(layernorm_bwd, LAYERNORM_BWD, norm)             \
+    X(rmsnorm_fwd, RMSNORM_FWD, norm)                 \
+    X(rmsnorm_bwd, RMSNORM_BWD, norm)                 \
+    X(l2normalize_fwd, L2NORMALIZE_FWD, norm)         \
+    X(l2normalize_bwd, L2NORMALIZE_BWD, norm)         \
+    X(act_fwd, ACT_FWD, act)                          \
+    X(act_bwd, ACT_BWD, act)                          \
+    X(scaled_act_fwd, SCALED_ACT_FWD, act)            \
+    X(scaled_act_bwd, SCALED_ACT_BWD, act)            \
+    X(rope, ROPE, rope)                               \
+    X(qkv_rope, QKV_ROPE, rope)                       \
+    X(qkv_rope_bwd, QKV_ROPE_BWD, rope)               \
+    X(attn_fwd, ATTN_FWD, attn)                       \
+    X(attn_bwd, ATTN_BWD, attn)                       \
+    X(sparse_attn_fwd, SPARSE_ATTN_FWD, attn)         \
+    X(sparse_attn_bwd, SPARSE_ATTN_BWD, attn)         \
+    X(cu_seqlens, CU_SEQLENS, kv)                     \
+    X(copy_to_kv_cache, COPY_TO_KV_CACHE, kv)         \
+    X(detect_causal_mask, DETECT_CAUSAL_MASK, kv)     \
+    X(softmax_fwd, SOFTMAX_FWD, softmax)              \
+    X(softmax_bwd, SOFTMAX_BWD, softmax)              \
+    X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)      \
+    X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)      \
+    X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)     \
+    X(cross_entropy_merge, CROSS_ENTROPY_MERGE, loss) \
+    X(cross_entropy_bwd, CROSS_ENTROPY_BWD, loss)     \
+    X(mse_fwd, MSE_FWD, loss)                         \
+    X(mse_bwd, MSE_BWD, loss)                         \
+    X(adam, ADAM, optim)                              \
+    X(store_state, STORE_STATE, optim)                \
+    X(sgd, SGD, optim)                                \
+    X(l2norm, L2NORM, optim)                          \
+    X(multi_scale, MULTI_SCALE, optim)                \
+    X(step_numbers, STEP_NUMBERS, optim)              \
+    X(update_scale, UPDATE_SCALE, optim)              \
     X(softcap, SOFTCAP, softcap)
+/* Of sequences that ranks share. */
+#define TE_OP_LIST_DIST(X)                       \
+    X(context_rows, CONTEXT_ROWS, context)       \
+    X(context_lengths, CONTEXT_LENGTHS, context) \
+    X(context_merge, CONTEXT_MERGE, context)
+/* Of mixtures of experts. */
+#define TE_OP_LIST_MOE(X)                          \
+    X(moe_splits, MOE_SPLITS, moe)                 \
+    X(moe_mask_map, MOE_MASK_MAP, moe)             \
+    X(moe_index_map, MOE_INDEX_MAP, moe)           \
+    X(moe_local_ids, MOE_LOCAL_IDS, moe)           \
+    X(moe_chunk_map, MOE_CHUNK_MAP, moe)           \
+    X(moe_permute, MOE_PERMUTE, moe)               \
+    X(moe_unpermute, MOE_UNPERMUTE, moe)           \
+    X(moe_unpermute_bwd, MOE_UNPERMUTE_BWD, moe)   \
+    X(moe_router_fwd, MOE_ROUTER_FWD, moe)         \
+    X(moe_router_bwd, MOE_ROUTER_BWD, moe)         \
+    X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)     \
+    X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)     \
+    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
+/* All operations that there can be. */
+#define TE_OP_LIST_ALL(X) TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(X) TE_OP_LIST_MOE(X)
+/* X for operations that are there, NONE for those that TE_NO_DIST and TE_NO_MOE leave out, in the order of te_op. */
+#define TE_OP_LIST_EACH(X, NONE) \
+    TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(TE_OP_DIST(X, NONE)) TE_OP_LIST_MOE(TE_OP_MOE(X, NONE))
+/* The operations that are there. */
+#define TE_OP_LIST(X) TE_OP_LIST_EACH(X, TE_OP_LEFT_OUT)
+/* Stands for an operation that is left out: nothing. */
+#define TE_OP_LEFT_OUT(lower, UPPER, family)
+#ifdef TE_NO_DIST
+#define TE_OP_DIST(X, NONE) NONE /* of the operations of TE_OP_LIST_DIST: the second, which TE_NO_DIST asks for */
+#else
+#define TE_OP_DIST(X, NONE) X /* of the operations of TE_OP_LIST_DIST: the first */
+#endif
+#ifdef TE_NO_MOE
+#define TE_OP_MOE(X, NONE) NONE /* of the operations of TE_OP_LIST_MOE: the second, which TE_NO_MOE asks for */
+#else
+#define TE_OP_MOE(X, NONE) X /* of the operations of TE_OP_LIST_MOE: the first */
+#endif
 
-/* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST. */
+/* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST_ALL; no macro changes their numbers. */
 typedef enum te_op {
     TE_OP_NONE = 0, /* none: refused */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,
-    TE_OP_LIST(TE_OP_ID)
+    TE_OP_LIST_ALL(TE_OP_ID)
 #undef TE_OP_ID
         TE_OP_COUNT
 } te_op;
@@ -130,10 +153,10 @@ TE_API const char *te_query_family(te_op op);
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converted between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
- * nearest even). 8-bit formats are copied as raw bytes, to the same format or u8. Equal shapes; src and dst may have
- * any strides. src and dst may share memory: the result is as if all of src were read before dst is written. Where
- * their byte ranges overlap this takes a workspace of the narrower format. If src and dst are the same elements in the
- * same format, nothing is done. */
+ * nearest even). 8-bit floats (e4m3, e5m2, e8m0) and i16 are copied as they are, to the same format; 8-bit floats also
+ * to u8. Equal shapes; src and dst may have any strides. src and dst may share memory: the result is as if all of src
+ * were read before dst is written. Where their byte ranges overlap this takes a workspace of the narrower format. If
+ * src and dst are the same elements in the same format, nothing is done. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;

@@ -149,11 +149,12 @@ typedef struct te_op_moe_router_fwd_args {
     bool bias_in_probs;
     bool zero_other_groups;
 } te_op_moe_router_fwd_args;
-/* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores). If
- * the forward made topk_probs in place of probs, dtopk_probs and topk_indices [T, topk] take the place of dprobs and
- * routing_map. Indices outside 0 .. E-1 are an error (TE_ERR_INVALID): on the CPU the call itself returns it, on a GPU
- * the next call that waits. expert_bias is needed with bias_in_probs alone. topk, score_function, use_pre_softmax,
- * scaling_factor, all_scores, norm_topk_prob and bias_in_probs are the forward's. */
+/* The gradient of te_op_moe_router_fwd: dlogits [T, E], float, from dprobs [T, E], the forward's logits and its
+ * routing_map (not needed with all_scores). If the forward made topk_probs in place of probs, dtopk_probs and
+ * topk_indices [T, topk] take the place of dprobs and routing_map. Indices outside 0 .. E-1 are an error
+ * (TE_ERR_INVALID): on the CPU the call itself returns it, on a GPU the next call that waits. expert_bias is needed
+ * with bias_in_probs alone. topk, score_function, use_pre_softmax, scaling_factor, all_scores, norm_topk_prob and
+ * bias_in_probs are the forward's. */
 typedef struct te_op_moe_router_bwd_args {
     const te_tensor *logits, *routing_map, *dprobs;
     const te_tensor *topk_indices, *dtopk_probs, *expert_bias;
@@ -177,8 +178,8 @@ typedef struct te_op_moe_aux_loss_fwd_args {
     int num_experts, topk;
     float coeff;
 } te_op_moe_aux_loss_fwd_args;
-/* dprobs [T, C], float, from dloss [1], float. tokens_per_expert, total_device, total_num_tokens, num_experts, topk and
- * coeff are the forward's. */
+/* The gradient of te_op_moe_aux_loss_fwd: dprobs [T, C], float, from dloss [1], float. tokens_per_expert, total_device,
+ * total_num_tokens, num_experts, topk and coeff are the forward's. */
 typedef struct te_op_moe_aux_loss_bwd_args {
     const te_tensor *dloss, *tokens_per_expert, *total_device;
     te_tensor *dprobs;

@@ -30,8 +30,9 @@ typedef struct te_op_scale_from_amax_args {
 
 /* The update of delayed scaling (TransformerEngine: delayed_scaling_recipe), in place, for `count` states at once; one
  * launch serves some 200 states. State i has n_i slots: amax_history[i] f32 [L_i, n_i] and scale[i] f32 [n_i]. For each
- * slot scale = fp8_max / 2^margin / amax; the history moves by one row, and row 0 becomes 0. A slot whose newest amax
- * is 0 stays as it is. An infinite or NaN amax leaves the scale.
+ * slot scale = fp8_max / 2^margin / amax, with the amax that `algo` takes from the history; the history moves by one
+ * row, and row 0 becomes 0. A slot whose newest amax is 0 stays as it is. An infinite or NaN amax leaves the scale
+ * unchanged.
  *   reduced  optional f32 [n_0 + n_1 + ..]: the newest amaxes after a reduction over a group; an amax that is not 0
  *            here replaces the one in row 0 of the history */
 typedef struct te_op_delayed_update_args {
@@ -56,9 +57,9 @@ typedef struct te_op_delayed_gather_args {
  *   row        [M, ld] e4m3 or e5m2, optional: element (m, n) at m * ld + n; columns N .. ld-1 are written as 0
  *   col        [N, ldc] optional: the same codes transposed, element (m, n) at n * ldc + m; columns M .. ldc-1 are
  *              written as 0
- *   scale      f32 [1] read; NULL with `current`
- *   scale_inv  f32 [1] optional, written: RN(1 / scale)
- *   amax       f32 [1] optional: max(amax, max |x|) of the unscaled x; with `current` max |x|
+ *   scale      f32 [1], read; NULL with `current`
+ *   scale_inv  f32 [1], optional, written: RN(1 / scale)
+ *   amax       f32 [1], optional: max(amax, max |x|) of the unscaled x; with `current` max |x|
  *   current    the scale is computed from max |x| by the rule of te_op_scale_from_amax, with the fp8_max of the codes'
  *              format, `epsilon` and `power_of_two` (Float8CurrentScalingQuantizer)
  *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes. Its first number is max

@@ -93,7 +93,7 @@ typedef struct te_quantizer_desc {
     te_quant_kind kind;        /* needed */
     te_dtype dtype;            /* format of FP8 codes: TE_F8E4M3 or TE_F8E5M2; 0 => TE_F8E4M3 */
     int usage;                 /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
-    float amax_epsilon;        /* current, block: the least amax that a scale is made from */
+    float amax_epsilon;        /* current, block: lower bound of the amax from which a scale is computed */
     te_group *amax_group;      /* current, NVFP4: amaxes are reduced (MAX) over this group (borrowed); NULL => not
                                 * reduced */
     bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
@@ -298,11 +298,11 @@ typedef struct te_recipe {
     /* Are the partial sums of the forward, input-gradient and weight-gradient products promoted to full f32 regularly?
      * 0 => off in the forward product, on in both gradient products. Block scaling: always on. */
     te_switch split_fprop, split_dgrad, split_wgrad;
-    float amax_epsilon;    /* current, block: the least amax that a scale is made from */
-    /* FP8 attention (delayed, current, MXFP8, custom). fp8_dpa: DotProductAttention rounds q, k, v, the softmax, its
-     * output and the gradients of all these to FP8. Products of the core run in high precision on the rounded values.
+    float amax_epsilon;    /* current, block: lower bound of the amax from which a scale is computed */
+    /* FP8 attention (delayed, current, MXFP8, custom). fp8_dpa: DotProductAttention rounds q, k, v, the softmax, the
+     * output o and the gradients of all these to FP8. Products of the core run in high precision on the rounded values.
      * MultiheadAttention hands the core's FP8 output to its projection without decoding it, except under MXFP8. fp8_mha
-     * includes fp8_dpa; te.h makes the codes of q, k and v in the core under both.
+     * includes fp8_dpa, and te.h makes the codes of q, k and v in the core with either.
      *
      * A custom recipe's factory is asked for the core's slots by TransformerEngine's numbers: q, k and v are the output
      * of product 0, o is the input of product 1, the softmax is the output of product 2. Their gradients are the
@@ -344,7 +344,8 @@ typedef struct te_autocast_desc {
     bool not_enabled;        /* modules inside run in high precision */
     bool calibrating;        /* with not_enabled: the amaxes of delayed scaling are recorded all the same */
     te_group *amax_group;    /* reduces amaxes of delayed, current and NVFP4 scaling (borrowed until the region's last
-                              * backward pass); NULL => none. TransformerEngine's default for delayed scaling is the
+                              * backward pass); NULL => none, but products whose operands ranks gather use their
+                              * tp_group (te_parallel_options). TransformerEngine's default for delayed scaling is the
                               * group of all ranks */
 } te_autocast_desc;
 
@@ -400,8 +401,8 @@ typedef struct te_quantized_model_init_desc {
 
 /* Opens a region: modules created inside store the weights of their products quantized (both copies, no high-precision
  * copy), as the recipe quantizes weights. Biases, norms and embeddings stay plain. Such modules run under autocast with
- * the same recipe; outside of autocast their weights are decoded. te_fused_adam keeps f32 masters and quantizes after
- * each step. Delayed scaling starts from scale 1. Nests. desc may be NULL.
+ * the same recipe; outside of autocast their weights are decoded. Optimizers keep f32 masters of such weights and
+ * quantize them after each step. Delayed scaling starts from scale 1. Nests. desc may be NULL.
  * TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */

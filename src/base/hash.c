@@ -11,8 +11,8 @@
 
 static inline uint64_t te__rotate_left(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
 
-/* Read a little-endian number. They read byte by byte, so that the machine's byte order does not matter; compilers make
- * one load of it. */
+/* Reads a little-endian number byte by byte, so that the machine's byte order does not matter. Compilers make one load
+ * of it. */
 static inline uint32_t te__read_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }

@@ -43,7 +43,7 @@ static inline uint64_t te__lz_size(const uint8_t *src, size_t n) {
     return size;
 }
 
-/* Returns the bytes written to dst, or 0 when src is damaged or dst (cap bytes) too small. */
+/* Unpacks src (n bytes) into dst (cap bytes). Returns the bytes written, or 0 if src is damaged or dst is too small. */
 static inline size_t te__lz_unpack(const uint8_t *src, size_t n, uint8_t *dst, size_t cap) {
     const uint8_t *p = src, *end = src + n;
     uint64_t size = 0, distance = 0;

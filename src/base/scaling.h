@@ -92,7 +92,8 @@ TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
 }
 
-/* Returns the index of the scale of group `group` of line `line`; groups run along lines.
+/* Returns the index of the scale of group `group` of line `line`. A line is a row or a column of the matrix; groups run
+ * along it.
  *   ld        elements from one row of scales to the next
  *   down      a row of scales has one group of all lines; otherwise a row has all groups of one line
  *   swizzled  the scales lie in tiles of 128 lines by 4 groups, and ld is the number of groups, a multiple of 4, with

@@ -26,14 +26,14 @@ typedef struct te__context_piece {
 } te__context_piece;
 
 static int te__context_pieces(const te__context_attention *s) {
-    const int ranks = te_group_size(s->context.ring);
+    const int ranks = te__group_size(s->context.ring);
     if (!s->context.gathers) return ranks;
     return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 
 /* Piece `i`. `length`: of a whole sequence of keys that were gathered, unless packed. */
 static te__context_piece te__context_piece_of(const te__context_attention *s, int i, int64_t length) {
-    const int ranks = te_group_size(s->context.ring), rank = te_group_rank(s->context.ring);
+    const int ranks = te__group_size(s->context.ring), rank = te__group_rank(s->context.ring);
     const te_attn_mask none = s->packed ? TE_MASK_PADDING : TE_MASK_NONE;
     te__context_piece p = TE_ZERO;
     p.mask = none;
@@ -95,7 +95,7 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
     a.cu_seqlens_padded = *padded;
     a.lengths = te__empty_like(*cu, TE_I32);
     a.starts = te__empty_like(*cu, TE_I32);
-    a.ranks = te_group_size(s->context.ring);
+    a.ranks = te__group_size(s->context.ring);
     a.rank = rank;
     a.chunks = chunks;
     *cu = a.lengths;
@@ -105,14 +105,14 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
 /* The longest of them, if that of whole sequences without padding between them is known. */
 static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest,
                                    const te_tensor *padded) {
-    const int64_t chunk = te__div_up(longest, 2 * te_group_size(s->context.ring));
+    const int64_t chunk = te__div_up(longest, 2 * te__group_size(s->context.ring));
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
 /* The columns of a bias of whole sequences that belong to a piece's keys, a part for each of their chunks. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
-    const int ranks = te_group_size(s->context.ring);
+    const int ranks = te__group_size(s->context.ring);
     const int64_t chunk = bias->shape[3] / (2 * ranks);
     if (bias->shape[2] > 1) bias = te__context_part(bias, 2, p->q);
     return te_tensor_narrow(bias, 3, (i ? 2 * ranks - 1 - p->owner : p->owner) * chunk, chunk);
@@ -161,7 +161,7 @@ static te_result te__context_open(const te__context_attention *s, const te__cont
         x->max_seqlen_q = te__context_longest(s, p->q, x->max_seqlen_q, padded_q);
         x->max_seqlen_kv = te__context_longest(s, p->kv, x->max_seqlen_kv, padded_kv);
         result =
-            te__context_lengths(s, te_group_rank(s->context.ring), p->q, &x->cu_seqlens_q, &x->cu_seqlens_q_padded);
+            te__context_lengths(s, te__group_rank(s->context.ring), p->q, &x->cu_seqlens_q, &x->cu_seqlens_q_padded);
         if (result == TE_OK && (p->kv != TE_CHUNKS_UP_TO || p->up_to))
             result = te__context_lengths(s, p->kv == TE_CHUNKS_UP_TO ? p->up_to : p->owner, p->kv, &x->cu_seqlens_kv,
                                          &x->cu_seqlens_kv_padded);
@@ -250,7 +250,7 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
 static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2],
                                     te_result result) {
     te_group *ring = s->context.ring;
-    te__context_order order = te__context_order_of(te_group_size(ring), 1, false);
+    te__context_order order = te__context_order_of(te__group_size(ring), 1, false);
     te_tensor *got[2] = {NULL, NULL};
     te_tensor *cu = s->args.rule.cu_seqlens_kv_padded ? s->args.rule.cu_seqlens_kv_padded : s->args.rule.cu_seqlens_kv;
     int64_t shape[TE_MAX_DIMS];
@@ -261,10 +261,10 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
         if (!got[i]) result = te_error_code(own[i]->te);
     }
     if (result != TE_OK) return te__refuse(ring, TE__ALL_GATHER, result);
-    for (i = 0; i < 2 && result == TE_OK; i++) result = te_all_gather(ring, own[i], got[i]);
+    for (i = 0; i < 2 && result == TE_OK; i++) result = te__all_gather(ring, own[i], got[i]);
     for (i = 0; i < 2 && result == TE_OK; i++) {
         memcpy(shape, own[i]->shape, sizeof(shape));
-        shape[s->seq] *= te_group_size(ring);
+        shape[s->seq] *= te__group_size(ring);
         whole[i] = te__context_moved(got[i], te__context_map_of(&order, own[i], s->args.format, order.ranks, cu),
                                      own[i]->ndim, shape);
         if (!whole[i]) result = te_error_code(own[i]->te);
@@ -276,7 +276,7 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
                                      te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
-    te__context_order order = te__context_order_of(te_group_size(ring), 1, true);
+    te__context_order order = te__context_order_of(te__group_size(ring), 1, true);
     te_tensor *cu = s->args.rule.cu_seqlens_kv_padded ? s->args.rule.cu_seqlens_kv_padded : s->args.rule.cu_seqlens_kv,
               *parts[2] = {NULL, NULL};
     int64_t shape[TE_MAX_DIMS];
@@ -290,7 +290,7 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
         if (!parts[i] || !dx[i]) result = te_error_code(ring->te);
     }
     if (result != TE_OK) return te__refuse(ring, TE__REDUCE_SCATTER, result);
-    for (i = 0; i < 2 && result == TE_OK; i++) result = te_reduce_scatter(ring, parts[i], dx[i]);
+    for (i = 0; i < 2 && result == TE_OK; i++) result = te__reduce_scatter(ring, parts[i], dx[i]);
     return result;
 }
 
@@ -308,7 +308,7 @@ static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero
 static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2],
                                           te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
     te_group *ring = s->context.ring;
-    const int ranks = te_group_size(ring), n = te__context_pieces(s);
+    const int ranks = te__group_size(ring), n = te__context_pieces(s);
     te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
     int i;
     if (s->context.gathers) {
@@ -334,7 +334,7 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
 static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g,
                                            te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
-    const int ranks = te_group_size(ring), n = te__context_pieces(s);
+    const int ranks = te__group_size(ring), n = te__context_pieces(s);
     te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}},
               *sum[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
     int i;
@@ -393,7 +393,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     s.args.rng = saved[5];
     te__context_starts(&s.args.rule, cu);
     result = te__context_to_heads(c, &d_o, cu, 1, s.args.format, result);
-    if (te_group_size(c->ring) > 1) {
+    if (te__group_size(c->ring) > 1) {
         g.q = saved[0];
         g.o = saved[3];
         g.lse = saved[4];
@@ -417,10 +417,10 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
         if (needs[4] && result == TE_OK) { /* this rank's heads; the others' are theirs */
-            dx[4] = te__empty_1d(te, TE_F32, heads * te_group_size(c->heads));
+            dx[4] = te__empty_1d(te, TE_F32, heads * te__group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
             if (result == TE_OK)
-                result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te_group_rank(c->heads), heads), all[4]);
+                result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te__group_rank(c->heads), heads), all[4]);
         }
     }
     result = te__context_to_tokens(c, d, cu, 3, s.args.format, result);
@@ -436,7 +436,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     const te__context *c = &s->context;
     te_op_attn_fwd_args *a = &s->args;
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
-    const bool ring = te_group_size(c->ring) > 1;
+    const bool ring = te__group_size(c->ring) > 1;
     te_tensor *cu[3], *own_max = max_logit, *sum = NULL;
     int64_t shape[TE_MAX_DIMS], lse[3];
     te__context_starts(&a->rule, cu);
@@ -451,10 +451,10 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
         lse[2] = q->shape[s->seq];
         a->o = te_tensor_empty(te, q->dtype, q->ndim, shape);
         a->lse = te_tensor_empty(te, TE_F32, 3, lse);
-        if (max_logit && te_group_size(c->heads) > 1) own_max = te__empty_1d(te, TE_F32, heads);
+        if (max_logit && te__group_size(c->heads) > 1) own_max = te__empty_1d(te, TE_F32, heads);
         if (a->rule.softmax_offset)
             a->rule.softmax_offset =
-                te_tensor_narrow(te_tensor_detach(a->rule.softmax_offset), 0, heads * te_group_rank(c->heads), heads);
+                te_tensor_narrow(te_tensor_detach(a->rule.softmax_offset), 0, heads * te__group_rank(c->heads), heads);
         if (ring) sum = te_tensor_zeros(te, TE_F32, q->ndim, shape);
         if (!a->o || !a->lse || (max_logit && !own_max) || (ring && !sum)) result = te_error_code(te);
     }
@@ -462,7 +462,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
         if (result == TE_OK) result = te_tensor_fill(a->lse, -INFINITY);
         if (result == TE_OK && own_max) result = te_tensor_fill(own_max, -INFINITY);
         result = te__context_ring_forward(s, parts[0], parts + 1, sum, a->lse, own_max, result);
-        if (result == TE_OK && own_max) result = te_all_reduce(c->ring, own_max, TE_REDUCE_MAX);
+        if (result == TE_OK && own_max) result = te__all_reduce(c->ring, own_max, TE_REDUCE_MAX);
         if (result == TE_OK) result = te_tensor_copy(a->o, sum);
     } else if (result == TE_OK) {
         a->q = parts[0];
@@ -473,7 +473,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     }
     *o = a->o;
     if (result == TE_OK && own_max != max_logit) {
-        result = te_all_gather(c->heads, own_max, max_logit);
+        result = te__all_gather(c->heads, own_max, max_logit);
         if (result != TE_OK) return result; /* on all ranks of the exchange */
     }
     return te__context_to_tokens(c, o, cu, 1, a->format, result);

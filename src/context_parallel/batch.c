@@ -65,7 +65,7 @@ TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *
 
 /* The ranks' x, one behind the other; NULL on all ranks where one has none. */
 static te_tensor *te__batch_gathered(te_group *group, te_tensor *x) {
-    return te_group_size(group) > 1 ? te__gather(group, x) : x;
+    return te__group_size(group) > 1 ? te__gather(group, x) : x;
 }
 
 TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *batch) {

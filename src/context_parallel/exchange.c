@@ -28,9 +28,9 @@ static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) 
     c.gathers = comm == TE_CP_ALL_GATHER;
     return c;
 }
-static int te__context_size(const te__context *c) { return te_group_size(c->heads) * te_group_size(c->ring); }
+static int te__context_size(const te__context *c) { return te__group_size(c->heads) * te__group_size(c->ring); }
 static int te__context_rank(const te__context *c) {
-    return te_group_size(c->heads) * te_group_rank(c->ring) + te_group_rank(c->heads);
+    return te__group_size(c->heads) * te__group_rank(c->ring) + te__group_rank(c->heads);
 }
 
 /* ---- tokens in the order of sequences ---- */
@@ -112,8 +112,8 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
  * sequences, in memory. */
 static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                       te_qkv_format format, te_result result) {
-    const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
-    te__context_order order = te__context_order_of(te_group_size(c->heads), te_group_size(c->ring), false);
+    const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
+    te__context_order order = te__context_order_of(te__group_size(c->heads), te__group_size(c->ring), false);
     te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
     int64_t shape[TE_MAX_DIMS];
     int i;
@@ -138,8 +138,8 @@ static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_te
 /* And back. */
 static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                        te_qkv_format format, te_result result) {
-    const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
-    te__context_order order = te__context_order_of(te_group_size(c->heads), te_group_size(c->ring), true);
+    const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
+    te__context_order order = te__context_order_of(te__group_size(c->heads), te__group_size(c->ring), true);
     te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
     int64_t shape[TE_MAX_DIMS], heads, d;
     int i;
@@ -172,7 +172,7 @@ static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_t
  * first. */
 static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n,
                                   te_result result) {
-    const int size = te_group_size(group), rank = te_group_rank(group), next = (rank + 1) % size,
+    const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
               last = (rank + size - 1) % size;
     int turn, i;
     for (i = 0; i < n && result == TE_OK; i++)

@@ -249,6 +249,7 @@ typedef struct te__device {
     te_result (*enter)(te_ctx *te, bool *entered); /* calls cost less between enter and leave; NULL: they do not */
     void (*leave)(bool entered);
     te_result (*settle)(te_ctx *te); /* queues the launches that wait for their kernels; NULL: none ever wait */
+    te_result (*warm)(te_ctx *te); /* compiles the kernels noted since te_warmup_begin; NULL: it has none */
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
     te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; g NULL: drops the noted
@@ -433,8 +434,9 @@ typedef struct te__room {
     /* The end of a backward pass; result: how that went. m: of a te_backward_dw; NULL: of a te_backward. Returns the
      * result of both. */
     te_result (*backward_ends)(te_ctx *te, const te_module *m, te_result result);
+    void (*report)(te_ctx *te, te__report_text *t); /* adds lines to te_report */
 } te__room;
-#define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL} /* it hears of no more */
+#define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL} /* it hears of no more */
 enum { TE__MAX_ROOMS = 16 };
 
 struct te_ctx {

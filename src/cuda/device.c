@@ -45,6 +45,7 @@ static const te__device te__cuda_device = {"cuda",
                                            te__cuda_enter,
                                            te__cuda_leave,
                                            te__cuda_settle,
+                                           te__cuda_warm,
                                            te__cuda_close,
                                            te__cuda_capture_begin,
                                            te__cuda_capture_end,
@@ -61,3 +62,10 @@ static const te__device te__cuda_device = {"cuda",
                                            te__cuda_transfer,
                                            te__cuda_pinned_alloc,
                                            te__cuda_pinned_release};
+
+/* Gives the context this GPU, or fails. */
+static te_result te__cuda_open_device(te_ctx *te, int ordinal, const te_ctx_desc *desc) {
+    snprintf(te->device_name, sizeof(te->device_name), "cuda:%d", ordinal);
+    te->device = &te__cuda_device;
+    return te__cuda_open(te, ordinal, desc->cu_context, desc->cu_stream);
+}

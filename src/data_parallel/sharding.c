@@ -132,7 +132,7 @@ static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_te
 }
 static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
     te_ctx *te = u->module->te;
-    const int size = te_group_size(u->desc.group);
+    const int size = te__group_size(u->desc.group);
     const float divide = u->desc.gradient_divide_factor > 0.0f ? u->desc.gradient_divide_factor : (float)size;
     te_tensor **grads, *flat;
     bool lacks = false;
@@ -142,7 +142,7 @@ static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
     te__frame_begin(te);
     te->tape.no_grad++;
     flat = grads ? te__unit_flat(te, p, grads, &lacks) : NULL;
-    result = flat ? te_all_reduce(u->desc.group, flat, TE_REDUCE_SUM)
+    result = flat ? te__all_reduce(u->desc.group, flat, TE_REDUCE_SUM)
                   : te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
     if (result == TE_OK) result = te__unit_spread(u, p, flat, grads, lacks, 1.0f / divide);
     te->tape.no_grad--;
@@ -239,7 +239,7 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
 }
 
 static const te__room te__sharding_room = {&te__sharding_slot, NULL, NULL, NULL, NULL, NULL, NULL, te__units_mark, NULL,
-                                           te__units_exchange};
+                                           te__units_exchange, NULL};
 
 /* ---- units ---- */
 

@@ -16,11 +16,10 @@ typedef unsigned long long te_u64;
 typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
-// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h, so its size counts. There
-//   TE_DEV_CALL     a function is called, since inlined it would be there many times: conversions of formats known at
-//                   run time
-//   TE_UNROLL(n)    the body of a loop of n stands once
-//   TE_WIDE(vector) rows are read element by element
+// Embedded PTX is a part of te.h, so it must be small. te_ptx defines TE_SMALL for it. Then
+//   TE_DEV_CALL      functions are called, not inlined: conversions of formats known at run time, used in many places
+//   TE_UNROLL(n)     loops are not unrolled
+//   TE_WIDE(vector)  is 0: rows are read element by element
 #ifdef TE_SMALL
 #define TE_DEV_CALL static __device__ __noinline__
 #define TE_UNROLL(n) _Pragma("unroll 1")
@@ -41,12 +40,13 @@ typedef long long te_i64;
 #define TE_HAS_FP8_CVT 0
 #endif
 
-// A statement of its own at the top level of a kernel, the first unless there is work that needs no memory: waits until
-// the kernels before it in the stream have ended and their writes are there. A kernel that has it is launched so that
-// its blocks may become resident while the kernel before it ends (programmatic dependent launch), and must access no
-// memory of the device but its arguments before this call. A kernel of few blocks lets the next kernel become resident
-// at once, not only near its own end; blocks that wait beside many others slow those: tests/bench/notes.md. It does so
-// after its own wait: so the next kernel, which waits for this one alone, comes after all earlier ones too.
+// Waits until the kernels before this one in the stream have ended and their writes are visible. It is a statement of
+// its own at the top level of a kernel, the first unless there is work that needs no memory. A kernel that has it is
+// launched so that its blocks may become resident while the kernel before it ends (programmatic dependent launch).
+// Before this call it must access no memory of the device but its arguments.
+// A kernel of at most 64 blocks then lets the next kernel become resident at once, not only near its own end. With more
+// blocks, the waiting blocks would slow down the running ones: tests/bench/notes.md. This comes after the kernel's own
+// wait. So the next kernel, which waits for this one alone, starts after all earlier ones, too.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -72,15 +72,15 @@ TE_DEV te_u16 te_f32_to_f16(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
-// Two f32 to two numbers of a 16-bit format, `a` in the low half: one instruction in place of three.
+// Converts two f32 to two numbers of a 16-bit format, `a` in the low half, by one instruction in place of three.
 TE_DEV te_u32 te_f32x2_to_half(float a, float b, int dt) {
     te_u32 r;
     if (dt == TE_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     return r;
 }
-// Two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values alike and
-// keeps NaN.
+// Converts two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values
+// alike and keeps NaN.
 TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #if TE_HAS_FP8_CVT
     te_u16 r;
@@ -95,7 +95,7 @@ TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #endif
 }
 TE_DEV_CALL float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
-// Two codes, the low byte first. Every FP8 value is an f16.
+// Converts two fp8 codes to f32, the low byte to *lo. Every FP8 value is an f16 value, too.
 TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 #if TE_HAS_FP8_CVT
     te_u32 h;
@@ -107,7 +107,7 @@ TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 #endif
 }
 
-// Element i of an array in format dt, as f32. With a literal dt the switch folds away.
+// Returns element i of an array in format dt, as f32. With a literal dt the switch folds away.
 TE_DEV_CALL float te_load(const void *p, te_i64 i, int dt) {
     switch (dt) {
     case TE_F32: return ((const float *)p)[i];
@@ -134,13 +134,13 @@ TE_DEV_CALL void te_store(void *p, te_i64 i, int dt, float f) {
     default: break;
     }
 }
-// Element i of an index array (i32 or i64).
+// Returns element i of an index array (i32 or i64).
 TE_DEV te_i64 te_load_index(const void *p, te_i64 i, int dt) {
     return dt == TE_I64 ? ((const te_i64 *)p)[i] : (te_i64)((const int *)p)[i];
 }
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
-// Every thread of the warp or block calls it and gets the result. The order is fixed by the thread index alone.
+// Every thread of the warp or block calls these functions and gets the result. The thread index alone fixes the order.
 
 TE_DEV float te_warp_sum(float v) {
 #pragma unroll
@@ -152,7 +152,8 @@ TE_DEV float te_warp_max(float v) {
     for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;
 }
-// Both sums over a warp at once: one half of the warp reduces x and the other y, seven shuffles in place of ten.
+// Returns the sums of v.x and of v.y over a warp. One half of the warp reduces x and the other half y: seven shuffles
+// in place of ten.
 TE_DEV float2 te_warp_sum2(float2 v) {
     bool second = threadIdx.x & 16;
     float mine = second ? v.y : v.x;
@@ -161,7 +162,8 @@ TE_DEV float2 te_warp_sum2(float2 v) {
     for (int d = 8; d; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     return make_float2(__shfl_sync(0xffffffffu, mine, 0), __shfl_sync(0xffffffffu, mine, 16));
 }
-// scratch: 32 floats of shared memory, free for reuse when the call returns. blockDim.x must be a multiple of 32.
+// Returns the sum (te_block_max: the maximum) of v over a block. scratch: 32 floats of shared memory, free for reuse
+// when the call returns. blockDim.x must be a multiple of 32.
 TE_DEV float te_block_sum(float v, float *scratch) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     v = te_warp_sum(v);
@@ -182,8 +184,8 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
-// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it.
-// The last block leaves the counter (te__plan_counter) at 0.
+// Returns true in every thread of the block that arrives last. That block sees the writes of thread 0 of every other
+// block, and leaves the counter (te__plan_counter) at 0.
 TE_DEV bool te_last_block(te_u32 *counter) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
@@ -194,8 +196,8 @@ TE_DEV bool te_last_block(te_u32 *counter) {
     __syncthreads();
     return last;
 }
-// Returns once every block of a cooperative launch has arrived; the earlier writes of their threads 0 are visible.
-// counter[1] counts the barriers.
+// Returns once every block of a cooperative launch has arrived. Earlier writes by thread 0 of every block are visible
+// then. counter[1] counts the barriers.
 TE_DEV void te_grid_wait(te_u32 *counter) {
     if (threadIdx.x == 0) {
         volatile te_u32 *times = counter + 1;
@@ -211,8 +213,8 @@ TE_DEV void te_grid_wait(te_u32 *counter) {
     }
     __syncthreads();
 }
-// amax = max(amax, v) for v >= 0, atomically; the result does not depend on the order. Non-negative floats order like
-// their bits. v is no NaN: fmaxf has dropped it.
+// Computes *amax = max(*amax, v) for v >= 0, atomically; the result does not depend on the order. Non-negative floats
+// are ordered as their bits are. v must not be NaN: fmaxf drops NaN before.
 TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }
 
 // ---- small math ----------------------------------------------------------------------------------------------------

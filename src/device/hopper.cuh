@@ -3,18 +3,18 @@
 #pragma once
 #include "device/mma.cuh"
 
-// ---- mbarriers (8 bytes of shared memory, by address)
-// ------------------------------------------------------------------
+// ---- mbarriers (8 bytes of shared memory, by address) ---------------------------------------------------------------
 
 TE_DEV void te_mbar_init(te_u32 bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
-// After the inits, before the barrier that lets other threads and TMA use them.
+// Makes initialized mbarriers visible to other threads and TMA: after the inits, before the barrier that lets others
+// use them.
 TE_DEV void te_mbar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 TE_DEV void te_mbar_arrive(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-// Arrives, and makes the phase wait for `bytes` of copies besides.
+// Arrives, and makes the phase wait for `bytes` bytes of copies, too.
 TE_DEV void te_mbar_expect(te_u32 bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -31,35 +31,37 @@ TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
     } while (!done);
 }
 
-// ---- clusters: blocks that see each other's shared memory
-// ----------------------------------------------------------------
+// ---- clusters: blocks that see each other's shared memory -----------------------------------------------------------
 
 TE_DEV te_u32 te_cluster_rank() {
     te_u32 r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Barrier of all threads of all blocks of the cluster. The other blocks see mbarriers afterwards, by
-// te_mbar_init_done(), but perhaps not other writes: an arrival that releases all writes, as it does by default, costs
-// a fence of the whole device.
+// Waits for all threads of all blocks of the cluster. Afterwards the other blocks see mbarriers that
+// te_mbar_init_done() has released, but perhaps no other writes. An arrival that releases all writes, as it does by
+// default, would cost a fence of the whole device.
 TE_DEV void te_cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// The address in block `rank` of the cluster that corresponds to shared address `at` of this block; offsets carry over.
+// Returns the address in block `rank` of the cluster that corresponds to shared address `at` of this block. An offset
+// to `at` is the same offset to the result.
 TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     te_u32 r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
     return r;
 }
-// Arrives at a barrier of another block: te_cluster_at. Orders TMA and wgmma accesses that this thread has waited for;
-// not its own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.
+// Arrives at a barrier of another block, whose address is from te_cluster_at. Orders TMA and wgmma accesses that this
+// thread has waited for, but not the thread's own writes to other blocks: a release at the scope of a cluster costs a
+// fence of the whole device.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)
+// Stores a word at the same address in block `rank` of the cluster. Its four bytes count towards the barrier `bar`
+// there. (PTX 8.1)
 TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
     asm volatile("{ .reg .b32 to, there;\n"
                  "mapa.shared::cluster.u32 to, %0, %3;\n"
@@ -69,31 +71,30 @@ TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
                  : "memory");
 }
 
-// ---- TMA
-// ---------------------------------------------------------------------------------------------------------------
+// ---- TMA ------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-// A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX
-// 8.3)
+// Changes a tensor map in device memory: dimension DIM (0 or 1) ends at `size`, a positive number. (PTX 8.3)
 template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
     asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size)
                  : "memory");
 }
-// Release after the changes, acquire in the thread that uses the map before it does.
+// te_tma_map_release follows changes of a tensor map. te_tma_map_acquire comes before the first use of the changed map,
+// in the thread that uses it.
 TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
 TE_DEV void te_tma_map_acquire(const void *map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
-// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the
-// tensor become zeros.
+// Loads the map's box at element (x, y), x along the contiguous dimension. The box's bytes count towards bar. Elements
+// outside of the tensor become zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
                  "%3}], [%4];" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar)
                  : "memory");
 }
-// The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier
-// in each.
+// Loads the box of te_tma_load2 into every block of the cluster whose bit is set in `blocks`, at the same address and
+// with the same barrier in each.
 TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
@@ -112,15 +113,15 @@ TE_DEV void te_tma_load4(te_u32 dst, const void *map, int x, int y, int z, int w
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
                  : "memory");
 }
-// The same box as far as the L2 cache.
+// Brings the box of te_tma_load4 to the L2 cache only.
 TE_DEV void te_tma_prefetch4(const void *map, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
                  "r"(z), "r"(w)
                  : "memory");
 }
-// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole
-// pieces of 16 bytes are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that
-// wrote, and a barrier.
+// Stores shared memory to the map's box at (x, y, z); te_tma_add3 adds it to the box. Elements outside of the tensor
+// are not written, except in a piece of 16 bytes that the tensor's end cuts: a row must end with a whole piece, or have
+// nothing behind it. Before this, all threads that wrote call te_async_fence(), and there is a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                  "r"(x), "r"(y), "r"(z), "r"(src)
@@ -137,7 +138,7 @@ TE_DEV void te_tma_store4(const void *map, te_u32 src, int x, int y, int z, int 
                  "r"(x), "r"(y), "r"(z), "r"(w), "r"(src)
                  : "memory");
 }
-// `bytes` (a multiple of 16) of shared memory to memory, or added to f32 there.
+// Stores `bytes` bytes (a multiple of 16) of shared memory to device memory; te_bulk_add adds them to f32 there.
 TE_DEV void te_bulk_store(void *dst, te_u32 src, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
                  : "memory");
@@ -152,9 +153,9 @@ TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "m
 template <int N> TE_DEV void te_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-// The same, until they have written memory.
+// Waits until all but the latest N of this thread's groups of stores have written device memory.
 template <int N> TE_DEV void te_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
-// Orders accesses of memory by TMA behind what this thread has acquired.
+// Orders later accesses of device memory by TMA after what this thread has acquired.
 TE_DEV void te_async_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 TE_DEV int te_load_acquire(const int *p) {
     int v;
@@ -167,28 +168,29 @@ TE_DEV void te_add_release(int *p, int v) {
 // Makes this thread's writes to shared memory visible to TMA and wgmma, once a barrier follows.
 TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.
+// Loads `bytes` bytes (a multiple of 16) from src to dst in shared memory, both at multiples of 16. They count towards
+// bar.
 TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar)
                  : "memory");
 }
 
-// ---- warpgroups
-// --------------------------------------------------------------------------------------------------------
+// ---- warpgroups -----------------------------------------------------------------------------------------------------
 
-// The sum of all threads' registers must not exceed that at the start of the block: 3 x 168 with three warpgroups.
+// Changes the registers of each thread of a warpgroup to N. The sum of all threads' registers must not exceed the sum
+// at the start of the block: 3 x 168 with three warpgroups.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-// A barrier of COUNT threads (whole warps), number `id`, 1 to 15.
+// Waits at the named barrier `id` (1 to 15) for COUNT threads, which are whole warps.
 template <int COUNT> TE_DEV void te_meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
-// Arrives at such a barrier without waiting.
+// Arrives at the named barrier `id` of COUNT threads without waiting.
 template <int COUNT> TE_DEV void te_meet_later(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the
+// Stores four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the
 // addresses of the rows of matrix i.
 TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -196,16 +198,15 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
                  : "memory");
 }
 
-// ---- wgmma
-// -------------------------------------------------------------------------------------------------------------
-// One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors.
-// Warp w has rows 16 w .. 16 w + 15; a lane 4 g + t has d[4 j], d[4 j + 1] at (row g, columns 8 j + 2 t and + 1) and
-// d[4 j + 2], d[4 j + 3] in row g + 8.
+// ---- wgmma ----------------------------------------------------------------------------------------------------------
+// A warpgroup computes D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N]. Descriptors say where A and B lie in
+// shared memory. Warp w has rows 16 w .. 16 w + 15. A lane 4 g + t has d[4 j], d[4 j + 1] at (row g, columns 8 j + 2 t
+// and + 1) and d[4 j + 2], d[4 j + 3] in row g + 8.
 //
-// Descriptors here are of tiles with the 128-byte swizzle that start at multiples of 1024 bytes:
-//   K-major   rows of 128 bytes along k, 8 rows to an atom of 1024 bytes. The next 32 bytes of k: + 2.
-//   MN-major  (16-bit types) rows of 64 elements along m or n, one for each k, 8 of them to an atom. group_bytes leads
-//             to the next 64 elements of m or n; the next 16 k: + 128.
+// Descriptors here are for tiles with the 128-byte swizzle that start at multiples of 1024 bytes:
+//   K-major   rows of 128 bytes along k, 8 rows to an atom of 1024 bytes. Descriptor + 2 is the next 32 bytes of k.
+//   MN-major  (16-bit types) rows of 64 elements along m or n, one for each k, 8 of them to an atom. group_bytes is the
+//             distance to the next 64 elements of m or n. Descriptor + 128 is the next 16 of k.
 
 TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
     return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 |
@@ -214,8 +215,8 @@ TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
 TE_DEV void te_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_DEV void te_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> TE_DEV void te_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Between a wait and the first use of the sums: the compiler must not move the use up. Of an operand in registers:
-// behind the wait, before it is written again.
+// Keeps the compiler from moving uses of registers across a wait. For sums, call it between the wait and the first use.
+// For an operand in registers, call it after the wait and before the operand is written again.
 template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -249,9 +250,9 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 #define TE__FLOATS_32(out, d, i) TE__FLOATS_16(out, d, i), TE__FLOATS_16(out, d, i + 16)
 #define TE__FLOATS_64(out, d, i) TE__FLOATS_32(out, d, i), TE__FLOATS_32(out, d, i + 32)
 
-// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0:
-// D = A B. out: "+f", or "=f" where keep is 0 in any case: then what D held before is not read, and the compiler knows
-// it.
+// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep: 0
+// for D = A B, else D += A B. out: "+f", or "=f" if keep is always 0, which tells the compiler that the old D is not
+// read.
 #define TE_WGMMA_64(types, flags, d, a, b, keep) TE_WGMMA_TO_64("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_96(types, flags, d, a, b, keep) TE_WGMMA_TO_96("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_128(types, flags, d, a, b, keep) TE_WGMMA_TO_128("+f", types, flags, d, a, b, keep)
@@ -283,9 +284,10 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
                  : TE__FLOATS_64(out, d, 0), TE__FLOATS_64(out, d, 64)                                              \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 
-// The same with A in registers: a[0] .. a[3] are the lane's values of 16 bits of 64 x 16 elements, as te_ldmatrix4
-// gives them to each warp: two neighbouring columns of row g, the same of row g + 8, then those of columns + 8. Sums of
-// two neighbouring groups of eight columns, rounded, are in this order. flags: ", 1, 1, trans-b".
+// TE_WGMMA_N with A in registers. a[0] .. a[3] are the lane's pairs of 16-bit values of 64 x 16 elements, as
+// te_ldmatrix4 gives them to each warp: two neighbouring columns of row g, the same columns of row g + 8, then both
+// with columns + 8. An accumulator's sums in two neighbouring groups of eight columns, rounded, have this order. flags:
+// ", 1, 1, trans-b".
 #define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
 #define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                 \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                        \

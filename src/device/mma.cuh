@@ -1,34 +1,33 @@
 // device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. Knows neither operations nor
 // tiles.
 //
-// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a "word" is 32 bits of neighbours along k (one f32, two
+// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t. A "word" is 32 bits of neighbours along k (one f32, two
 // 16-bit or four 8-bit values):
-//   A  a[0] (row g,     word t)   a[1] (row g + 8, word t)   a[2] (row g,     word t + 4)   a[3] (row g + 8, word t +
-//      4)
-//   B  b[0] (column g,  word t)   b[1] (column g,  word t + 4)
+//   A  a[0] (row g,     word t)       a[1] (row g + 8, word t)
+//      a[2] (row g,     word t + 4)   a[3] (row g + 8, word t + 4)
+//   B  b[0] (column g,  word t)       b[1] (column g,  word t + 4)
 //   D  d[0] (row g, column 2t)    d[1] (row g, column 2t + 1)    d[2], d[3] the same in row g + 8
 // ldmatrix loads exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit
 // elements whose rows run along m or n.
 #pragma once
 #include "device/base.cuh"
 
-// An address of shared memory, as PTX operands require it.
+// Returns an address of shared memory in the form that PTX operands require.
 TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p); }
 
-// ---- copies from device to shared memory
-// -----------------------------------------------------------------------------
+// ---- copies from device to shared memory ----------------------------------------------------------------------------
 
-// 16 bytes of which the first `bytes` (0 .. 16) are read and the others become zero. Both addresses are multiples of
-// 16.
+// Starts a copy of 16 bytes to shared memory: the first `bytes` (0 .. 16) are read, the others become zero. Both
+// addresses are multiples of 16.
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-// The same; the L2 cache fetches the 256 bytes around it, which are loaded next.
+// Starts the copy of te_cp_async16; the L2 cache also fetches the 256 bytes around src, which are loaded next.
 TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 TE_DEV void te_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until all but the latest N of this thread's groups have arrived.
+// Waits until all but the latest N groups of this thread's copies have arrived.
 template <int N> TE_DEV void te_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 TE_DEV void te_sts16(te_u32 dst, uint4 v) {
@@ -61,10 +60,9 @@ TE_DEV te_u32 te_lds4(te_u32 src) {
     return r;
 }
 
-// ---- fragments from shared memory
-// ------------------------------------------------------------------------------------
-// Four 8x8 matrices of 16-bit words; lanes 8 i .. 8 i + 7 give the addresses of the rows of matrix i, which lands in
-// r[i].
+// ---- fragments from shared memory -----------------------------------------------------------------------------------
+// Loads four 8x8 matrices of 16-bit words. Lanes 8 i .. 8 i + 7 give the addresses of the rows of matrix i, which lands
+// in r[i]; te_ldmatrix4_trans transposes each matrix.
 
 TE_DEV void te_ldmatrix4(te_u32 r[4], te_u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -79,8 +77,7 @@ TE_DEV void te_ldmatrix4_trans(te_u32 r[4], te_u32 row) {
                  : "memory");
 }
 
-// ---- products: d += a b, one warp
-// --------------------------------------------------------------------------------------
+// ---- products: d += a b, one warp -----------------------------------------------------------------------------------
 
 #define TE__MMA(instruction, d, a, b)                                                                               \
     asm volatile("mma.sync.aligned." instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
@@ -97,20 +94,20 @@ TE_DEV void te_mma_tf32(float d[4], const te_u32 a[4], const te_u32 b[2]) {
     TE__MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b);
 }
 
-// An f32 rounded to TF32 (nearest, ties away from zero), still an f32.
+// Rounds an f32 to TF32 (nearest, ties away from zero); the result has the bits of an f32.
 TE_DEV te_u32 te_tf32(te_u32 f) {
     te_u32 r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__int_as_float((int)f)));
     return r;
 }
 
-// ---- fp8
-// -----------------------------------------------------------------------------------------------------------------
+// ---- fp8 ------------------------------------------------------------------------------------------------------------
 
-// The lower (half = 0) or upper two of four fp8 codes as two f16 values, exactly: every finite code of both formats,
-// the infinities of E5M2 and NaN have an f16 of their own.
+// Converts the lower (half = 0) or upper two of four fp8 codes to two f16 values. This is exact: every code of both
+// formats, infinities and NaN included, has an f16 value.
 TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
-    te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code as the upper byte of an f16: right for E5M2
+    te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code becomes the upper byte of an f16, which is
+                                                              // right for E5M2
     if (dt == TE_F8E5M2) return r;
 #if TE_HAS_FP8_CVT
     asm("{ .reg .b16 l, h;\n"
@@ -119,7 +116,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
         : "=r"(r)
         : "r"(half ? codes >> 16 : codes));
 #else
-    // S.EEEE.MMM moved to S.0EEEE.MMM0000000 is the value times 2^-8, denormals included; the code S.1111.111 is NaN.
+    // The bits S.EEEE.MMM moved to S.0EEEE.MMM0000000 are the value times 2^-8, denormals included; the code S.1111.111
+    // is NaN.
     te_u32 nan = ((r & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
     r = (r & 0x80008000u) | ((r & 0x7f007f00u) >> 1);
     asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));
@@ -128,8 +126,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     return r;
 }
 
-// Tensor cores with fp8 mma.sync. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the
-// compiler.
+// mma.sync of fp8 on the tensor cores that have it. Elsewhere it does not exist, or the compiler translates it into f16
+// products.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define TE_HAS_FP8_MMA 1
 TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) {

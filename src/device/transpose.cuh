@@ -1,12 +1,12 @@
 // device/transpose.cuh: transposes a tile through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must not
 // know what they mean.
 //
-// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of
-// neighbouring rows, so a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.
+// A tile has 64 columns. A column is 32 words of 4 bytes in shared memory, and a word holds 4 / size elements of
+// neighbouring rows. So a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.
 //
 //   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight
 //              words
-//   reading    thread reads 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the
+//   reading    a thread reads 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the
 //              transpose
 //
 // Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the
@@ -17,7 +17,7 @@
 #define TE_TILE_COLUMNS 64
 #define TE_TILE_WORDS 32
 
-// Four bytes of each of four rows to four words of four rows: out[j] holds byte j of every row.
+// Transposes 4 x 4 bytes: out[j] holds byte j of every row.
 TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {
     // bytes 0 and 1, rows interleaved
     te_u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
@@ -26,7 +26,7 @@ TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {
     out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
 }
 
-// The word of thread (tx, ty) for its column j.
+// Writes the word of thread (tx, ty) for its column j, 0 .. 7.
 TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) {
     tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word;
 }
@@ -34,13 +34,14 @@ TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {
     return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));
 }
 
-// Half of such a chunk: words 2 pair and 2 pair + 1 of a column.
+// Returns words 2 pair and 2 pair + 1 of a column: half of a chunk of te_tile_get.
 TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
     return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));
 }
 
-// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes;
-// nothing beyond `cols` columns and `rows` rows. 256 threads, of which this is number t; the caller has synchronised.
+// Writes the finished tile: column j goes to dst + (first_col + j) * ld + first_row, in elements of `size` bytes.
+// Nothing beyond `cols` columns and `rows` rows is written. vector: dst allows stores of 16 bytes. 256 threads call it,
+// and this is number t; the caller has synchronised.
 TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row,
                                te_i64 first_col, te_i64 cols, int size, bool vector, int t = threadIdx.x) {
     int per_chunk = 16 / size;
@@ -69,16 +70,16 @@ TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 
         }
     }
 }
-// The same for a dst whose rows hold exactly `ld` elements: rows = ld.
+// te_tile_store_part for a dst whose rows hold exactly `ld` elements: rows = ld.
 TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols,
                           int size, bool vector, int t = threadIdx.x) {
     te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);
 }
 
-// ---- sums of a tile's columns
-// ----------------------------------------------------------------------------------------
+// ---- sums of a tile's columns ---------------------------------------------------------------------------------------
 
-// Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.
+// Adds the 2n sums of two lanes that differ in lane_bit. Each lane keeps n of the results: the upper n if its bit is
+// set.
 template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll
@@ -87,8 +88,8 @@ template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
         v[i] = (upper ? v[i + n] : v[i]) + other;
     }
 }
-// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes
-// those before `cols`.
+// Writes the sums of the tile's columns before `cols` to `to`. v: this thread's sums of its eight columns over its
+// rows. sums: 8 x 64 floats of shared memory.
 TE_DEV void te_tile_column_sums(float v[8], float *sums, float *to, te_i64 cols) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_tile_add_halves<4>(v, 16);

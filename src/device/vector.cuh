@@ -1,9 +1,9 @@
-// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them
-// in their own format.
+// device/vector.cuh: loads and stores of 4 or 8 neighbouring elements of a row, and registers that hold them in their
+// own format.
 // Knows formats and where an array ends; must not know the operation.
 //
-// A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one
-// instruction an element.
+// An element in such registers is converted when it is used. Until then 16-bit formats stay packed, which takes half
+// the registers and one instruction an element.
 #pragma once
 #include "device/base.cuh"
 
@@ -11,16 +11,15 @@
 
 template <int FORMAT> constexpr int te_size = FORMAT == TE_F32 ? 4 : 2; // bytes of an element
 
-// N neighbours in format FORMAT. TE_ANY: 16-bit formats fill the first half of the words, 8-bit formats the first
-// quarter.
+// N neighbouring elements in registers, in format FORMAT. With TE_ANY, 16-bit formats fill the first half of the words,
+// 8-bit formats the first quarter.
 template <int FORMAT, int N = 8> struct te_raw {
     enum { words = FORMAT == TE_F16 || FORMAT == TE_BF16 ? N / 2 : N };
     te_u32 w[words];
 };
 
-// ---- the format at run time
-// ------------------------------------------------------------------------------------------
-// p + i must be aligned to the bytes that are read or written, or to 16.
+// ---- the format at run time -----------------------------------------------------------------------------------------
+// p + i must be aligned to the number of bytes that are read or written, at most to 16.
 
 template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, int dt) {
     te_raw<TE_ANY, N> b;
@@ -42,7 +41,7 @@ template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, in
     }
     return b;
 }
-// The same of f32 and 16-bit formats, of any alignment; only n of them exist, the others are 0.
+// te_raw_ask for f32 and 16-bit formats and any alignment. Only n of the elements exist; the others become 0.
 template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask_part(const void *p, te_i64 i, int dt, te_i64 n) {
     te_raw<TE_ANY, N> b = {};
 #pragma unroll
@@ -53,7 +52,7 @@ template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask_part(const void *p, te_i64 
     }
     return b;
 }
-// Element k of f32 or a 16-bit format.
+// Returns element k, for f32 or a 16-bit format.
 template <int N> TE_DEV float te_raw_value(const te_raw<TE_ANY, N> &b, int k, int dt) {
     if (dt == TE_F32) return __uint_as_float(b.w[k]);
     te_u16 h = (te_u16)(b.w[k >> 1] >> (16 * (k & 1)));
@@ -99,8 +98,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// The first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a
-// kernel, for less code.
+// Stores the first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of
+// a kernel, for less code.
 template <int UNROLL = 8>
 TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
@@ -109,8 +108,7 @@ TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, cons
         if (k < n) te_store(p, i + k, dt, v[k]);
 }
 
-// ---- the format in the type
-// ------------------------------------------------------------------------------------------
+// ---- the format in the type -----------------------------------------------------------------------------------------
 
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
     te_raw<FORMAT> r;
@@ -118,7 +116,7 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
     for (int j = 0; j < te_raw<FORMAT>::words; j++) r.w[j] = 0;
     return r;
 }
-// Eight elements of format dt, held in format FORMAT: the same, or TE_F32, into which the load converts.
+// Loads eight elements of format dt and holds them in format FORMAT: dt itself, or TE_F32, to which the load converts.
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i, int dt) {
     te_raw<FORMAT> r;
     if constexpr (FORMAT != TE_F32) {
@@ -132,7 +130,7 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i,
     }
     return r;
 }
-// The same of any alignment; only n of them exist, the others are 0.
+// te_raw_load for any alignment. Only n of the elements exist; the others become 0.
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i64 i, int dt, te_i64 n) {
     te_raw<FORMAT> r = te_raw_zero<FORMAT>();
 #pragma unroll
@@ -144,9 +142,9 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i
     return r;
 }
 // How 16 bytes are loaded:
-//   CONSTANT   nothing writes them while the kernel runs: the compiler may move the load up
-//   ONCE       the same, and they are read once: they leave the L1 cache to bytes that all rows share
-//   HERE       at this place of the code: the compiler would hoist all loads of a loop to its beginning, and spill
+//   CONSTANT   nothing writes the bytes while the kernel runs, so the compiler may move the load up
+//   ONCE       as CONSTANT, and the bytes are read once, so they leave the L1 cache to bytes that all rows share
+//   HERE       the load stays at its place; otherwise the compiler moves all loads of a loop to its start and spills
 enum te_load_hint { TE_LOAD_CONSTANT, TE_LOAD_ONCE, TE_LOAD_HERE };
 #define TE__LOAD16(kind, w, at)                                                                               \
     kind ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"((w)[0]), "=r"((w)[1]), "=r"((w)[2]), "=r"((w)[3]) : "l"(at)
@@ -155,7 +153,7 @@ template <te_load_hint HINT> TE_DEV void te_load16(te_u32 *w, const void *at) {
     else if constexpr (HINT == TE_LOAD_ONCE) asm(TE__LOAD16("ld.global.L1::no_allocate", w, at));
     else asm volatile(TE__LOAD16("ld.global", w, at) : "memory");
 }
-// Eight elements from element i on, p + i aligned to 16 bytes.
+// Loads eight elements from element i on; p + i is aligned to 16 bytes.
 template <int FORMAT, te_load_hint HINT> TE_DEV te_raw<FORMAT> te_raw_load_hinted(const void *p, te_i64 i) {
     te_raw<FORMAT> r;
     const char *q = (const char *)p + i * te_size<FORMAT>;
@@ -163,7 +161,7 @@ template <int FORMAT, te_load_hint HINT> TE_DEV te_raw<FORMAT> te_raw_load_hinte
     for (int k = 0; k < te_raw<FORMAT>::words; k += 4) te_load16<HINT>(r.w + k, q + 4 * k);
     return r;
 }
-// Element j, a literal once the loop around it is unrolled.
+// Returns element j, which must be a literal once the loop around it is unrolled.
 template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
     if constexpr (FORMAT == TE_F32) return __int_as_float((int)r.w[j]);
     if constexpr (FORMAT == TE_BF16)
@@ -178,21 +176,20 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Loads above stay above: the compiler may not move one down to where its element is used, which would add up their
-// latencies.
+// Keeps the compiler from moving loads in front of this call down to where their elements are used, which would add up
+// the loads' latencies.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
-// ---- maxima
-// ----------------------------------------------------------------------------------------------------------
+// ---- maxima ---------------------------------------------------------------------------------------------------------
 
-// The larger value of each half of two words of a 16-bit format; of a number and NaN, the number.
+// Returns the larger value in each half of two words of a 16-bit format; of a number and NaN, the number.
 TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {
     te_u32 c;
     if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     else asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 }
-// The largest |v| of eight; NaN drops out.
+// Returns the largest |v| of eight; NaN drops out.
 TE_DEV float te_largest8(const float v[8]) {
     float m[4];
 #pragma unroll

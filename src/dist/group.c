@@ -19,6 +19,7 @@ static const char *te__collective_name(te__collective kind) {
     return names[kind];
 }
 
+enum { TE__HAS_RANKS = 1 };
 struct te_group {
     te_ctx *te;
     te_group_desc is;
@@ -80,8 +81,10 @@ TE_API void te_group_destroy(te_group *group) {
     te__free(te, group, sizeof(*group));
 }
 
-TE_API int te_group_rank(const te_group *group) { return group ? group->is.rank : 0; }
-TE_API int te_group_size(const te_group *group) { return group ? group->is.size : 1; }
+static int te__group_rank(const te_group *group) { return group ? group->is.rank : 0; }
+static int te__group_size(const te_group *group) { return group ? group->is.size : 1; }
+TE_API int te_group_rank(const te_group *group) { return te__group_rank(group); }
+TE_API int te_group_size(const te_group *group) { return te__group_size(group); }
 
 /* ---- collectives ---- */
 
@@ -151,7 +154,7 @@ static te_result te__group_captures(te_group *group, te__collective kind, const 
     char what[128];
     te_result r = TE_OK;
     if (te__is_alone(group) || !te->capture) return TE_OK;
-    if (group->is.captures && te->cuda) {
+    if (group->is.captures && te_ctx_is_cuda(te)) {
         if (read) r = te__capture_hold(te->capture, read->buffer);
         if (written && r == TE_OK) r = te__capture_hold(te->capture, written->buffer);
         return r;
@@ -453,4 +456,25 @@ TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (te__is_forked(group->te)) return TE_ERR_STATE;
     if (group->is.abort) return group->is.abort(group->is.user, reason ? reason : "no reason was given");
     return te__group_has(group, "te_group_abort", "abort", false);
+}
+
+/* ---- for the rooms above, which dist/none.c serves where ranks are left out ---- */
+
+static te_result te__all_reduce(te_group *group, te_tensor *x, te_reduce_op op) { return te_all_reduce(group, x, op); }
+static te_result te__all_gather(te_group *group, const te_tensor *x, te_tensor *out) {
+    return te_all_gather(group, x, out);
+}
+static te_result te__reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out) {
+    return te_reduce_scatter(group, x, out);
+}
+static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const char *what) {
+    (void)te, (void)ranks, (void)who, (void)what;
+    return TE_OK;
+}
+/* Checks a group that the option `what` of a call gives, or NULL. */
+static te_result te__group_allowed(te_ctx *te, const te_group *group, const char *who, const char *what) {
+    if (!group || group->te == te) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID,
+                    "%s: %s is of another context (%s) than this (%s); each rank takes the group that it joined", who,
+                    what, group->te->device_name, te->device_name);
 }

@@ -577,13 +577,13 @@ static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd
     te_op_cross_entropy_merge_args merge = TE_ZERO;
     te_tensor *all;
     te_result result;
-    if (te_group_size(group) == 1) {
+    if (te__group_size(group) == 1) {
         args->loss = rows;
         args->lse = lse;
         return te_op_cross_entropy_fwd(te, args);
     }
     args->parts = te__empty_1d(te, TE_F32, 3 * te__numel(rows));
-    merge.parts = all = te__empty_1d(te, TE_F32, 3 * te__numel(rows) * te_group_size(group));
+    merge.parts = all = te__empty_1d(te, TE_F32, 3 * te__numel(rows) * te__group_size(group));
     merge.target = args->target;
     merge.loss = rows;
     merge.lse = lse;
@@ -591,7 +591,7 @@ static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd
     merge.ignore_index = args->ignore_index;
     merge.vocab_size = args->vocab_size;
     result = args->parts && all ? te_op_cross_entropy_fwd(te, args) : te_error_code(te);
-    result = result == TE_OK ? te_all_gather(group, args->parts, all) : te__refuse(group, TE__ALL_GATHER, result);
+    result = result == TE_OK ? te__all_gather(group, args->parts, all) : te__refuse(group, TE__ALL_GATHER, result);
     return result == TE_OK ? te_op_cross_entropy_merge(te, &merge) : result;
 }
 
@@ -610,6 +610,7 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     if (!desc) desc = &zero;
     group = desc->dist_process_group;
     te = logits->te;
+    if (te__group_allowed(te, group, "te_cross_entropy", "dist_process_group") != TE_OK) return NULL;
     if (te__numel(target) != te__rows(logits)) {
         te__fail(te, TE_ERR_SHAPE,
                  "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
@@ -623,8 +624,8 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
     state.reduce = !desc->no_reduce_loss;
     state.inplace = desc->inplace_backward;
-    state.vocab_size = te__cols(logits) * te_group_size(group);
-    state.vocab_start = te__cols(logits) * te_group_rank(group);
+    state.vocab_size = te__cols(logits) * te__group_size(group);
+    state.vocab_start = te__cols(logits) * te__group_rank(group);
     te__frame_begin(te);
     args.logits = logits;
     args.target = target;

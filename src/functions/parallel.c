@@ -9,7 +9,7 @@ typedef struct te__parallel {
     bool sequence;   /* between the products each rank has some of the first dimension */
 } te__parallel;
 
-static bool te__shares(const te__parallel *p, te_parallel_mode mode) { return p->size > 1 && p->mode == mode; }
+static bool te__shares(const te__parallel *p, te_parallel_mode mode) { return TE__HAS_RANKS && p->size > 1 && p->mode == mode; }
 /* Is what this product reads gathered: its input (column), or the gradient of its output (row)? */
 static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
 
@@ -17,7 +17,7 @@ static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return t
 
 static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t shape[TE_MAX_DIMS]) {
     memcpy(shape, x->shape, sizeof(x->shape));
-    shape[0] *= te_group_size(group);
+    shape[0] *= te__group_size(group);
 }
 /* The ranks' x, one behind the other, without history. NULL with an error on all ranks; x NULL: this rank could not
  * make its own. */
@@ -31,7 +31,7 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     te__whole_shape(group, x, shape);
     y = te_tensor_empty(x->te, x->dtype, x->ndim, shape);
     if (!y) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
-    return y ? te__checked(y, te_all_gather(group, x, y)) : NULL;
+    return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
 /* *y, this rank's part of a sum over the ranks, becomes that sum: this rank's piece of it (sequence), or all of it.
@@ -42,7 +42,7 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT];
     if (result != TE_OK) return te__refuse(p->group, kind, result);
-    if (!p->sequence) return te_all_reduce(p->group, part, TE_REDUCE_SUM);
+    if (!p->sequence) return te__all_reduce(p->group, part, TE_REDUCE_SUM);
     if (part->shape[0] % p->size)
         return te__refuse(
             p->group, kind,
@@ -53,7 +53,7 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
     memcpy(shape, part->shape, sizeof(shape));
     shape[0] /= p->size;
     *y = te_tensor_empty(part->te, part->dtype, part->ndim, shape);
-    return *y ? te_reduce_scatter(p->group, part, *y) : te__refuse(p->group, kind, te_error_code(part->te));
+    return *y ? te__reduce_scatter(p->group, part, *y) : te__refuse(p->group, kind, te_error_code(part->te));
 }
 
 /* ---- quantized shards ---- */
@@ -83,7 +83,7 @@ static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_te
     te_tensor *stage, *from, *to;
     te_result result = TE_OK;
     int i;
-    shape[0] = te_group_size(group);
+    shape[0] = te__group_size(group);
     shape[1] = part->shape[0];
     shape[2] = (int64_t)te__row_bytes(part->dtype, part->shape[1]);
     if (dim == 1) used = (int64_t)te__row_bytes(part->dtype, used);
@@ -95,7 +95,7 @@ static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_te
         stage = te_tensor_empty(te, TE_U8, 3, shape);
     }
     if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(te));
-    result = te_all_gather(group, from, stage);
+    result = te__all_gather(group, from, stage);
     for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
         result = te_tensor_copy(
             te_tensor_narrow(to, dim, i * used, used),

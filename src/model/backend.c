@@ -211,7 +211,7 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
     result = te__config_ranges(te, &c);
     if (result != TE_OK) return result;
     te__config_resolve(&c, &has);
-    result = te__config_rules(te, &c, te_group_rank(group) == 0);
+    result = te__config_rules(te, &c, te__group_rank(group) == 0);
     if (result == TE_OK) *config = c;
     return result;
 }

@@ -56,9 +56,9 @@ static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_te
     te_result result;
     (void)saved, (void)needs;
     if (sum && te_tensor_copy(sum, all) != TE_OK) sum = NULL;
-    result = te_all_reduce(s->group, sum, TE_REDUCE_SUM);
+    result = te__all_reduce(s->group, sum, TE_REDUCE_SUM);
     if (result != TE_OK) return result;
-    dx[0] = te__rows_of(sum, te_group_rank(s->group) * s->longest, s->tokens);
+    dx[0] = te__rows_of(sum, te__group_rank(s->group) * s->longest, s->tokens);
     return dx[0] ? TE_OK : te_error_code(te);
 }
 /* The tokens x [T, N] of all ranks, each in a place of its rank, [ranks * longest, N]. Its backward pass adds the
@@ -86,8 +86,8 @@ static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
     te__gather_state s = TE_ZERO;
     te_tensor *sum = y ? te__empty_like(y, y->dtype) : NULL, *own;
     if (sum && te_tensor_copy(sum, y) != TE_OK) sum = NULL;
-    if (te_all_reduce(d->group, sum, TE_REDUCE_SUM) != TE_OK) return NULL;
-    own = te__rows_of(sum, te_group_rank(d->group) * d->longest, d->tokens);
+    if (te__all_reduce(d->group, sum, TE_REDUCE_SUM) != TE_OK) return NULL;
+    own = te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens);
     s.group = d->group;
     s.tokens = d->tokens;
     s.longest = d->longest;
@@ -97,7 +97,7 @@ static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
 static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
     int64_t one = 1;
     te_tensor *x = te_tensor_from_host(te, TE_I64, 1, &one, &d->tokens);
-    te_result result = te_all_reduce(d->group, x, TE_REDUCE_MAX);
+    te_result result = te__all_reduce(d->group, x, TE_REDUCE_MAX);
     if (result != TE_OK) return result;
     result = te_tensor_to_host(x, &d->longest);
     return result == TE_OK ? result : te__refuse(d->group, TE__ALL_GATHER, result);
@@ -213,7 +213,7 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
         d->weights = x ? te__gather_tokens(d, d->weights, 0.0) : NULL;
         local = d->weights ? te__gather(d->group, te__padded_tokens(local, d->longest, -1.0)) : NULL;
         if (!local) return te_error_code(te);
-        local = te__local_ids(local, NULL, (int64_t)te_group_rank(d->group) * d->local, d->local, &sizes);
+        local = te__local_ids(local, NULL, (int64_t)te__group_rank(d->group) * d->local, d->local, &sizes);
     }
     if (!on_host) r->host = NULL;
     if (local && (!on_host || te_tensor_to_host(sizes, r->host) == TE_OK)) {
@@ -253,7 +253,7 @@ static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dty
     te_ctx *te = group->te;
     int64_t shape[2];
     te_tensor *y;
-    shape[0] = te__count_all(recv, te_group_size(group));
+    shape[0] = te__count_all(recv, te__group_size(group));
     shape[1] = cols;
     y = x ? te_tensor_empty(te, dtype, 2, shape) : NULL;
     if (!y) {

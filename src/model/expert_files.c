@@ -59,7 +59,7 @@ static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
 typedef te_result (*te__proj_fn)(void *user, te_module *m, const char *name, int proj, bool bias, int expert);
 static te_result te__each_proj(te_module *m, const char *prefix, te__proj_fn fn, void *user) {
     const te__experts_module *s = (const te__experts_module *)m->state;
-    const int first = te_group_rank(s->group) * s->local;
+    const int first = te__group_rank(s->group) * s->local;
     char name[512];
     te_result result = TE_OK;
     int i, proj, bias;

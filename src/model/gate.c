@@ -210,7 +210,7 @@ static te_tensor *te__gate_count(te_tensor *indices, te_tensor *padding, int64_t
 static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
     if (y && te_tensor_copy(y, x) != TE_OK) y = NULL;
-    if (te_all_reduce(group, y, TE_REDUCE_SUM) != TE_OK) y = NULL;
+    if (te__all_reduce(group, y, TE_REDUCE_SUM) != TE_OK) y = NULL;
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
@@ -225,7 +225,7 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     te_op_axpby_args divide = TE_ZERO;
     te_op_sum_args sum = TE_ZERO;
     te_tensor *scores, *keep, *tokens, *ones;
-    bool cp = te_group_size(s->cp_group) > 1;
+    bool cp = te__group_size(s->cp_group) > 1;
     int i;
     all.all_scores = true;
     all.biased = all.bias_in_probs;
@@ -249,8 +249,8 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     if (!scores || !keep || te_op_sum(te, &sum) != TE_OK) return NULL;
     load = te__axpby(load, NULL, 1.0f, 0.0f); /* the gate keeps its own */
     *met = cp;
-    if (cp && (te_all_reduce(s->cp_group, tokens, TE_REDUCE_SUM) != TE_OK ||
-               te_all_reduce(s->cp_group, load, TE_REDUCE_SUM) != TE_OK))
+    if (cp && (te__all_reduce(s->cp_group, tokens, TE_REDUCE_SUM) != TE_OK ||
+               te__all_reduce(s->cp_group, load, TE_REDUCE_SUM) != TE_OK))
         return NULL;
     divide.x = divide.out = load;
     divide.alpha = 1.0f;
@@ -474,7 +474,7 @@ TE_API te_result te_gate_update_bias(te_module *m, te_group *group) {
     if (!host) return te__refuse(group, TE__ALL_REDUCE, te_error_code(te));
     te__frame_begin(te);
     load = te__axpby(s->load, NULL, 1.0f, 0.0f);
-    result = te_all_reduce(group, load, TE_REDUCE_SUM);
+    result = te__all_reduce(group, load, TE_REDUCE_SUM);
     if (result == TE_OK) result = te_tensor_to_f32(load, host + s->config.n_routed_experts);
     if (result == TE_OK) result = te__gate_balance(m, bias, host, host + s->config.n_routed_experts);
     if (result == TE_OK) result = te_tensor_fill(s->load, 0.0);

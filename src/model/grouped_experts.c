@@ -147,7 +147,7 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     te__experts_module *s;
     int ranks;
     if (!te__moe_config_ok(te, who, config, &c) || !te__has_moe_backend(te, backend, who)) return NULL;
-    ranks = te_group_size(backend->ep_group);
+    ranks = te__group_size(backend->ep_group);
     if (backend->ep_group && backend->ep_group->te != te) {
         te__fail(te, TE_ERR_INVALID, "%s: ep_group belongs to another context", who);
         return NULL;
@@ -162,7 +162,7 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     s = (te__experts_module *)m->state;
     s->config = c;
     s->config.name = NULL;
-    s->way = backend->experts ? backend->experts : te->cuda ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
+    s->way = backend->experts ? backend->experts : te_ctx_is_cuda(te) ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
     s->group = backend->ep_group;
     s->ranks = ranks;
     s->local = c.n_routed_experts / ranks;

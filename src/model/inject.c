@@ -360,7 +360,7 @@ static bool te__proj_fits(te_module *m, const char *name, int64_t channels, bool
 static te_inject_reason te__inject_params(te_module *m, const te_inject_desc *desc, te_attn_params *p) {
     const te_module *core = te__core_of(m);
     const int ranks =
-        (int)te__max(desc->parallel.tp_group ? te_group_size(desc->parallel.tp_group) : desc->parallel.tp_size, 1);
+        (int)te__max(desc->parallel.tp_group ? te__group_size(desc->parallel.tp_group) : desc->parallel.tp_size, 1);
     te_inject_reason reason;
     void *value;
     if (te_module_attribute(m, TE__ATTN_MODULE, &value) && (value || desc->rules_of_automodel))

@@ -132,7 +132,7 @@ static const te_module_class te__moe_class = {"MoE", sizeof(te__moe_module), te_
 /* The experts, by the table of te_moe_create. */
 static te_module *te__moe_experts_create(te_ctx *te, const te_moe_config *c, const te_moe_backend *given) {
     te_moe_backend b = *given;
-    const int world = b.world_size ? b.world_size : te_group_size(b.ep_group);
+    const int world = b.world_size ? b.world_size : te__group_size(b.ep_group);
     const te_backend_capabilities has = te_backend_get_capabilities(te);
     const te_backend_config defaults = te_backend_config_defaults(&has);
     if (world < 1) {

@@ -259,3 +259,17 @@ TE_API te_patch_info te_patch_at(te_ctx *te, int index) {
     memcpy(info.why, all->list[index].why, sizeof(info.why));
     return info;
 }
+
+static void te__patches_report(te_ctx *te, te__report_text *t) {
+    int i;
+    for (i = 0; te__automodel_of(te)->patches && i < te_num_patches(te); i++) {
+        const te_patch_info p = te_patch_at(te, i);
+        te__say(t, "patch %s: %s%s\n", p.name,
+                p.state == TE_PATCH_APPLIED   ? ""
+                : p.state == TE_PATCH_SKIPPED ? "skipped: "
+                                          : "waiting: ",
+                p.why);
+    }
+}
+static const te__room te__automodel_room = {&te__automodel_slot, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                            te__patches_report};

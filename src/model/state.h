@@ -9,4 +9,3 @@ static const te__slot te__automodel_slot = {sizeof(te__automodel)};
 static te__automodel *te__automodel_of(const te_ctx *te) {
     return (te__automodel *)te__slot_of(te, &te__automodel_slot);
 }
-static const te__room te__automodel_room = TE__ROOM(&te__automodel_slot, NULL, NULL);

@@ -51,7 +51,7 @@ typedef struct te__sharding {
 
 /* This rank's shard of `whole`. */
 static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parallel *p, const te__sharding *sharding) {
-    int64_t rank = te_group_rank(p->group), from = 0, to = 0;
+    int64_t rank = te__group_rank(p->group), from = 0, to = 0;
     te_result result = TE_OK;
     int i, blocks = sharding->num_blocks ? sharding->num_blocks : 1;
     if (p->mode == TE_PARALLEL_ROW)
@@ -279,11 +279,11 @@ static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];
     int i;
-    if (m->parallel.size > 1 && check && m->parallel.size != te_group_size(group))
+    if (m->parallel.size > 1 && check && m->parallel.size != te__group_size(group))
         return te__fail(m->te, TE_ERR_INVALID,
                         "te_set_tensor_parallel_group: \"%s\" was created with tp_size %d and the group has %d ranks; "
                         "they must be equal",
-                        te_module_path(m, path, sizeof(path)), m->parallel.size, te_group_size(group));
+                        te_module_path(m, path, sizeof(path)), m->parallel.size, te__group_size(group));
     if (m->parallel.size > 1 && !check) {
         m->parallel.group = group;
         m->met = 0;
@@ -294,12 +294,8 @@ static te_result te__group_set(te_module *m, te_group *group, bool check) {
 TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group) {
     te_result result;
     if (!m) return TE_ERR_STATE;
-    if (group && group->te != m->te)
-        return te__fail(m->te, TE_ERR_INVALID,
-                        "te_set_tensor_parallel_group: the group is of another context (%s) than the module (%s); each "
-                        "rank takes the group that it joined",
-                        group->te->device_name, m->te->device_name);
-    result = te__group_set(m, group, true);
+    result = te__group_allowed(m->te, group, "te_set_tensor_parallel_group", "the group");
+    if (result == TE_OK) result = te__group_set(m, group, true);
     if (result == TE_OK) result = te__group_set(m, group, false);
     return result == TE_OK ? te__reset_by(m, te__group_joined, "te_set_tensor_parallel_group") : result;
 }
@@ -315,21 +311,17 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
 static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te__parallel *p = &m->parallel;
     te_ctx *te = m->te;
-    int size = o->tp_group ? te_group_size(o->tp_group) : o->tp_size;
+    int size = o->tp_group ? te__group_size(o->tp_group) : o->tp_size;
     if (o->tp_size < 0 || (o->tp_group && o->tp_size > 1 && o->tp_size != size)) {
         te__fail(te, TE_ERR_INVALID,
                  "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the "
                  "number of ranks",
-                 m->cls->name, o->tp_size, te_group_size(o->tp_group), te_group_size(o->tp_group) == 1 ? "" : "s");
+                 m->cls->name, o->tp_size, te__group_size(o->tp_group), te__group_size(o->tp_group) == 1 ? "" : "s");
         return false;
     }
-    if (o->tp_group && o->tp_group->te != te) {
-        te__fail(
-            te, TE_ERR_INVALID,
-            "%s: tp_group is of another context (%s) than the module (%s); each rank takes the group that it joined",
-            m->cls->name, o->tp_group->te->device_name, te->device_name);
+    if (te__group_allowed(te, o->tp_group, m->cls->name, "tp_group") != TE_OK ||
+        te__ranks_allowed(te, size, m->cls->name, "tp_size") != TE_OK)
         return false;
-    }
     if ((int)o->parallel_mode < 0 || o->parallel_mode > TE_PARALLEL_ROW || (int)o->symmetric_ar_type < 0 ||
         o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT) {
         te__fail(te, TE_ERR_INVALID,

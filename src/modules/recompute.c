@@ -143,10 +143,10 @@ static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
 
 /* This rank's part of x, in memory of its own: the rest of x goes. */
 static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
-    int64_t n = te__numel(x), own = n / te_group_size(group);
+    int64_t n = te__numel(x), own = n / te__group_size(group);
     te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n),
               *part = flat ? te__empty_1d(x->te, x->dtype, own) : NULL;
-    return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te_group_rank(group) * own, own)))
+    return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te__group_rank(group) * own, own)))
                 : NULL;
 }
 
@@ -204,7 +204,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     }
     for (i = 0; i < s.num_inputs; i++) in[i] = saved[i] = d->inputs[i];
     te__frame_begin(te);
-    if (d->distribute_saved_activations && te_group_size(d->tp_group) > 1) {
+    if (d->distribute_saved_activations && te__group_size(d->tp_group) > 1) {
         s.group = d->tp_group;
         s.whole_ndim = in[0]->ndim;
         memcpy(s.whole, in[0]->shape, sizeof(s.whole));
@@ -251,16 +251,15 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
     if (d->distribute_saved_activations) {
         const te_tensor *x = d->num_inputs ? d->inputs[0] : NULL;
         char text[TE__SHAPE_TEXT];
-        if (!d->tp_group || !x || x->quantized || te__numel(x) % te_group_size(d->tp_group))
+        if (!d->tp_group || !x || x->quantized || te__numel(x) % te__group_size(d->tp_group))
             return te__fail(te, TE_ERR_INVALID,
                             "te_checkpoint: distribute_saved_activations with tp_group %s of %d ranks and a first "
                             "input %s%s; a group is needed, and a plain tensor "
                             "whose elements its ranks divide",
-                            d->tp_group ? "given," : "NULL,", te_group_size(d->tp_group),
+                            d->tp_group ? "given," : "NULL,", te__group_size(d->tp_group),
                             x ? te__shape_text(x, text) : "that is not there", x && x->quantized ? ", quantized" : "");
-        if (d->tp_group->te != te)
-            return te__fail(te, TE_ERR_INVALID,
-                            "te_checkpoint: tp_group is of another context; each rank takes the group that it joined");
+        result = te__group_allowed(te, d->tp_group, "te_checkpoint", "tp_group");
+        if (result != TE_OK) return result;
     }
     result = te__checkpoint_run(te, d, NULL, NULL);
     if (result != TE_OK)

@@ -229,7 +229,7 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const int heads = s->options.num_attention_heads,
-              first = te_group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
+              first = te__group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
     const int64_t n = te__per_rank(m, heads);
     const size_t bytes = (size_t)n * sizeof(float);
     float *slopes;
@@ -324,15 +324,13 @@ static const char *te__cp_name(te_cp_comm comm) {
 /* The groups of *m become these; `who` speaks. */
 static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_group *p2p, te_cp_comm comm) {
     te__dpa_module *s = (te__dpa_module *)m->state;
+    te_result result;
     if ((int)comm < 0 || comm > TE_CP_A2A_P2P)
         return te__fail(m->te, TE_ERR_INVALID, "%s: cp_comm_type %d; TE_CP_P2P (0) to TE_CP_A2A_P2P (3) are possible",
                         who, (int)comm);
-    if ((cp && cp->te != m->te) || (p2p && p2p->te != m->te))
-        return te__fail(
-            m->te, TE_ERR_INVALID,
-            "%s: %s is of another context (%s) than the module (%s); each rank takes the group that it joined", who,
-            cp && cp->te != m->te ? "cp_group" : "cp_p2p_group", (cp && cp->te != m->te ? cp : p2p)->te->device_name,
-            m->te->device_name);
+    result = te__group_allowed(m->te, cp, who, "cp_group");
+    if (result == TE_OK) result = te__group_allowed(m->te, p2p, who, "cp_p2p_group");
+    if (result != TE_OK) return result;
     if (comm == TE_CP_A2A_P2P ? !cp != !p2p : p2p != NULL)
         return te__fail(m->te, TE_ERR_INVALID,
                         "%s: cp_comm_type %s, cp_group %s and cp_p2p_group %s; TE_CP_A2A_P2P takes both groups, all "
@@ -349,7 +347,7 @@ static te_result te__dpa_context_choices(te_module *m, const te_attention_call *
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;
     const te_attn_bias bias = a->rule.core_attention_bias_type;
-    const bool packed = a->format == TE_THD, ring = te_group_size(s->context.ring) > 1 && !s->context.gathers;
+    const bool packed = a->format == TE_THD, ring = te__group_size(s->context.ring) > 1 && !s->context.gathers;
     const int ranks = te__context_size(&s->context);
     te__autocast cast;
     if (c->inference_params)
@@ -404,7 +402,7 @@ static te_result te__dpa_context_choices(te_module *m, const te_attention_call *
 }
 static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], const te_attention_desc *a) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
-    const int exchange = te_group_size(s->context.heads), ring = te_group_size(s->context.ring),
+    const int exchange = te__group_size(s->context.heads), ring = te__group_size(s->context.ring),
               seq = te__attn_seq_dim(a->format);
     const int64_t s_q = part[0]->shape[seq], s_kv = part[1]->shape[seq], heads = part[0]->shape[part[0]->ndim - 2],
                   groups = part[1]->shape[part[1]->ndim - 2];

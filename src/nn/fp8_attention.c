@@ -122,8 +122,8 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
         amax.amax = i < 3 ? te__slot_view(each, i) : all;
         result = amax.amax ? te_op_amax(te, &amax) : te_error_code(te);
     }
-    if (te_group_size(spec->group) > 1)
-        result = result == TE_OK ? te_all_reduce(spec->group, all, TE_REDUCE_MAX)
+    if (te__group_size(spec->group) > 1)
+        result = result == TE_OK ? te__all_reduce(spec->group, all, TE_REDUCE_MAX)
                                  : te__refuse(spec->group, TE__ALL_REDUCE, result);
     scale.amax = all;
     scale.scale = te__empty_1d(te, TE_F32, 1);

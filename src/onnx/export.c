@@ -197,11 +197,11 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     const te_attention_call *a = &args->attention;
     const te__autocast *autocast = te__autocast_now(te);
     if (!te_module_visit(m, te__onnx_is_whole, NULL)) return te_error_code(te);
-    if (autocast && autocast->enabled && te_group_size(autocast->amax_group) > 1)
+    if (autocast && autocast->enabled && te__group_size(autocast->amax_group) > 1)
         return te__fail(te, TE_ERR_UNSUPPORTED,
                         "te_onnx_export: the autocast region reduces amaxes over the %d ranks of amax_group, and a "
                         "file has one rank; open a region without it",
-                        te_group_size(autocast->amax_group));
+                        te__group_size(autocast->amax_group));
     if (args->m_splits)
         return te__fail(te, TE_ERR_UNSUPPORTED,
                         "te_onnx_export: m_splits are numbers of the host, which a graph has not; give them as "

@@ -507,8 +507,10 @@ TE_OP_LIST(TE__ARGS_COLLECT)
 static void te__args_of(te__args *l, te_op op, void *args, bool all) {
     static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,
 #define TE__ARG_ROW(lower, UPPER, family) te__collect_##lower,
-        TE_OP_LIST(TE__ARG_ROW)
+#define TE__ARG_NONE(lower, UPPER, family) NULL,
+        TE_OP_LIST_EACH(TE__ARG_ROW, TE__ARG_NONE)
 #undef TE__ARG_ROW
+#undef TE__ARG_NONE
     };
     l->op = op;
     l->n = (int)(collect[op](l->arg, args, all) - l->arg);
@@ -536,7 +538,7 @@ static void te__args_touch(const te__args *l) {
 static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* name and family; the first for a te_op that does
                                                                       * not exist */
 #define TE__OP_NAME(lower, UPPER, family) {#lower, #family},
-    TE_OP_LIST(TE__OP_NAME)
+    TE_OP_LIST_ALL(TE__OP_NAME)
 #undef TE__OP_NAME
 };
 static const char *const *te__op_name(te_op op) { return te__op_names[(int)op > 0 && op < TE_OP_COUNT ? (int)op : 0]; }

@@ -9,17 +9,28 @@
     static te_result te__any_cpu_##lower(te_ctx *te, const void *args) {     \
         return te__cpu_##lower(te, (const te_op_##lower##_args *)args);      \
     }                                                                        \
+    TE__OP_WRAP_PLAN(lower)
+#ifdef TE_NO_CUDA
+#define TE__OP_WRAP_PLAN(lower)
+#define TE__OP_PLAN(lower) NULL
+#else
+#define TE__OP_WRAP_PLAN(lower)                                              \
     static te_result te__any_plan_##lower(te__plan *p, const void *args) {   \
         return te__cuda_plan_##lower(p, (const te_op_##lower##_args *)args); \
     }
+#define TE__OP_PLAN(lower) te__any_plan_##lower
+#endif
 TE_OP_LIST(TE__OP_WRAP)
 #undef TE__OP_WRAP
 
 #define TE__OP_ROW(lower, UPPER, family)                                                                  \
     {TE_OP_##UPPER,         sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower,     \
-     te__any_plan_##lower, te__record_call},
-static const te__op_info te__ops[TE_OP_COUNT] = {{TE_OP_NONE, 0, NULL, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
+     TE__OP_PLAN(lower), te__record_call},
+#define TE__OP_NONE(lower, UPPER, family) {TE_OP_##UPPER, 0, NULL, NULL, NULL, NULL},
+static const te__op_info te__ops[TE_OP_COUNT] = {{TE_OP_NONE, 0, NULL, NULL, NULL, NULL},
+                                                 TE_OP_LIST_EACH(TE__OP_ROW, TE__OP_NONE)};
 #undef TE__OP_ROW
+#undef TE__OP_NONE
 
 /* The common checks of a call and, between them, the operation's own, which fills defaults in. */
 static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, bool run) {

@@ -150,14 +150,14 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     args.fp8_max = te_dtype_max(te__recipe_dtype(&recipe, backward));
     args.margin = recipe.delayed.margin;
     args.algo = recipe.delayed.amax_algo;
-    if (te_group_size(group) > 1) {
+    if (te__group_size(group) > 1) {
         te_op_delayed_gather_args gather = TE_ZERO;
         gather.amax_history = list;
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
         result = reduced ? te_op_delayed_gather(te, &gather) : te_error_code(te);
         result =
-            result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
+            result == TE_OK ? te__all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
     if (result == TE_OK && !recipe.delayed.amax_fn && !recipe.delayed.scale_fn)
@@ -204,7 +204,9 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     a->enabled = !(desc && desc->not_enabled);
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
-    if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
+    if (te__group_allowed(te, a->amax_group, "te_autocast_begin", "amax_group") != TE_OK ||
+        te__recipe_check(te, &a->recipe) != TE_OK)
+        return te_error_code(te);
     if (te__quant_of(te)->num_autocast == 0 && (a->enabled || a->calibrating) && te__ask_step(te) != TE_OK)
         return te_error_code(te);
     te__quant_of(te)->num_autocast++;

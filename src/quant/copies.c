@@ -176,7 +176,7 @@ typedef struct te__quant_out {
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = out->y->quantized->row.data ? &out->y->quantized->row : &out->y->quantized->col;
-    bool grouped = te_group_size(spec->group) > 1;
+    bool grouped = te__group_size(spec->group) > 1;
     if (spec->cls->facts & TE__TENSOR_SCALED && !grouped) out->x_amax = te__amax_take(te);
     out->amax = out->x_amax           ? &te__amax_word_of(out->x_amax)->amax
                 : c->amax && !grouped ? c->amax
@@ -189,7 +189,7 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
                                         const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
     te__quant_copy *c;
-    bool grouped = !(spec->cls->facts & TE__SCALE_GIVEN) && te_group_size(spec->group) > 1, empty = false;
+    bool grouped = !(spec->cls->facts & TE__SCALE_GIVEN) && te__group_size(spec->group) > 1, empty = false;
     int i;
     for (i = 0; i < ndim; i++) empty = empty || shape[i] == 0;
     out.y = te__quant_empty(te, nominal, ndim, shape, spec, spec->usage, false);

@@ -49,7 +49,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         cast.groups = amax.groups = te__row_groups(te, spec->sizes, te__rows(x));
         if (!amax.groups) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     }
-    for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
+    for (i = 0; i < 2 && te__group_size(spec->group) > 1; i++) {
         te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
         if (!own) continue;
         *slot = spec->amax ? spec->amax : te__empty_1d(te, TE_F32, te__numel(own));
@@ -69,7 +69,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         result = te_op_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
-        if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
+        if (whole[i]) result = te__all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
     for (i = 0; i < 2 && result == TE_OK; i++)
         if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;

@@ -19,7 +19,7 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
     if (spec->cls->facts & TE__SCALE_GIVEN) {
         cast.scale = spec->scale;
         cast.amax = spec->amax;
-    } else if (te_group_size(spec->group) > 1 || spec->sizes || (spec->amax && !spec->x_amax)) {
+    } else if (te__group_size(spec->group) > 1 || spec->sizes || (spec->amax && !spec->x_amax)) {
         te_op_amax_args amax = TE_ZERO;
         te_op_scale_from_amax_args scale = TE_ZERO;
         int64_t n = spec->sizes ? te__numel(spec->sizes) : 1;
@@ -32,8 +32,8 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
         result = !amax.amax || !scale.scale ? te_error_code(te) : spec->amax ? TE_OK : te_op_amax(te, &amax);
-        if (te_group_size(spec->group) > 1)
-            result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX)
+        if (te__group_size(spec->group) > 1)
+            result = result == TE_OK ? te__all_reduce(spec->group, amax.amax, TE_REDUCE_MAX)
                                      : te__refuse(spec->group, TE__ALL_REDUCE, result);
         if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;

@@ -359,7 +359,7 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     te__frame_begin(te);
     te->tape.no_grad++;
     if (result == TE_OK) result = te__master_prepare(&run);
-    result = result == TE_OK ? te_all_reduce(w->group, run.buffer, TE_REDUCE_MAX)
+    result = result == TE_OK ? te__all_reduce(w->group, run.buffer, TE_REDUCE_MAX)
                              : te__refuse(w->group, TE__ALL_REDUCE, result);
     if (result == TE_OK) result = te__master_write(&run);
     te->tape.no_grad--;

@@ -29,6 +29,7 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     if ((desc->delayed.scale && !te__is_one_f32(desc->delayed.scale)) ||
         (desc->delayed.amax && !te__is_one_f32(desc->delayed.amax)))
         return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
+    if (te__group_allowed(te, desc->amax_group, who, "amax_group") != TE_OK) return te_error_code(te);
     if ((desc->delayed.scale && desc->delayed.scale->te != te) || (desc->delayed.amax && desc->delayed.amax->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
     spec->cls = cls;

@@ -1,5 +1,5 @@
-/* sys/file.c: files: read whole or at random, replaced atomically, locked; folders. Paths are UTF-8. Knows the
- * operating system, and nothing of what files hold.
+/* sys/file.c: files: reading whole files or parts, replacing files atomically, locks between processes, folders. Paths
+ * are UTF-8. Knows the operating system; must not know what files hold.
  *
  * A function that can fail returns false and adds a whole sentence, with the path and the system's own words, to `why`
  * (which may be NULL). */
@@ -15,7 +15,7 @@ static inline bool te__file_complain(te__text *why, const char *verb, const char
 
 enum { TE__PATH_NONE = 0, TE__PATH_FILE = 1, TE__PATH_DIR = 2 };
 
-/* The kind of file at a path, links followed. */
+/* Returns the kind of file at a path, links followed. */
 static inline int te__path_kind(const char *path) {
 #ifdef _WIN32
     te__wide w;
@@ -44,13 +44,14 @@ static inline bool te__path_is_absolute(const char *path) {
 #endif
     return te__is_slash(path[0]);
 }
-/* Where the last part of a path begins. */
+/* Returns the index at which the last part of a path begins. */
 static inline size_t te__path_name_at(const char *path) {
     size_t n = strlen(path);
     while (n > 0 && !te__is_slash(path[n - 1])) n--;
     return n;
 }
-/* Length of the folder part of a path, without its last slash: 0 for "a", 1 for "/a", 3 for "b/c/d". */
+/* Returns the length of the folder part of a path, without the last slash of that part: 0 for "a", 1 for "/a", 3 for
+ * "b/c/d". */
 static inline size_t te__path_dir_length(const char *path) {
     size_t n = te__path_name_at(path);
     return n > 1 ? n - 1 : n;
@@ -65,14 +66,14 @@ typedef int te__fd;
 #ifdef O_CLOEXEC
 #define TE__O_CLOEXEC O_CLOEXEC
 #elif defined(__O_CLOEXEC)
-#define TE__O_CLOEXEC __O_CLOEXEC /* glibc, when it hides the other */
+#define TE__O_CLOEXEC __O_CLOEXEC /* glibc's name, which stays visible where O_CLOEXEC is hidden */
 #else
 #define TE__O_CLOEXEC 0
 #endif
 #endif
 
-/* Refuses an empty path, or one of a folder, a pipe or a device: these have no size to check against, and must not be
- * replaced. `kind`: the kind's name, or NULL. */
+/* Refuses an empty path, or the path of a folder, a pipe or a device: these have no size to check against, and must not
+ * be replaced. `kind`: "a folder", "a pipe" ...; unused (NULL) for an empty path. */
 static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
     if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
     else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
@@ -95,13 +96,13 @@ static inline const char *te__mode_kind(const struct stat *st) {
 
 /* ---- reading ---- */
 
-/* One read or write call takes at most this much: Linux and Windows both stop short of 2 GiB. */
+/* The most bytes that one read or write call is asked for: Linux and Windows both stop short of 2 GiB. */
 enum { TE__IO_CHUNK = 1 << 30 };
 
-/* A file open for reading at any place, by several threads at once if they like. */
+/* A file that is open for reading at any offset, by several threads at once if needed. */
 typedef struct te__file {
     te__fd fd;
-    uint64_t size; /* when it was opened */
+    uint64_t size; /* the size when the file was opened */
     char path[512]; /* for messages; cut when longer */
 } te__file;
 
@@ -143,8 +144,8 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     f->size = (uint64_t)size.QuadPart;
 #else
     struct stat st;
-    /* The kind is checked before open, since to open a pipe would wait for its writer, and again after it, for the file
-     * that was opened. */
+    /* The kind is checked before open, because opening a pipe would wait for its writer, and again after open, for the
+     * file that was opened. */
     if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
     if (S_ISREG(st.st_mode)) {
         do f->fd = open(path, O_RDONLY | TE__O_CLOEXEC);
@@ -167,7 +168,7 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
 
 static inline uint64_t te__file_size(const te__file *f) { return f->size; }
 
-/* All n bytes from `offset`, or false. */
+/* Reads n bytes from `offset`. False if not all could be read. */
 static inline bool te__file_read_at(const te__file *f, uint64_t offset, void *data, size_t n, te__text *why) {
     uint8_t *p = (uint8_t *)data;
     while (n > 0) {
@@ -198,7 +199,7 @@ static inline bool te__file_read_at(const te__file *f, uint64_t offset, void *da
     return true;
 }
 
-/* Adds the whole file to `into`. A file of more than `limit` bytes is refused before anything is allocated. */
+/* Adds the whole file to `into`. Refuses a file of more than `limit` bytes before anything is allocated. */
 static inline bool te__file_read(const char *path, size_t limit, te__text *into, te__text *why) {
     te__file f;
     if (!te__file_open(&f, path, why)) return false;
@@ -229,7 +230,8 @@ static inline bool te__file_remove(const char *path, te__text *why) {
 
 /* ---- listing, links ---- */
 
-/* Calls each(user, name) for every entry but . and .., in the system's order, until it returns false. */
+/* Calls each(user, name) for every entry of a folder but . and .., in the system's order, until `each` returns
+ * false. */
 static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user,
                                 te__text *why) {
 #ifdef _WIN32
@@ -259,8 +261,8 @@ static inline bool te__dir_list(const char *path, bool (*each)(void *user, const
     return true;
 }
 
-/* Follows symbolic links from `path` to the file itself, beside which its replacement must be written. The file need
- * not exist. */
+/* Follows symbolic links from `path` and puts the path of the file itself into `file`: a replacement must be written
+ * beside that file. The file need not exist. */
 static inline bool te__path_follow(const char *path, te__text *file, te__text *why) {
     te__text_clear(file);
     te__text_put(file, path);
@@ -283,8 +285,8 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     int links;
     for (links = 0; !file->oom; links++) {
         ssize_t n = readlink(te__text_str(file), target, sizeof target - 1);
-        if (n < 0) break; /* no link, or nothing there */
-        if (links == 40) { /* as the system counts */
+        if (n < 0) break; /* not a link, or no file */
+        if (links == 40) { /* the limit of the system */
             if (why) te__text_printf(why, "cannot follow the link %s: it leads through more than 40 others", path);
             return false;
         }
@@ -298,7 +300,8 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     return !file->oom;
 }
 
-/* The name of the kind where the path, links followed, leads to something other than a regular file, or NULL. */
+/* Returns "a folder", "a pipe" ... if the path, links followed, leads to something other than a regular file; else
+ * NULL. */
 static inline const char *te__path_other_kind(const char *path) {
 #ifdef _WIN32
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -319,12 +322,13 @@ static inline const char *te__path_other_kind(const char *path) {
 
 /* ---- temporary files ----
  *
- * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A killed process leaves that file behind; the next process
- * that opens or writes FILE removes it.
- * Process ids are reused, and differ between containers, so a writer locks its file (flock): the system drops the lock
- * when the writer ends, however it ends. A file that can be locked has no writer if it is of this host; of another
- * host, only an hour after the last write, since not every file system shares locks between hosts. Without locks such
- * files stay. Windows does not let a process remove a file that a writer has open. */
+ * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp in the same folder. A killed process leaves such a file behind; the
+ * next process that opens or writes FILE removes it.
+ * A process id does not show whether the writer still runs: ids are reused, and differ between containers. So a writer
+ * locks its temporary file (flock), and the system drops the lock when the writer ends, however it ends. A file of this
+ * host that can be locked has no writer. A file of another host counts as left behind only if it can be locked and was
+ * last written an hour ago, since not every file system shares locks between hosts. Where locks do not work such files
+ * stay. Windows does not let a process remove a file that a writer has open. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -335,7 +339,7 @@ static inline bool te__read_digits(const char **at, int64_t *number) {
     *at = p;
     return true;
 }
-/* Is `name` that of a temporary file of the file `base`? */
+/* Returns whether `name` is the name of a temporary file of the file `base`, and reads host and process from it. */
 static inline bool te__temp_parse(const char *name, const char *base, size_t base_length, uint32_t *host,
                                   int64_t *process) {
     const char *p = name + base_length, *digits = "0123456789abcdef", *digit = NULL;
@@ -349,9 +353,9 @@ static inline bool te__temp_parse(const char *name, const char *base, size_t bas
 }
 
 typedef struct te__temp_search {
-    const char *file; /* in a folder that is its first `dir` characters */
+    const char *file; /* the file whose temporary files are searched; its first `dir` characters are the folder */
     size_t dir;
-    te__text path; /* the candidate's */
+    te__text path; /* path of the candidate */
 } te__temp_search;
 
 static inline bool te__temp_consider(void *user, const char *name) {
@@ -394,7 +398,7 @@ static inline void te__temps_remove(const char *file) {
     te__text_free(&dir);
     te__text_free(&s.path);
 }
-/* The same for a path that may be a link. */
+/* Like te__temps_remove, for a path that may be a link. */
 static inline void te__temps_remove_of(const char *path) {
     te__text file = TE_ZERO;
     if (path[0] && te__path_follow(path, &file, NULL)) te__temps_remove(te__text_str(&file));
@@ -403,23 +407,24 @@ static inline void te__temps_remove_of(const char *path) {
 
 /* ---- writing ---- */
 
-/* For tests: every file that is written finds the disk full after so many bytes. Negative: off. With TE_TEST_HOOKS the
+/* For tests: every file finds the disk full after this many bytes are written. Negative: off. With TE_TEST_HOOKS the
  * environment variable TE_TEST_FILE_FAIL_AFTER does the same. */
 static int64_t te__file_fail_after = -1;
 
-/* A file that is being written: beside the final path under a name of its own, and moved there by te__file_out_commit
- * when every byte is on the disk. Until then, and if anything fails, the file that was there before stays as it is. */
+/* A file that is being written. It has a name of its own in the folder of the final path; te__file_out_commit moves it
+ * to the final path when every byte is on the disk. Until then, and if anything fails, the file that was there before
+ * stays as it is. */
 typedef struct te__file_out {
     te__fd fd;
     te__text path, temp;
     te__text *why;      /* borrowed; may be NULL */
     uint64_t written;
     int64_t budget;     /* bytes until writes fail; negative: no limit */
-    bool failed;        /* once true it stays: only the result of te__file_out_commit needs a check */
+    bool failed;        /* stays true once set: only the result of te__file_out_commit needs a check */
 } te__file_out;
 
 #ifndef _WIN32
-/* A second descriptor, or -1. Like all others here, programs that the process starts do not inherit it. */
+/* Returns a second descriptor of an open file, or -1. Programs that the process starts do not inherit it. */
 static inline int te__fd_copy(int fd) {
 #ifdef F_DUPFD_CLOEXEC
     return fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -431,7 +436,7 @@ static inline int te__fd_copy(int fd) {
 }
 #endif
 
-/* Closes and removes the temporary file. Harmless after a commit, a failed begin, or twice. */
+/* Closes and removes the temporary file. Harmless after a commit, after a failed begin, or when called twice. */
 static inline void te__file_out_abort(te__file_out *f) {
     if (f->fd != TE__NO_FD) {
 #ifdef _WIN32
@@ -453,10 +458,10 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
     return false;
 }
 
-/* Creates a file with a name of its own, locked as long as it is open. False: the name is in use, or another process
- * removed the file before it was locked. */
+/* Creates a temporary file with a new name; the file is locked as long as it is open. Returns false if the name is in
+ * use, or if another process removed the file before it was locked. */
 static inline bool te__temp_create(te__file_out *f) {
-    TE__ALIGNED(8) static int64_t serial; /* two threads may write one path; so may two processes */
+    TE__ALIGNED(8) static int64_t serial; /* two threads or two processes may write one path at once */
     te__text_clear(&f->temp);
     te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(),
                     (long long)te__process_id(), (long long)te__atomic_add(&serial, 1));
@@ -486,8 +491,8 @@ static inline bool te__name_is_taken(void) {
 #endif
 }
 
-/* After a failed begin, writes and the commit fail too, without another message. A link stays a link: the file that it
- * leads to is replaced. */
+/* Begins to write a file. After a failed begin, writes and the commit fail too, without another message. If `path` is a
+ * link, it stays one, and the file that it leads to is replaced. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
     const char *kind;
     int tries = 0;
@@ -537,8 +542,8 @@ static inline bool te__file_out_write(te__file_out *f, const void *data, size_t 
 }
 
 #ifndef _WIN32
-/* Makes the folder's new entry outlive a power cut. Some file systems cannot; the file is complete then all the
- * same. */
+/* Flushes the folder of a path, so that its new entry outlives a power cut. Some file systems cannot do this; the file
+ * is complete all the same. */
 static inline void te__dir_sync(const char *path_in_it) {
     te__text dir = TE_ZERO;
     te__text_add(&dir, path_in_it, te__path_dir_length(path_in_it));
@@ -551,8 +556,8 @@ static inline void te__dir_sync(const char *path_in_it) {
 }
 #endif
 
-/* Puts the file in its place, if every write succeeded: flush to disk, rename, flush the folder. Else as
- * te__file_out_abort. */
+/* Moves the file to its final path if every write succeeded: flushes it to disk, renames it, flushes the folder.
+ * Otherwise does what te__file_out_abort does. */
 static inline bool te__file_out_commit(te__file_out *f) {
     bool done = false;
     if (!f->failed) {
@@ -572,7 +577,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
         /* EINVAL: the file system has nothing to flush. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
-        int locked = te__fd_copy(f->fd); /* the file keeps its lock until it has its name */
+        int locked = te__fd_copy(f->fd); /* the copy keeps the file locked until the rename is done */
         if (close(f->fd) != 0 && errno != EINTR && done) done = te__file_out_fail(f, "close");
         f->fd = TE__NO_FD;
         if (done && rename(f->temp.s, f->path.s) != 0) done = te__file_out_fail(f, "replace");
@@ -585,7 +590,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
     return done;
 }
 
-/* The three steps at once. */
+/* Writes a whole file: begin, write and commit. */
 static inline bool te__file_write_atomic(const char *path, const void *data, size_t n, te__text *why) {
     te__file_out f;
     te__file_out_begin(&f, path, why);
@@ -595,7 +600,8 @@ static inline bool te__file_write_atomic(const char *path, const void *data, siz
 
 /* ---- folders ---- */
 
-/* Makes a folder and those above it that are missing, for this user alone (0700). True if it is there afterwards. */
+/* Makes a folder and the missing folders above it, for this user alone (0700). Returns true if the folder exists
+ * afterwards. */
 static inline bool te__dir_make(const char *path, te__text *why) {
     if (te__dir_exists(path)) return true;
     te__text part = TE_ZERO;
@@ -623,8 +629,8 @@ static inline bool te__dir_make(const char *path, te__text *why) {
     return fine;
 }
 
-/* Nobody but this user can put files there: it is the user's own and neither group nor others may write. On Windows the
- * profile's access list sees to that. */
+/* Checks that nobody but this user can put files into a folder: the user owns it, and neither group nor others may
+ * write. On Windows the access list of the user's profile ensures this. */
 static inline bool te__dir_is_private(const char *path, te__text *why) {
 #ifdef _WIN32
     if (te__dir_exists(path)) return true;
@@ -643,8 +649,8 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
 
 /* ---- locks between processes ---- */
 
-/* Held by at most one holder on the machine (threads of one process exclude each other, too). The system releases it
- * when the process ends, however it ends; the empty file stays. */
+/* A lock file, held by at most one holder on the machine; threads of one process exclude each other, too. The system
+ * releases the lock when the process ends, however it ends; the empty file stays. */
 typedef struct te__lock {
     te__fd fd;
 } te__lock;
@@ -661,8 +667,8 @@ static inline void te__lock_release(te__lock *l) {
     l->fd = TE__NO_FD;
 }
 
-/* TE__LOCK_BUSY, without a message, is possible only if `wait` is false; TE__LOCK_FAILED means that locks do not work
- * here at all. */
+/* Tries to take a lock. TE__LOCK_BUSY, which adds no message, is possible only if `wait` is false. TE__LOCK_FAILED
+ * means that locks do not work here at all. */
 static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -691,7 +697,8 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     return busy ? TE__LOCK_BUSY : TE__LOCK_FAILED;
 }
 
-/* Waits for the lock. False where locks do not work (a file system without locks, an unwritable folder). */
+/* Waits for the lock and takes it. False where locks do not work (a file system without locks, an unwritable
+ * folder). */
 static inline bool te__lock_acquire(te__lock *l, const char *path, te__text *why) {
     return te__lock_try(l, path, true, why) == TE__LOCK_HELD;
 }

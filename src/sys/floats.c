@@ -1,7 +1,7 @@
-/* sys/floats.c: how the processor rounds, and whether it takes subnormal numbers for zeros. Any library of the process
- * may have set that: one that was linked with -ffast-math does so when it is loaded. Codes must not depend on it, so
- * arithmetic runs between te__floats_begin and te__floats_end. Knows the control registers of x86 (SSE) and arm64, and
- * <fenv.h>; nothing of what is computed. */
+/* sys/floats.c: sets the processor's floating-point modes: rounding, and whether subnormal numbers count as zeros. Any
+ * library of the process may have changed these modes: a library linked with -ffast-math does so when it is loaded.
+ * Codes must not depend on them, so arithmetic runs between te__floats_begin and te__floats_end. Knows the control
+ * registers of x86 (SSE) and arm64, and <fenv.h>; must not know what is computed. */
 
 #include <fenv.h>
 #if defined(__SSE__) || defined(_M_X64) || (defined(_M_IX86_FP) && _M_IX86_FP > 0)
@@ -11,14 +11,14 @@
 #define TE__FLOATS_FPCR 1
 #endif
 
-/* The settings that te__floats_begin found, for te__floats_end. */
+/* The modes that te__floats_begin found, which te__floats_end restores. */
 typedef struct te__floats {
-    int rounding;     /* of <fenv.h> */
-    uint64_t control; /* the register; 0 where there is none */
+    int rounding;     /* rounding mode of <fenv.h> */
+    uint64_t control; /* the control register; 0 where there is none */
     bool changed;
 } te__floats;
 
-/* The control register: rounding, flushing, and which exceptions trap. */
+/* Returns the control register: rounding, flushing of subnormals, and which exceptions trap. 0 where there is none. */
 static inline uint64_t te__floats_control(void) {
 #if defined(TE__FLOATS_SSE)
     return _mm_getcsr();
@@ -39,8 +39,8 @@ static inline void te__floats_set_control(uint64_t control) {
     (void)control;
 #endif
 }
-/* The control register of a new process: rounding to nearest, subnormals kept, no traps. On x86 the exception flags,
- * which stay, share the register. */
+/* Returns the control register that a new process has: rounding to nearest, subnormals kept, no traps. On x86 the
+ * exception flags are in the same register; they are kept. */
 static inline uint64_t te__floats_usual(uint64_t control) {
 #if defined(TE__FLOATS_SSE)
     return (control & 0x3fu) | 0x1f80u;
@@ -56,7 +56,7 @@ static inline te__floats te__floats_begin(void) {
     was.rounding = fegetround();
     was.changed = was.rounding != FE_TONEAREST || was.control != te__floats_usual(was.control);
     if (was.changed) {
-        fesetround(FE_TONEAREST); /* of the x87, too */
+        fesetround(FE_TONEAREST); /* sets the rounding of the x87, too */
         te__floats_set_control(te__floats_usual(was.control));
     }
     return was;
@@ -67,8 +67,8 @@ static inline void te__floats_end(const te__floats *was) {
     te__floats_set_control(was->control);
 }
 
-/* a / b for host code outside of operations. Volatile, since compilers may move other arithmetic across the calls
- * above. */
+/* Returns a / b, for host code outside of operations. The numbers are volatile, since compilers may move other
+ * arithmetic across te__floats_begin and te__floats_end. */
 static inline float te__floats_divide(double a, double b) {
     volatile double x = a, y = b;
     volatile float quotient;
@@ -78,9 +78,9 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Does the compiler's arithmetic follow the source? False if it may reorder sums, divide by multiplying, or ignore -0:
- * clang defines no macro for these flags. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report)
- * this cannot be tested. */
+/* Returns whether the compiler's arithmetic follows the source. False if it may reorder sums, divide by multiplying, or
+ * ignore -0: clang defines no macro for these flags. Where every number is kept wider than its type (FLT_EVAL_METHOD 2,
+ * te_report) this cannot be tested, and the result is true. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;

@@ -1,26 +1,26 @@
-/* sys/libs.c: finds and opens NVIDIA's libraries: in the loader's path, toolkits, Python packages. Of their functions
- * it knows only those that identify a library. */
+/* sys/libs.c: finds and opens NVIDIA's libraries: in the loader's path, in toolkits, in Python packages. Calls none of
+ * their functions but one that tells NVRTC's version. */
 
 typedef enum te__lib_kind {
     TE__LIB_CUDA = 0,     /* the driver */
     TE__LIB_NVRTC = 1,    /* the kernel compiler */
     TE__LIB_NCCL = 2,
-    TE__LIB_CUBLASLT = 3, /* the reference of benchmarks */
+    TE__LIB_CUBLASLT = 3, /* for benchmarks, which compare with it */
     TE__LIB_COUNT = 4
 } te__lib_kind;
 
 typedef struct te__lib {
     void *handle;
-    char path[1024]; /* the file, if the system tells; else the name that was opened */
+    char path[1024]; /* the library's file, if the system tells; else the name that was opened */
 } te__lib;
 
 enum { TE__LIB_MAX_NAMES = 6 };
 
 typedef struct te__lib_spec {
     const char *title;
-    const char *variable; /* environment: a file or a folder, and then nothing else is tried */
+    const char *variable; /* environment variable with a file or a folder; if it is set nothing else is tried */
     const char *symbol;   /* a function that every version has */
-    bool with_driver;     /* comes with the driver, so toolkits and Python packages are not searched */
+    bool with_driver;     /* the library comes with the driver, so toolkits and Python packages are not searched */
     const char *names[TE__LIB_MAX_NAMES]; /* the newest first; NULL ends them */
 } te__lib_spec;
 
@@ -57,17 +57,18 @@ static const te__lib_spec te__lib_specs[TE__LIB_COUNT] = {
 /* The arguments and the results of one search. */
 typedef struct te__lib_search {
     const te__lib_spec *spec;
-    int newest;      /* toolkit major; 0: any */
+    int newest;      /* the newest CUDA major version that is accepted; 0: any */
     te__lib *out;
-    te__text *tried; /* a line for each name and folder, with the reason */
+    te__text *tried; /* a line for each name and folder that failed, with the reason */
     te__text dirs;   /* folders that have been searched, each with a NUL behind it */
 } te__lib_search;
 
 /* ---- opening ---- */
 
 #ifndef _WIN32
-/* NVRTC opens its builtins library by bare name when it first compiles. Far from the loader's path that works only if
- * the library is loaded already, so every candidate beside NVRTC is loaded first; a wrong one is never asked for. */
+/* NVRTC opens its builtins library by bare name when it first compiles. If NVRTC lies outside the loader's path, this
+ * works only if the library is loaded already. So every candidate in NVRTC's folder is loaded first; a wrong one does
+ * no harm, since NVRTC does not ask for it. */
 static bool te__lib_load_builtins(void *dir, const char *name) {
     te__text path = TE_ZERO;
     te__text_printf(&path, "%s/%s", (const char *)dir, name);
@@ -78,8 +79,8 @@ static bool te__lib_load_builtins(void *dir, const char *name) {
 }
 #endif
 
-/* False, with the reason, for an NVRTC of a later CUDA than s->newest. The library itself is asked, since a name like
- * libnvrtc.so has no version. */
+/* Returns false, with the reason in `why`, for an NVRTC of a later CUDA than s->newest. The library itself is asked for
+ * its version, since a name like libnvrtc.so has none. */
 static inline bool te__lib_old_enough(const te__lib_search *s, void *handle, te__text *why) {
     int (*version)(int *major, int *minor) = NULL;
     int major = 0, minor = 0;
@@ -123,14 +124,14 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
     return true;
 }
 
-/* By bare name: a library that the program has loaded already, else the loader's path. */
+/* Tries the bare names: these find a library that the program has loaded already, or one in the loader's path. */
 static inline bool te__lib_try_names(te__lib_search *s) {
     for (int i = 0; s->spec->names[i]; i++)
         if (te__lib_try(s, s->spec->names[i])) return true;
     return false;
 }
 
-/* In one folder; one that does not exist or was searched before is skipped without a line in `tried`. */
+/* Tries one folder. A folder that does not exist or was searched before is skipped, without a line in `tried`. */
 static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
     if (!te__dir_exists(dir)) return false;
     for (size_t i = 0; i < s->dirs.n; i += strlen(s->dirs.s + i) + 1)
@@ -152,9 +153,9 @@ static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
 
 /* ---- folders ---- */
 
-/* A list of names in a folder, the last in the alphabet first, so that 13.0 comes before 12.8. */
+/* The entries of a folder that begin with `start`, in reverse alphabetical order, so that 13.0 comes before 12.8. */
 typedef struct te__lib_names {
-    const char *start; /* their common beginning */
+    const char *start; /* the common beginning of the names */
     te__text list;     /* each with a NUL behind it */
 } te__lib_names;
 
@@ -171,7 +172,7 @@ static bool te__lib_collect(void *user, const char *name) {
     return true;
 }
 
-/* Calls visit(s, "DIR/NAME") for every entry of dir that begins with start, until one returns true. */
+/* Calls visit(s, "DIR/NAME") for every entry of dir that begins with start, until a call returns true. */
 static inline bool te__lib_for_each(te__lib_search *s, const char *dir, const char *start,
                                     bool (*visit)(te__lib_search *s, const char *path)) {
     te__lib_names names = {start, TE_ZERO};
@@ -202,7 +203,7 @@ static bool te__lib_in_lib(te__lib_search *s, const char *dir) {
     return te__lib_visit_below(s, dir, "lib", te__lib_in_dir);
 }
 
-/* A toolkit: /usr/local/cuda-12.8, $CUDA_HOME. */
+/* Searches a toolkit: /usr/local/cuda-12.8, $CUDA_HOME ... */
 static bool te__lib_in_toolkit(te__lib_search *s, const char *dir) {
 #ifdef _WIN32
     return te__lib_visit_below(s, dir, "bin/x64", te__lib_in_dir) || te__lib_visit_below(s, dir, "bin", te__lib_in_dir);
@@ -216,8 +217,8 @@ static bool te__lib_in_toolkit(te__lib_search *s, const char *dir) {
 #endif
 }
 
-/* site-packages/nvidia/cuda_nvrtc/lib, site-packages/nvidia/cu13/lib ...: pip puts each library into a package of its
- * own. */
+/* Searches one of pip's packages, site-packages/nvidia/cuda_nvrtc, site-packages/nvidia/cu13 ...: pip puts each library
+ * into a package of its own. */
 static bool te__lib_in_package(te__lib_search *s, const char *dir) {
 #ifdef _WIN32
     return te__lib_visit_below(s, dir, "bin/x86_64", te__lib_in_dir) ||
@@ -226,7 +227,7 @@ static bool te__lib_in_package(te__lib_search *s, const char *dir) {
     return te__lib_in_lib(s, dir);
 #endif
 }
-/* Skips packages without the library, which would fill the report. */
+/* Searches a package only if it has the library: lines about all other packages would fill the report. */
 static bool te__lib_in_package_if_there(te__lib_search *s, const char *dir) {
     te__text path = TE_ZERO;
     bool there = false;
@@ -261,7 +262,7 @@ static bool te__lib_in_python(te__lib_search *s, const char *dir) {
 }
 #endif
 
-/* A prefix under which a Python may live: /usr/local, a virtual environment, a conda environment. */
+/* Searches the Python packages below a prefix: /usr/local, a virtual environment, a conda environment. */
 static inline bool te__lib_in_prefix(te__lib_search *s, const char *prefix) {
 #ifdef _WIN32
     return te__lib_visit_below(s, prefix, "Lib/site-packages", te__lib_in_site) ||
@@ -286,7 +287,8 @@ static inline bool te__lib_in_prefix(te__lib_search *s, const char *prefix) {
 #define TE__PATH_SEPARATOR ':'
 #endif
 
-/* Every X of an "X/bin" in $PATH (on Windows, X itself, where python.exe lies), in order. */
+/* Searches every prefix X for which "X/bin" is in $PATH, in order. On Windows each X in $PATH is a prefix, since
+ * python.exe lies in X itself. */
 static inline bool te__lib_in_path_variable(te__lib_search *s) {
     const char *path = te__env("PATH");
     te__text prefix = TE_ZERO;
@@ -327,7 +329,7 @@ static inline bool te__lib_search_python(te__lib_search *s) {
     for (int i = 0; i < TE__COUNT(variables) && !found; i++) {
         const char *prefix = te__env(variables[i]);
         if (!prefix) continue;
-        /* conda's own packages lie in PREFIX/lib, where pip's are one level deeper */
+        /* conda's own packages have the library in PREFIX/lib */
         found = te__lib_in_prefix(s, prefix) || te__lib_in_lib(s, prefix);
     }
     if (!found) found = te__lib_in_path_variable(s);
@@ -343,7 +345,7 @@ static inline bool te__lib_search_python(te__lib_search *s) {
     return found;
 }
 
-/* The folders in which containers, WSL and NixOS put the driver, and which the loader does not know. */
+/* Searches the folders in which containers, WSL and NixOS put the driver, and which the loader does not know. */
 static inline bool te__lib_search_driver(te__lib_search *s) {
 #ifdef _WIN32
     (void)s;
@@ -356,9 +358,10 @@ static inline bool te__lib_search_driver(te__lib_search *s) {
 
 /* ---- the search ---- */
 
-/* Opens a library. `newest` is the newest CUDA major that NVRTC may be of (a driver does not take machine code of a
- * later one than its own); 0: any. On success `out` says where it was found; te__dl_close(out->handle) closes it.
- * `tried` gets a line for every name and folder that failed, whether or not one succeeded at last.
+/* Opens a library. `newest` is the newest CUDA major version that NVRTC may have (a driver does not take machine code
+ * of a later CUDA than its own); 0: any. On success `out` says where the library was found, and
+ * te__dl_close(out->handle) closes it. `tried` gets a line for every name and folder that failed, even if a later one
+ * succeeded.
  *
  * Order: the environment variable, alone if it is set; the loader's path; toolkits; Python packages. */
 static inline bool te__lib_open_at_most(te__lib_kind kind, int newest, te__lib *out, te__text *tried) {

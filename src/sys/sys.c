@@ -1,5 +1,5 @@
 /* sys/sys.c: mutexes, threads, atomics, time, environment, shared libraries: one small function each over POSIX or
- * Windows. With its two neighbours the only place that includes OS headers; knows nothing of tensors. */
+ * Windows. The only file that includes the headers of the operating system. Must not know tensors. */
 
 #ifdef _WIN32
 #ifndef WIN32_LEAN_AND_MEAN
@@ -21,29 +21,29 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
-/* te.h is included wherever its user likes: a feature macro would come too late when <stdio.h> came first, and under
- * `-std=c11` the C library then hides what ISO C does not have. The hidden functions that te.h needs are declared here:
- * a second declaration is legal C, and C++ compilers hide nothing. */
+/* A program may include te.h behind <stdio.h>, when a feature macro would come too late. Under `-std=c11` the C library
+ * then hides the functions that ISO C does not have. The hidden functions that te.h needs are declared here: a second
+ * declaration is legal C, and C++ compilers hide nothing. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
 extern int fsync(int fd);
 extern ssize_t readlink(const char *path, char *target, size_t size);
 #if defined(__GLIBC__) && defined(__USE_FILE_OFFSET64) && !defined(__LP64__)
-/* as <unistd.h> has it for a 64-bit off_t */
+/* the declaration of <unistd.h> for a 64-bit off_t */
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset) __asm__("pread64");
 #else
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 #endif
 #endif
 #ifndef CLOCK_MONOTONIC
-#define CLOCK_MONOTONIC 1 /* Linux; hidden like the above */
+#define CLOCK_MONOTONIC 1 /* the number on Linux, where the name is hidden like the functions above */
 #endif
 #endif
 
 /* ---- mutex, condition variable, once ----
- * `static te__mutex m = TE__MUTEX_INIT;` is ready for use, and so are the others. te__*_init and _free are for those
- * inside other objects. */
+ * `static te__mutex m = TE__MUTEX_INIT;` is ready for use; te__cond and te__once have such initialisers, too.
+ * te__*_init and te__*_free are for mutexes and condition variables inside other objects. */
 
 #ifdef _WIN32
 
@@ -71,7 +71,7 @@ static BOOL CALLBACK te__once_entry(PINIT_ONCE once, PVOID call, PVOID *context)
     ((te__once_call *)call)->fn();
     return TRUE;
 }
-/* The first caller runs fn; every caller returns after it has run. */
+/* Runs fn in the first caller. Every caller returns after fn has run. */
 static inline void te__once_run(te__once *o, void (*fn)(void)) {
     te__once_call call = {fn};
     InitOnceExecuteOnce(&o->os, te__once_entry, &call, NULL);
@@ -97,14 +97,14 @@ static inline void te__cond_wait(te__cond *c, te__mutex *m) { pthread_cond_wait(
 static inline void te__cond_signal(te__cond *c) { pthread_cond_signal(&c->os); }
 static inline void te__cond_broadcast(te__cond *c) { pthread_cond_broadcast(&c->os); }
 
-/* The first caller runs fn; every caller returns after it has run. */
+/* Runs fn in the first caller. Every caller returns after fn has run. */
 static inline void te__once_run(te__once *o, void (*fn)(void)) { pthread_once(&o->os, fn); }
 
 #endif
 
 /* ---- threads ---- */
 
-/* Must not move between te__thread_start and te__thread_join: the thread reads it. */
+/* A thread. The struct must not move between te__thread_start and te__thread_join, because the thread reads it. */
 typedef struct te__thread {
     void (*fn)(void *user);
     void *user;
@@ -115,7 +115,8 @@ typedef struct te__thread {
 #endif
 } te__thread;
 
-/* Enough for every loop of the CPU backend, and the same everywhere (defaults run from 128 KiB to 8 MiB). */
+/* The stack of a thread: enough for every loop of the CPU backend, and the same on every system (defaults run from 128
+ * KiB to 8 MiB). */
 enum { TE__THREAD_STACK = 2 << 20 };
 
 #ifdef _WIN32
@@ -140,7 +141,7 @@ static void *te__thread_entry(void *thread) {
     t->fn(t->user);
     return NULL;
 }
-/* False when the system refuses another thread. */
+/* Starts a thread. False if the system refuses another thread. */
 static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void *user) {
     pthread_attr_t attributes;
     t->fn = fn;
@@ -154,12 +155,13 @@ static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void 
 static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 #endif
 
-/* ---- atomics, sequentially consistent: of numbers at multiples of 8 bytes (TE__ALIGNED in a struct) ---- */
+/* ---- atomics, sequentially consistent, on numbers at multiples of 8 bytes (TE__ALIGNED in a struct) ---- */
 
 #if defined(__GNUC__) || defined(__clang__)
-/* Where an int64_t is 4-aligned, clang would call a library for it. */
+/* An int64_t at a multiple of 8. Where int64_t is aligned to 4, clang would call a library for an atomic operation on
+ * it. */
 typedef int64_t te__atomic_word __attribute__((aligned(8)));
-/* Returns the value before. */
+/* Adds to *x and returns the value from before. */
 static inline int64_t te__atomic_add(int64_t *x, int64_t by) {
     return __atomic_fetch_add((te__atomic_word *)x, by, __ATOMIC_SEQ_CST);
 }
@@ -181,7 +183,7 @@ static inline void te__atomic_store(int64_t *x, int64_t value) { InterlockedExch
 
 /* ---- time ---- */
 
-/* Seconds since some fixed moment; never goes back. */
+/* Returns the seconds since some fixed moment; never goes back. */
 static inline double te__time_now(void) {
 #ifdef _WIN32
     LARGE_INTEGER now, per_second;
@@ -209,7 +211,8 @@ static inline void te__sleep(double seconds) {
 
 /* ---- environment, process, machine ---- */
 
-/* NULL when the variable is missing or empty: `TE_X= program` turns TE_X off. Borrowed from the environment. */
+/* Returns an environment variable (borrowed from the environment); NULL if it is missing or empty, so `TE_X= program`
+ * turns TE_X off. */
 static inline const char *te__env(const char *name) {
     const char *value = getenv(name);
     return value && value[0] ? value : NULL;
@@ -223,8 +226,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* The number of forks between the first te__watch_forks and this process: a value kept from before a fork differs in
- * the child. Always 0 on Windows, which has no fork. */
+/* The number of forks since the first te__watch_forks, counted in the child: a value noted before a fork differs from
+ * the child's value. Always 0 on Windows, which has no fork. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -237,7 +240,7 @@ static inline void te__watch_forks(void) {
 }
 #endif
 
-/* 0 on Windows, which has no such number. */
+/* Returns the user's number; 0 on Windows, which has none. */
 static inline int64_t te__user_id(void) {
 #ifdef _WIN32
     return 0;
@@ -246,7 +249,7 @@ static inline int64_t te__user_id(void) {
 #endif
 }
 
-/* The same on one host at all times; of two hosts most likely not. */
+/* Returns a number of this host: always the same on one host, and most likely different on two hosts. */
 static inline uint32_t te__host_token(void) {
 #ifdef _WIN32
     char name[MAX_COMPUTERNAME_LENGTH + 1];
@@ -270,7 +273,8 @@ static inline size_t te__page_size(void) {
 }
 
 #if defined(__linux__)
-/* Processors that this process may run on, by its affinity mask ("Cpus_allowed: ff,ffffffff"); 0 if unknown. */
+/* Returns the number of processors that this process may run on, by its affinity mask ("Cpus_allowed: ff,ffffffff"); 0
+ * if unknown. */
 static inline int te__cpus_allowed(void) {
     char line[4096];
     int count = 0;
@@ -287,7 +291,7 @@ static inline int te__cpus_allowed(void) {
     fclose(f);
     return count;
 }
-/* The container's quota of processor time (cgroup v2) in processors, rounded up; 0 if unlimited or unknown. */
+/* Returns the container's quota of processor time (cgroup v2) in processors, rounded up; 0 if unlimited or unknown. */
 static inline int te__cpus_granted(void) {
     long long quota = 0, period = 0;
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
@@ -298,7 +302,8 @@ static inline int te__cpus_granted(void) {
 }
 #endif
 
-/* Threads that can run at once: online processors, within the affinity mask and the container's share. At least 1. */
+/* Returns how many threads can run at once: the online processors, at most those of the affinity mask and of the
+ * container's quota. At least 1. */
 static inline int te__cpu_count(void) {
 #ifdef _WIN32
     SYSTEM_INFO info;
@@ -320,7 +325,8 @@ static inline int te__cpu_count(void) {
 
 #ifdef _WIN32
 typedef struct te__wide { wchar_t s[4096]; } te__wide;
-/* UTF-8 to what the W functions take; an impossible path becomes "", which no function accepts. */
+/* Converts UTF-8 to the wide text that Windows' W functions take. An impossible path becomes "", which none of these
+ * functions accepts. */
 static inline const wchar_t *te__widen(te__wide *w, const char *utf8) {
     if (!MultiByteToWideChar(CP_UTF8, 0, utf8, -1, w->s, TE__COUNT(w->s))) w->s[0] = 0;
     return w->s;
@@ -349,8 +355,8 @@ static inline void te__text_os_error(te__text *t) {
 
 /* ---- shared libraries ---- */
 
-/* NULL on failure; the reason is added to why (which may be NULL). A name without a slash is searched for by the
- * system's rules. */
+/* Opens a shared library. Returns NULL on failure; the reason is added to `why` (which may be NULL). A name without a
+ * slash is searched for by the system's rules. */
 static inline void *te__dl_open(const char *name, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -368,7 +374,7 @@ static inline void *te__dl_open(const char *name, te__text *why) {
 #endif
 }
 
-/* Address of a symbol, NULL if the library lacks it. */
+/* Returns the address of a symbol, NULL if the library lacks it. */
 static inline void *te__dl_sym(void *library, const char *symbol) {
 #ifdef _WIN32
     FARPROC f = GetProcAddress((HMODULE)library, symbol);
@@ -380,8 +386,8 @@ static inline void *te__dl_sym(void *library, const char *symbol) {
 #endif
 }
 
-/* Fills *fn, a pointer to a function pointer. ISO C has no cast between the two kinds of pointers. False if the library
- * lacks the symbol. */
+/* Writes the address of a function to the function pointer *fn. It copies bytes, because ISO C has no cast from object
+ * to function pointers. False if the library lacks the symbol. */
 static inline bool te__dl_function(void *library, const char *symbol, void *fn) {
     void *address = te__dl_sym(library, symbol);
     memcpy(fn, &address, sizeof address);
@@ -398,7 +404,7 @@ static inline void te__dl_close(void *library) {
 }
 
 #ifndef _WIN32
-/* Dl_info, whose declaration the C library may hide; every POSIX system lays it out so. */
+/* The Dl_info of dladdr, whose declaration the C library may hide. Every POSIX system has this layout. */
 typedef struct te__dl_info {
     const char *file;
     void *base;
@@ -407,8 +413,8 @@ typedef struct te__dl_info {
 } te__dl_info;
 #endif
 
-/* The file that a loaded library came from, by its handle and the name of one of its symbols. False if the system does
- * not say. */
+/* Writes to `path` the file of a loaded library, given its handle and the name of one of its symbols. False if the
+ * system does not say. */
 static inline bool te__dl_path(void *library, const char *symbol, char *path, size_t cap) {
 #ifdef _WIN32
     te__wide w;

@@ -170,7 +170,7 @@ class Page:
             links.anchors.setdefault("api/%s.h" % name, "chapter-" + name)
         for name, chapter in chapters:  # X-lists: te_op_gemm and TE_OP_GEMM stand at te_op_gemm_args
             for d in chapter.declarations:
-                if d.name == "TE_OP_LIST":
+                if d.name.startswith("TE_OP_LIST_"):
                     for lower, upper in re.findall(r"X\((\w+), (\w+), \w+\)", d.code):
                         for each in ("te_op_" + lower, "TE_OP_" + upper):
                             links.anchors.setdefault(each, links.anchors.get("te_op_%s_args" % lower, "TE_OP_LIST"))

@@ -1,9 +1,9 @@
-// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.
+// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; must not know memory.
 //
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// Few instructions fit into the time in which memory delivers an element, so the sigmoid has no branch and no slow
+// Only few instructions fit into the time in which memory delivers an element, so the sigmoid has no branch and no slow
 // path.
 #pragma once
 #include "device/base.cuh"
@@ -11,13 +11,14 @@
 #ifdef ACT
 #define TE_ACT_CALL TE_DEV
 #else
-#define TE_ACT_CALL static __device__ __noinline__ // the code of all activations stands in the kernel once
+#define TE_ACT_CALL static __device__ __noinline__ // a call: the kernel has the code of all activations only once
 #endif
 
 TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }
 
-// sigmoid(x) = 1 / (1 + 2^t), t = -x log2(e), to a few units in the last place: an exponential and a reciprocal in
-// hardware. Where it under- or overflows the exponential is 0 or infinity, and the sigmoid 1 or 0; NaN goes through.
+// Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e), to a few units in the last place: one exponential and one
+// reciprocal in hardware. If the exponential under- or overflows, it is 0 or infinity, and the sigmoid 1 or 0. NaN
+// stays NaN.
 #define TE_LOG2E 1.44269504f
 TE_DEV float te_act_sigmoid2(float t) {
     float e, s;
@@ -26,10 +27,10 @@ TE_DEV float te_act_sigmoid2(float t) {
     return s;
 }
 
-// f and f' of the nonlinearity that `act` applies to x, or to the first half of a gated input. Without a use of `slope`
-// its code folds away.
+// Returns f(x), and f'(x) in *slope, where `act` applies f to x, or to the first half of a gated input. The code of an
+// unused slope folds away.
 //
-// GELU is the tanh form, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): cheaper, and without the cancellation on the left.
+// GELU is the tanh form. 0.5 + 0.5 tanh(u) = sigmoid(2 u) is cheaper, and has no cancellation for x below 0.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
     switch (act) {
@@ -59,7 +60,7 @@ TE_ACT_CALL float te_act(int act, float x, float *slope) {
     }
 }
 
-// f(a) b.
+// te_act_gate returns f(a) b; te_act_gate_grad computes its gradients *da and *db, given dy.
 TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alpha, float offset) {
     float slope;
     if (act != TE_CLAMPED_SWIGLU) return te_act(act, a, &slope) * b;
@@ -79,8 +80,8 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float lim
     *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
 }
 
-// Where the first operand of gated element (row, column) of n stands; the second one is a block further on. Eight
-// neighbours are in one block with options.
+// te_act_at returns where the first operand of gated element (row, column) lies, with n columns a half. The second
+// operand lies te_act_block elements behind it. With options, eight neighbours are in one block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }
@@ -91,12 +92,12 @@ TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64 block) {
 TE_DEV te_i64 te_act_block(te_i64, te_i64 block) { return block; }
 #endif
 
-// i = row * width + column.
+// Splits i = row * width + column.
 TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
     *row = i / width;
     *column = i - *row * width;
 }
-// The same of a width and an i that are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an
+// Splits i likewise, where width and i are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an
 // activation.
 TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {
     if (shift < 0) {

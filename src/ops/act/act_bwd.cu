@@ -3,14 +3,13 @@
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);
 //   amax = max |dx|, rounded to the format amax_dt
 //
-// Elements of dy are distributed over threads as elements of y in act_fwd.cu.
+// Elements of dy are distributed among threads as elements of y are in act_fwd.cu.
 //
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options:
-//         n a multiple of 8, all
-// pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what is not gated is one long
-// row. Without: anything.
+//         n a multiple of 8, all pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8; if
+//         not gated, all is one long row. Without options: anything.
 //
 // te:baseline
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3
@@ -27,13 +26,13 @@
 #include "ops/act/kargs.h"
 #include "ops/act/act_tile.cuh"
 
-// Loaded after dy and x, whose latency hides that of these numbers.
+// Reads scale and amax after dy and x, so that their latency is hidden behind that of dy and x.
 TE_DEV void te_act_begin(const te__act_bwd_kargs &a, float *scale, float *seen) {
     te_loads_go_first();
     if (a.scale) *scale = *a.scale;
     if (a.amax) *seen = *a.amax;
 }
-// Eight elements of dx before the store: their amax, and the scale.
+// Prepares eight elements of dx for the store: raises *largest to their amax, and scales them if they become FP8.
 TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {
     if (a.amax) {
 #pragma unroll
@@ -45,8 +44,8 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait for the
-// registers of the first one.
+// Six blocks on a multiprocessor, not eight: with 32 registers a thread, the load of x would have to wait for the
+// registers of dy.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

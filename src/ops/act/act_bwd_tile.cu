@@ -1,14 +1,14 @@
-// ops/act/act_bwd_tile.cu: activations, backward, with results that need a tile: codes of dx along columns too, and
-// sums of its columns (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
+// ops/act/act_bwd_tile.cu: activations, backward, for results that need a tile: codes of dx along columns too, and the
+// sums of dx's columns (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
 //   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;
 //   amax = max |dx|, rounded to the format amax_dt
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
-//   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again
+//   ROUNDED: dx is rounded to x's format first, as if it had been stored in that format and read again
 //
-// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They extend over `ld` and `ldc`,
-// and so write the padding.
+// Tiles cover dy. With a gated input da and db have a tile each in shared memory. Tiles extend over `ld` and `ldc`, and
+// so write the padding.
 //
 // Benchmark: "gelu backward e5m2 both copies", "swiglu backward e5m2 both copies" in tests/bench/h200.csv.
 //
@@ -33,14 +33,14 @@
 #define HELD_DY DY_DT
 #define HELD X_DT
 #define GATED (ACT >= TE_GEGLU)
-// resident blocks of a multiprocessor, if the registers suffice
+// blocks resident on a multiprocessor, if the registers suffice
 #define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1)
 #else
 #define ACT a.act
 #define DY_DT a.dy_dt
 #define X_DT a.x_dt
 #define DX_DT a.dx_dt
-#define HELD_DY TE_F32 // the formats of elements in registers: numbers
+#define HELD_DY TE_F32 // the formats of elements in registers: f32, unpacked
 #define HELD TE_F32
 #define GATED true
 #define BLOCKS 1
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
                 if (BIAS) sum[h][k] += dx[h][k];
                 if (!fp8) continue;
                 dx[h][k] *= scale;
-                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // also when the scale is NaN
+                if (r >= rows || k >= cols) dx[h][k] = 0.0f; // even if the scale is NaN
             }
         }
 #pragma unroll
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
         }
     }
     if (BIAS && p.first_row < a.m) {
-        __syncthreads(); // the tiles are read
+        __syncthreads(); // the tiles have been read
 #pragma unroll
         for (int h = 0; h < halves; h++) {
             if (h == 1 && !gated) break;

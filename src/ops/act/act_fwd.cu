@@ -3,19 +3,18 @@
 //   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;
 //   amax = max |y| before y is scaled or rounded
 //
-// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight, 2048 apart: its loads are
-// issued first.
+// With options, a thread computes eight neighbours of y, or, if y is not gated, twice eight, 2048 apart, and issues its
+// loads first.
 //
 //       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..
 //
-// without, eight elements, 256 apart, so that each load of a warp is contiguous.
+// Without options, a thread computes eight elements, 256 apart, so that each load of a warp is contiguous.
 //
 // Benchmark: "gelu forward", "swiglu forward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options:
-//         n, ld and blocks of interleaved
-// halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows that are neither gated nor padded are one
-// long row: m = 1, ld = n. Without: anything.
+//         n, ld and blocks of interleaved halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows
+//         that are neither gated nor padded are one long row: m = 1, ld = n. Without options: anything.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3
@@ -49,11 +48,11 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         there[k] = i + k * 2048 < all && column < a.n;
         from[k] = !there[k] ? 0 : te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : row * a.n + column;
     }
-    te_raw<X_DT> x[2]; // two, or the first one's gate
+    te_raw<X_DT> x[2]; // two vectors of x, or one vector and its gate
     x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);
     x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.block) : from[1], X_DT);
     te_loads_go_first();
-    // Loaded after x, whose latency hides that of these numbers.
+    // Read after x, so that their latency is hidden behind that of x.
     float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
 #pragma unroll
     for (int k = 0; k < vectors; k++) {

@@ -1,6 +1,5 @@
-// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed from
-// one read of x.
-// Formulas: act.cuh; tiles: act_tile.cuh.
+// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed, from
+// one read of x. Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0
 //
@@ -25,7 +24,7 @@
 #define ACT a.act
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
-#define HELD TE_F32 // the format of elements in registers: numbers
+#define HELD TE_F32 // the format of elements in registers: f32, unpacked
 #endif
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_constant__ te__act_fwd_kargs a) {
@@ -51,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
                                      : te_act(ACT, u, &slope);
             largest = fmaxf(largest, fabsf(y[k]));
             y[k] *= scale;
-            if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is NaN
+            if (r >= rows || k >= cols) y[k] = 0.0f; // even if the scale is NaN
         }
 #pragma unroll
         for (int h = 0; h < 2; h++)

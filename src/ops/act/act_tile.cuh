@@ -1,6 +1,5 @@
-// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: rows,
-// their transpose, sums of columns.
-// Knows positions of elements; must not know the activation.
+// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: as rows,
+// as their transpose, and as sums of columns. Knows positions of elements; must not know the activation.
 //
 //            64 columns (tx = t % 8: 8 each)
 //          +-------------------------+
@@ -14,7 +13,7 @@
 #ifdef ACT
 constexpr int te_act_unroll = 8;
 #else
-constexpr int te_act_unroll = 1; // the general row, of all formats: less code
+constexpr int te_act_unroll = 1; // the general row has all formats: less code
 #endif
 
 struct te_act_place {
@@ -27,7 +26,8 @@ struct te_act_place {
     }
 };
 
-// Four rows of eight elements of p [.., ld], from element `at` on; `rows` by `there` of them exist, the others are 0.
+// Loads four rows of eight elements of p [.., ld], from element `at` on. `rows` by `there` of them exist, the rest
+// become 0.
 template <int FORMAT>
 TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector,
                         te_raw<FORMAT> v[4]) {
@@ -48,7 +48,7 @@ TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, t
 #endif
 }
 
-// Eight numbers of a row as FP8 codes, to words and to y.
+// Stores eight FP8 codes of a row, `there` of which exist, to `to`.
 TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {
     if (vector && there >= 8) {
         *(uint2 *)to = make_uint2(code[0], code[1]);
@@ -58,7 +58,7 @@ TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u3
             if (k < there) to[k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));
     }
 }
-// The codes of four rows to the tile that will be read as columns.
+// Writes the codes of four rows to the tile, which will be read by columns.
 TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -73,12 +73,12 @@ TE_DEV float te_act_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
 
-// Raises amax to the warp's maximum, by one atomic if the maximum is above `seen`, the value when the block began, and
-// above the value now. All lanes call it. dt: the format of the numbers that it is the amax of; the largest rounded
+// Raises *amax to the warp's maximum: by one atomic, if the maximum is above `seen`, the value when the block began,
+// and above the value now. All lanes must call. dt: the format of the numbers that amax is of; the largest rounded
 // number is the largest number, rounded.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     largest = te_act_rounded(largest, dt);
-    // not negative: they order like their bits
+    // non-negative floats have the order of their bits
     largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
     if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);
 }

@@ -1,11 +1,11 @@
-/* ops/act/cpu.c: the activations, the reference. Knows rows of numbers; must not know CUDA. */
+/* ops/act/cpu.c: the reference of the activations. Knows rows of numbers; must not know CUDA. */
 
 enum { TE__ACT_RUN = 512 };
 
 static float te__act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-/* f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. GELU is the tanh form of
- * Hendrycks and Gimpel, with 0.5 + 0.5 tanh(u) = sigmoid(2 u), which does not cancel on the left. */
+/* Returns f(x), and f'(x) in *slope, where `act` applies f to x, or to the first half of a gated input. GELU is the
+ * tanh form of Hendrycks and Gimpel; 0.5 + 0.5 tanh(u) = sigmoid(2 u) does not cancel for x below 0. */
 static float te__act_one(te_activation act, float x, float *slope) {
     float s;
     switch (act) {
@@ -35,16 +35,16 @@ static float te__act_one(te_activation act, float x, float *slope) {
     }
 }
 
-/* fminf and fmaxf drop a NaN, as the GPU's do. */
+/* Clamps x to -limit .. limit. fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* The storing of a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is
- * wanted, of TE__ACT_BAND rows, whose codes are transposed as one tile; with sums of columns it goes on over all
+/* One call, forward or backward. The work is cut into units, each of a run of columns in one row. If `col` is wanted, a
+ * unit has TE__ACT_BAND rows instead, whose codes are transposed as one tile; with sums of columns it has all such
  * bands. */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
-    const te_op_act_fwd_args *fwd; /* the one or the other */
+    const te_op_act_fwd_args *fwd; /* the forward pass's arguments; NULL in the backward pass */
     const te_op_act_bwd_args *bwd;
     te_activation act;
     float limit, alpha, offset, scale;
@@ -54,9 +54,10 @@ typedef struct te__act_job {
     te_dtype format;        /* of out and col */
     int64_t m, n;           /* elements of y or dy */
     int64_t ld, ldc;        /* of out, of col */
-    int64_t block;          /* gated: columns of one half before those of the other; n: all */
+    int64_t block;          /* gated: columns of one half before columns of the other half follow; n: the second half is
+                             * behind the first */
     int64_t tall, wide, runs, units;
-    float *amax;            /* of each unit, or NULL */
+    float *amax;            /* [units]: the amax of each unit, or NULL */
 } te__act_job;
 
 static void te__act_values(const te__act_job *j, const float *gate, int64_t count, float *u) {
@@ -72,7 +73,7 @@ static void te__act_values(const te__act_job *j, const float *gate, int64_t coun
     else
         for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope);
 }
-/* dx in place of u and gate. */
+/* Replaces u and gate by the two halves of dx; not gated: u by dx. */
 static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
     float slope, f;
     int64_t k;
@@ -97,8 +98,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
         }
 }
 
-/* Columns first .. first + count - 1 of a half, which stand block by block. Returns how many of them stand together,
- * and where in the row. */
+/* Finds columns first .. first + count - 1 of half h of a row, where halves alternate block by block. Returns how many
+ * of these columns are contiguous, and in *at where in the row they begin. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;
@@ -110,7 +111,7 @@ static void te__act_load(const te__act_job *j, int64_t row, int h, int64_t first
         te__load_row(te__data(j->x), j->x->dtype, row * (j->gated ? 2 * j->n : j->n) + at, n, v + i);
     }
 }
-/* The results of half h, `width` columns of which padding may be a part. */
+/* Stores the results of half h: `width` columns, which may include padding. */
 static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t first, int64_t width, const float *v) {
     int64_t i, n, at;
     if (!j->bwd || !j->gated || j->block == j->n) {
@@ -123,7 +124,8 @@ static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t firs
     }
 }
 
-/* The results of `count` columns from `first` on: v[0], and of a gated backward v[1], the second half of dx. */
+/* Computes the results of `count` columns from `first` on: in v[0], and for a gated backward in v[1] the second half of
+ * dx. */
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
     int h;
@@ -136,14 +138,14 @@ static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_
         te__act_slopes(j, dy, count, v[0], v[1]);
     }
 }
-/* v as a tensor of that format would hold it. */
+/* Rounds v to a format, as a tensor of that format would. */
 static void te__act_round(te_dtype format, int64_t count, float *v) {
-    float room[TE__ACT_RUN]; /* suffices for every float format */
+    float room[TE__ACT_RUN]; /* enough for every float format */
     te__store_row(room, format, 0, count, v);
     te__load_row(room, format, 0, count, v);
 }
 
-/* The codes of a band to columns first .. first + count - 1 of a half of the transpose, rows from `row` on. */
+/* Writes the codes of a band to columns first .. first + count - 1 of one half of the transpose, from row `row` on. */
 static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count,
                          int64_t row) {
     uint8_t *to = (uint8_t *)te__data(j->col) + (half * j->n + first) * j->ldc + row;
@@ -272,18 +274,18 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
 
 typedef struct te__scaled_act_job {
     te__act_job act;
-    te_op_act_bwd_args as_bwd; /* act.bwd, backward: te__act_store looks for one */
+    te_op_act_bwd_args as_bwd; /* what act.bwd points to in the backward pass, since te__act_store looks at act.bwd */
     const te_tensor *dy, *scales;
     te_tensor *dscales;
 } te__scaled_act_job;
 
-/* act(x) of the columns in v, times `scale`. */
+/* Computes act(x) of the columns in v, times `scale`, into v[0]. */
 static void te__scaled_act_forward(const te__act_job *j, float scale, int64_t count, float v[2][TE__ACT_RUN]) {
     int64_t k;
     te__act_values(j, v[1], count, v[0]);
     for (k = 0; k < count; k++) v[0][k] *= scale;
 }
-/* dx in place of the columns in v; returns the sum of dy * act(x). */
+/* Replaces the columns in v by dx; returns the sum of dy * act(x). */
 static double te__scaled_act_backward_run(const te__act_job *j, float scale, const float *dy, int64_t count,
                                           float v[2][TE__ACT_RUN]) {
     float y[TE__ACT_RUN], ones[TE__ACT_RUN];

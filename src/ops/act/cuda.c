@@ -1,19 +1,19 @@
-/* ops/act/cuda.c: the activations, which kernel and how it is launched. Knows plans; must not know the driver. */
+/* ops/act/cuda.c: the activations: the choice of a kernel, and its launch. Knows plans; must not know the driver. */
 
-/* x, and all rows of ld elements from it on, start at multiples of `bytes`. */
+/* Returns whether x, and all rows of ld elements from x on, start at multiples of `bytes`. */
 static bool te__act_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && (!x || ld * te__dtype_size(x->dtype) % bytes == 0);
 }
 
-/* Tiles of 128 x 64 over rows up to m and columns up to n; returns those along n. */
+/* Sizes a launch to tiles of 128 x 64 over rows up to m and columns up to n; returns the number of tiles along n. */
 static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     int64_t tiles_n = te__div_up(n, 64);
     te__launch_size(l, te__div_up(m, 128) * tiles_n, 1, 1, 256, 0);
     return (unsigned)tiles_n;
 }
 
-/* The divisor of numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic =
- * floor(2^(31+l) / d) + 1 has 32 bits, and is exact enough for 31. */
+/* Returns what divides numbers below 2^31, up to all / 8, by d = width / 8. With 2^(l-1) < d <= 2^l, magic =
+ * floor(2^(31+l) / d) + 1 has 32 bits, and is exact for numbers of 31 bits. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
     int l = 1;
@@ -30,7 +30,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n,
             ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16, block; /* bytes of eight elements, or the size of a store */
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16, block; /* bytes of eight elements; 16 if these are more */
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
@@ -148,7 +148,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     return TE_OK;
 }
 
-/* Fills what both directions have; n: columns of y or dy. Returns whether eight elements may be moved at a time. */
+/* Fills in the fields that both directions have; n: columns of y or dy. Returns whether eight elements may be moved at
+ * a time. */
 static bool te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
                                     const te_tensor *scales, const te_tensor *out, te_activation act, float limit,
                                     float alpha, bool no_offset, int64_t block) {

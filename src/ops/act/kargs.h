@@ -1,14 +1,15 @@
-/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs
- * alone. */
+/* ops/act/kargs.h: the arguments of the activation kernels. The host's compiler and the kernels' compiler both read it:
+ * plain structs alone. */
 
-/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number
- * of elements is beyond. */
+/* Divides i / 8 < 2^31 by width / 8: the quotient is the upper word of the product with `magic`, shifted. shift < 0:
+ * these sizes need a plain division. */
 typedef struct te__act_divisor {
     unsigned magic;
     int shift;
 } te__act_divisor;
 
-/* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */
+/* Arguments of act_fwd and act_fwd_tile: y [m, ld] = f(x); x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y become
+ * 0. */
 typedef struct te__act_fwd_kargs {
     const void *x;
     void *y;             /* [m, ld], or NULL */
@@ -16,10 +17,10 @@ typedef struct te__act_fwd_kargs {
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
     long long m, n, ld, ldc;
-    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half
-                              * behind the other */
-    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
-    te__act_divisor divisor; /* of act_fwd with options: by ld */
+    long long block;         /* gated: columns of one half of x before columns of the other half follow; n: the second
+                              * half is behind the first */
+    unsigned tiles_n;        /* act_fwd_tile: tiles along n */
+    te__act_divisor divisor; /* act_fwd with options: divides by ld */
     float limit, alpha, offset;
     int x_dt, y_dt, act;
     int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */
@@ -27,34 +28,35 @@ typedef struct te__act_fwd_kargs {
     int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_fwd_kargs;
 
-/* y [m, n] = f(x) scales[row]; backward dx = (dy scales[row]) f'(x), dscales[row] = sum of dy f(x). x and dx [m, n] or,
- * gated, [m, 2n]. */
+/* Arguments of scaled_act_fwd and scaled_act_bwd: y [m, n] = f(x) scales[row]; backward dx = (dy scales[row]) f'(x),
+ * dscales[row] = sum of dy f(x). x and dx are [m, n] or, gated, [m, 2n]. */
 typedef struct te__scaled_act_kargs {
-    const void *dy, *x, *scales; /* dy: of the backward; scales [m] */
+    const void *dy, *x, *scales; /* dy: for the backward pass; scales [m] */
     void *out;                   /* y or dx */
     void *dscales;               /* [m], or NULL */
     long long m, n;
-    long long block;         /* as te__act_fwd_kargs has it */
-    te__act_divisor divisor; /* of scaled_act_fwd with options: by n */
+    long long block;         /* as in te__act_fwd_kargs */
+    te__act_divisor divisor; /* scaled_act_fwd with options: divides by n */
     float limit, alpha, offset;
     int dy_dt, x_dt, scales_dt, out_dt, dscales_dt, act;
 } te__scaled_act_kargs;
 
-/* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */
+/* Arguments of act_bwd and act_bwd_tile: dx = dy f'(x). dy is [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], where ld
+ * is at least x's width, and larger only if dx is FP8. */
 typedef struct te__act_bwd_kargs {
     const void *dy, *x;
     void *dx;                /* or NULL */
     void *col;               /* [n or 2n, ldc]: the codes transposed, or NULL */
     const float *scale;      /* [1], or NULL: dx is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
-    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
+    float *partial;          /* [tiles along m, n or 2n]: sums of each column over a tile's rows, or NULL */
     long long m, n, ld, ldc;
-    long long block;         /* as forward */
-    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
-    te__act_divisor divisor; /* of act_bwd with options: by n */
+    long long block;         /* as in te__act_fwd_kargs */
+    unsigned tiles_n;        /* act_bwd_tile: tiles along n */
+    te__act_divisor divisor; /* act_bwd with options: divides by n */
     float limit, alpha, offset;
     int dy_dt, x_dt, dx_dt, act;
-    int rounded;    /* of act_bwd_tile: dx is rounded to x's format first */
+    int rounded;    /* act_bwd_tile: dx is rounded to x's format first */
     int amax_dt;    /* the format of the numbers that amax is of */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */

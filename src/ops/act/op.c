@@ -22,7 +22,8 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* N columns of y or dy; fills the default in: one block, which has to pass here again. */
+/* Checks the size of interleaved blocks, for n columns of y or dy. Fills in the default, one block of all columns,
+ * which passes here a second time too. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);
@@ -42,7 +43,7 @@ static te_result te__check_interleave(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* The format of the numbers that the backward's amax is of. */
+/* Returns the format of the numbers that the backward pass's amax is of. */
 static te_dtype te__act_amax_dtype(const te_op_act_bwd_args *a) {
     return a->rounded && !a->unrounded_amax ? a->x->dtype : TE_F32;
 }
@@ -85,7 +86,7 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     return r;
 }
 
-/* The args that both directions have; n: columns of y or dy. */
+/* Checks the arguments that both directions have; n: columns of y or dy. */
 static te_result te__check_scaled_act(te_ctx *te, const char *op, const te_tensor *x, const te_tensor *act_scales,
                                       te_activation act, float *limit, float *alpha, bool no_offset,
                                       int64_t *interleave, int64_t n) {

@@ -1,4 +1,4 @@
-// ops/act/scaled_act_bwd.cu: activations times one number for each row, backward, both gradients from one read.
+// ops/act/scaled_act_bwd.cu: activations times one number for each row, backward: both gradients from one read.
 // Formulas: act.cuh.
 //
 //   dx = (dy scales[row]) f'(x);   gated: [da | db] = (dy scales[row]) [f'(a) b | f(a)];
@@ -7,7 +7,7 @@
 // A warp has a row; with options each lane computes eight neighbours at a time.
 //
 // Launch: block of 256 threads, grid ceil(m / 8). With options: n and blocks of interleaved halves multiples of 8, dy,
-//         x and dx aligned to 16 bytes. Without: anything.
+//         x and dx aligned to 16 bytes. Without options: anything.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3
@@ -19,7 +19,8 @@
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
 
-// The gradients of one element, and f(x), which dy multiplies in the sum. g: dy times the row's number.
+// Computes the gradients of one element, and returns f(x), which dy multiplies in the sum. g: dy times the row's
+// number.
 TE_DEV float te_scaled_act(const te__scaled_act_kargs &a, int act, float x, float gate, float g, float *dx,
                            float *dgate) {
     float slope, f;

@@ -6,7 +6,7 @@
 // With options a thread computes eight neighbours of y; without, eight elements, 256 apart.
 //
 // Launch: block of 256 threads, grid ceil(m * n / 2048). With options: n and blocks of interleaved halves multiples of
-//         8, x and y aligned to 16 bytes. Without: anything.
+//         8, x and y aligned to 16 bytes. Without options: anything.
 //
 // te:baseline
 // te:row ACT=8 X_DT=3 Y_DT=3

@@ -29,11 +29,12 @@ struct te_attn_place {
     }
 };
 
-// Return the range of keys, begin .. end - 1, that covers all keys that rows first .. last see. S: te__attn_kargs or
-// te__attn_seq.
+// te_attn_keys_begin and te_attn_keys_end return the range of keys, begin .. end - 1, that covers all keys that rows
+// first .. last see. S: te__attn_kargs or te__attn_seq.
 template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
 template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// Return the range of rows, begin .. end - 1, that covers all rows that see any of the keys first .. last.
+// te_attn_rows_begin and te_attn_rows_end return the range of rows, begin .. end - 1, that covers all rows that see any
+// of the keys first .. last.
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
@@ -328,8 +329,9 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    te_u32 bits[4], from_less, from_more; // whether the bits so far are at least the threshold's, if the lower blocks
-                                          // are less, and if not
+    // from_less, from_more: whether the bits of the blocks joined so far are at least the threshold's bits, if the bits
+    // below them are less than the threshold's (from_less) or not (from_more).
+    te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
     te__philox_rounds(7, seed, offset, 4 * w + (lane & 3), bits);

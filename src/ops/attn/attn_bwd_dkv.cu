@@ -3,7 +3,7 @@
 //
 // The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head
 // of the group, so that every sum has one order. P and dS are computed as in attn_bwd_dq.cu. In FP8 attention that
-// kernel runs first, since it writes delta, and P is rounded, too.
+// kernel runs first, since it writes delta, and this kernel rounds P, too.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //

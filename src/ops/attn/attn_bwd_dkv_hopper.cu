@@ -199,7 +199,7 @@ struct te_beside {
 };
 
 struct te_values : te_consumer<D_V> {
-    float slope; // ALiBi's, of the tile's head
+    float slope; // ALiBi's slope for the tile's head
     TE_DEV te_values(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D_V>(a, smem) {}
     // Loads ALiBi's slope of the next tile, and the bias to the registers of S^T.
     TE_DEV void load_ahead() {

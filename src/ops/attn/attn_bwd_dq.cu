@@ -3,7 +3,7 @@
 // The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2. dP = dO
 // V^T, dropped as the forward pass dropped P; dS = P (dP - delta). attn_delta.cu writes lse2 and delta. In FP8
 // attention O comes from rounded P, so delta is the sum of P dP instead: a first pass over the keys computes it and
-// writes it for the other kernels. There dS is rounded.
+// writes it for the other kernels. FP8 attention also rounds dS.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //

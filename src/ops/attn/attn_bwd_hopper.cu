@@ -295,7 +295,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         scores(s, k_rows, q_tile + stage * (BYTES_Q >> 4), !BIAS && !ALIBI);
         te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
         scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4), true);
-        const int query = i.m * BQ + 2 * (lane & 3); // this thread's first one
+        const int query = i.m * BQ + 2 * (lane & 3); // this thread's first query
         te_keep_columns keep;
         if (DROPOUT) keep.load(a.a, a.bits, t.batch, i.head, t.q_at, i.m * BQ, t.n * BK + 64 * w + 16 * warp);
         const te_u64 show = HIDES ? te_shown<BQ / 2, true>(a.a, t.batch, i.head, query, key, BLOCKS && i.full) : 0;

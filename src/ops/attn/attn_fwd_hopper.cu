@@ -138,7 +138,7 @@ enum {
                                        : WAVES * PART_O),
     AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
     SHARED = !ALIBI ? AT_TILES + 2 * 64 : AT_LINE + PART_LINE + (O_IN_Q ? 0 : WAVES * PART_O),
-    PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
+    PART_STORE = O_IN_Q ? PART_Q : PART_O // bytes from one consumer's rows of O to the next consumer's
 };
 static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES)
                                : (KEYS ? TE__ATTN_KEYS_SHARED(X_D, X_D_V, X_WAVES)
@@ -429,8 +429,8 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // Load the bias of block n to registers. load_before issues loads that overlap with the products that follow;
-    // load_behind runs after the products have been issued, and reads the bias's tile with TILES.
+    // Loads the bias of block n to registers. load_before issues loads that overlap with the products that follow.
+    // load_behind runs after the products have been issued, and with TILES reads the bias's tile.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }

@@ -325,7 +325,8 @@ static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
 }
 
 /* Applies the user's rule to [keys, BLOCK] of scores, where a row sees the key. In the backward pass the rule's
- * derivative goes to `factor`; if the soft cap's derivative is there (`capped`), it is multiplied. */
+ * derivative goes to `factor`. With `capped`, `factor` holds the soft cap's derivative and is multiplied by the
+ * rule's. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
@@ -464,7 +465,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
                         s->g_tile);
     for (r = 0; r < block->n; r++) {
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
-        if (x == -HUGE_VALF) continue; /* every score of the row is -inf or ignored */
+        if (x == -HUGE_VALF) continue; /* every score of the row is -inf, or hidden from it */
         lse[r] = x;
         if (rounds) continue;
         te__load_row(a->o.p, (te_dtype)a->o.dt,

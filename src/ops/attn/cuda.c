@@ -31,8 +31,9 @@ static int64_t te__attn_dkv_shared(te__attn_tiles t) {
     return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile;
 }
 
-/* Choose tiles by register counts: O, S and dP stay in registers, and two blocks share a multiprocessor where that
- * helps. extras: the options of te__attn_extra need registers for lengths, strides and slopes, so tiles are smaller. */
+/* te__attn_fwd_tiles, te__attn_dq_tiles and te__attn_dkv_tiles choose tiles by register counts: O, S and dP stay in
+ * registers, and two blocks share a multiprocessor where that helps. extras: the options of te__attn_extra need
+ * registers for lengths, strides and slopes, so tiles are smaller. */
 static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
@@ -137,7 +138,7 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
         *TE__KARGS(p, l, te__attn_kargs) = *a;
         te__launch_size(l, a->heads, 1, 1, 256, 0);
     }
-    if (blocks == 0) return TE_OK; /* no dbias: it has no size */
+    if (blocks == 0) return TE_OK; /* dbias is not given, or is empty */
     if (bits) return te__attn_plan_bias_hopper(p, a, mod, bits);
     if (blocks > INT_MAX) return te__attn_bias_too_large(p, a);
     l = te__plan_launch(p, "attn", "attn_bwd_bias");

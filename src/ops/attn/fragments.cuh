@@ -22,8 +22,8 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Returns by away() the bytes from where a row would lie if its sequence were contiguous to where it lies. PAGED 1:
-// rows are keys, which may lie in pages. PAGED 0: always 0.
+// Finds rows that may lie in pages. away() returns the bytes from where a row would lie if its sequence were contiguous
+// to where it does lie. PAGED 1: rows are keys, which may lie in pages. PAGED 0: away() is 0.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }

@@ -83,8 +83,8 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where they
- * lie; words is NULL without dropout, and where the bits would fill more than 2 GB. */
+/* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where
+ * the bits lie; words is NULL without dropout, and if the bits would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
@@ -164,7 +164,8 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_bits bits;
     te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
-    /* Of 192 channels a block has 96 keys, which may lie in two blocks of a block mask. Of 256 channels it has 64. */
+    /* With 192 channels a block has 96 keys, which may lie in two blocks of a block mask. With 256 channels it has
+     * 64 keys. */
     if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256;
     /* Tiles of 192 rows take fewer cycles a row, but a few of them leave more of the chip idle. */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2;
@@ -261,7 +262,7 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
     te__attn_maps_q(p, a, k.dq_map, &a->dq, a->d, 64);
     te__attn_launch_rows(p, &k, rows, a->d_v <= 128 ? 128 : 256);
     k.order.rows = (int)keys;
-    k.order.together = te__min(8, a->groups * a->batch); /* heads whose blocks alternate */
+    k.order.together = te__min(8, a->groups * a->batch); /* number of heads whose blocks alternate */
     l = te__attn_launch_bwd(p, &k, "attn_bwd_dkv_hopper", of_keys, 384, TE__ATTN_DKV_SHARED(d, d_v), d, d_v);
     if (te__attn_scores_options(p, l, a, mod) != TE_OK) return p->result;
     k.order.rows = (int)queries;
@@ -343,7 +344,8 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k.order.counter = te__plan_counters(p);
     k.order.tiles = (int)blocks;
     k.order.rows = (int)keys;
-    k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* heads whose blocks alternate */
+    k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* number of heads whose blocks
+                                                                                * alternate */
     te__attn_launch_rows(p, &k, rows, d);
     l = te__attn_launch_bwd(p, &k, "attn_bwd_hopper", blocks, 384, TE__ATTN_BWD_SHARED(d), d, d);
     if (tiles_of_bias) te__launch_option(l, "X_TILES", 1);

@@ -39,8 +39,8 @@ enum {
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
 // Returns the factor that turns S (products, or their tanh) into the scores that the user's rule gets.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
-// Replaces products by their tanh if there is a soft cap. It runs before elements become -inf, whose derivative is then
-// 0 without a test.
+// Replaces products by their tanh if there is a soft cap. It runs before elements are hidden: S = -inf stays as it is
+// then, and its derivative becomes 0 without a test.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
@@ -193,7 +193,7 @@ template <int N> struct te_bias_rows {
 // by 8.
 template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
     const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
-    if (rising || falling) { // a line, whose steps are constants
+    if (rising || falling) { // the distance is linear, so its steps are constants
         const float tilt = rising ? -slope : slope;
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -216,7 +216,7 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 // and makes all products wait for each other. With newer compilers each element of S gets an addition after the wait.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
-    float slope, tilt, shift[2]; // shift: of the thread's two rows
+    float slope, tilt, shift[2]; // shift: tilt * at of the thread's two rows
     te_u32 rising, a[4];   // operand A for a rising line; operand A of the next product
     bool bent;             // the warp has elements on both sides of the diagonal: there is no product
     TE_DEV void open(float of) {
@@ -233,7 +233,7 @@ struct te_line {
         const bool up = last <= 0, down = !up && first >= 0;
         bent = !up && !down;
         tilt = up ? slope : down ? -slope : 0.0f;
-        if (!PRODUCT) at += 2 * (threadIdx.x & 3); // to the thread's first column
+        if (!PRODUCT) at += 2 * (threadIdx.x & 3); // moves `at` to the thread's first column
         a[0] = a[1] = up ? rising : down ? rising ^ 0x80008000u : 0;
         a[2] = a[3] = 0;
         shift[0] = tilt * (float)at;
@@ -326,8 +326,8 @@ TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int 
     return p;
 }
 
-// The bias that S^T, with keys along the rows, starts with. It is loaded a tile ahead without a conversion, or taken
-// from a tile that TMA has brought; start() converts it.
+// The bias with which S^T starts; S^T has keys along the rows. The bias is loaded a tile ahead without a conversion, or
+// taken from a tile that TMA has brought. start() converts it.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
     TE_DEV static te_u32 element(const char *p) {

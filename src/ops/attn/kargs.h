@@ -59,7 +59,7 @@ typedef struct te__attn_kargs {
     float *lse2, *delta; /* backward, [batch, heads, s_pad]: see attn_delta.cu; packed: see te__attn_seq */
     int batch, heads, groups;
     int s_q, s_kv, s_pad; /* s_pad: s_q rounded up to TE__ATTN_PAD */
-    int d, d_v;           /* channels of q and k, of v and o */
+    int d, d_v;           /* channels of q and k; channels of v and o */
     int lo, hi;           /* row i sees the keys from i + lo to i + hi, of 0 .. s_kv - 1 */
     float scale, scale2;  /* factor of the products; scale * log2(e) */
     float dropout_p, keep_scale; /* a multiple of 2^-16; 1 / (1 - dropout_p) */
@@ -77,8 +77,8 @@ typedef struct te__attn_order {
     int pad;
 } te__attn_order;
 
-/* Dropout's bits in memory, 1 for a kept element of P. Each 128 keys have an array of `rows` rows in the order of
- * lse2; a row is four words of te__attn_keep_word. */
+/* Dropout's bits in memory, 1 for a kept element of P. For every 128 keys there is an array of `rows` rows in the
+ * order of lse2. A row is four words of te__attn_keep_word. */
 typedef struct te__attn_bits {
     long long rows;
     unsigned *words; /* NULL: kernels draw the bits themselves */

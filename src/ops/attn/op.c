@@ -96,7 +96,8 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
                     te__dims_text(ndim, shape, want));
 }
 
-/* Checks that x is given if `wanted`, and only then. with: names the choice of an option that x belongs to. */
+/* Checks that x is given if `wanted`, and only then. with: the choice of an option that x belongs to, for the
+ * message. */
 static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted,
                                     const char *with) {
     if (!x == !wanted) return TE_OK;

@@ -124,7 +124,8 @@ TE__BOTH uint32_t te__attn_keep_word(uint32_t threshold, uint64_t seed, uint64_t
     uint32_t keep = 0xffffffffu, bits[4];
     int block;
     for (block = 0; block < 4; block++) {
-        if (!(threshold & ((16u << (4 * block)) - 1u))) continue; /* any number is at least 0 */
+        if (!(threshold & ((16u << (4 * block)) - 1u))) continue; /* the threshold's bits up to here are 0, and any
+                                                                   * number is at least 0 */
         te__philox_rounds(7, seed, offset, 4 * w + (uint64_t)block, bits);
         keep = te__attn_keep_step(keep, bits, threshold, block);
     }

@@ -4,8 +4,8 @@
 //   0  a block for each chunk: cursor[key] = how often the chunk's queries name the key
 //   1  a block for each sequence: start[key] = the sum of the counts of all keys before, and each chunk's cursor[key] =
 //      where its queries go in the list
-//   2  a block for each chunk, query after query: list[cursor[key]++] = the query. A query that names a key twice stands
-//      there twice; both entries are the same
+//   2  a block for each chunk, query after query: list[cursor[key]++] = the query. A query that names a key twice
+//      stands there twice; both entries are the same
 //
 // Launch: grid batch * chunks (0, 2) or batch (1), block 256.
 // te:baseline

@@ -1,11 +1,11 @@
-// ops/attn/sparse_attn_query.cu: the forward pass, and the part of the backward pass that goes over queries, of sparse
-// attention: each query reads the keys of its own list, and keys are also values (multi-query attention; DeepSeek-V4's
-// sparse attention). In f32, for any formats and strides.
-//   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). Each head
-//              has a running maximum and sum; whenever the maximum grows, what has been summed so far is rescaled. A head
-//              has o = 0 if its sum is 0, since it has no key or no score near -1e30 or above
+// ops/attn/sparse_attn_query.cu: the passes of sparse attention that go over queries. Each query reads the keys of its
+// own list, and keys are also values (multi-query attention; DeepSeek-V4's sparse attention). In f32, for any formats
+// and strides.
+//   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). Each
+//              head has a running maximum and sum; whenever the maximum grows, what has been summed so far is
+//              rescaled. A head has o = 0 if its sum is 0, since it has no key or no score near -1e30 or above.
 //   backward   dQ = scale dS KV, dS = P (dP - delta), P = e^(s - lse), dP = dO KV, delta = dO O. Also writes lse2 and
-//              delta, which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read
+//              delta, which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read.
 // The tiles are those of sparse.cuh.
 //
 // Options: X_BACKWARD (0, 1): the pass; if not set, it is the backward pass if there is a dO. X_DT (sparse.cuh).

@@ -1,5 +1,5 @@
-// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise
-// copy, q [n, ld].
+// ops/block/block_dequantize_col.cu: the column-wise copy q [n, ld] to y [m, n] = f32(q) * scale_inv, rounded once more
+// to y's format.
 //
 //   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]
 //   2-D blocks   element (i, j) of y has scale_inv[j / 128][i / 128]
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256)
                         4 * (h & 1) + j, out[j]);
     }
     __syncthreads();
-    int chunk = threadIdx.x & 15; // of the columns
+    int chunk = threadIdx.x & 15; // chunk of eight columns
     te_i64 col = first_col + chunk * 8;
     float s[8];
     te_load8(scale, chunk * 8, TE_F32, s);

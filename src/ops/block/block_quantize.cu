@@ -1,5 +1,6 @@
-// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column
-// (column-wise copy, transposed), or for each 128 x 128: scales and both copies from one read of x.
+// ops/block/block_quantize.cu: quantizes to FP8, scales and both copies from one read of x. A scale belongs to 128
+// elements of a row (row-wise copy), to 128 elements of a column (column-wise copy, transposed), or to 128 x 128
+// elements.
 //
 //            128 columns: tx, 8 of each
 //          +-------------------------+     thread (tx = t % 16, ty = t / 16) keeps 4 x 8 elements of x in registers
@@ -7,12 +8,11 @@
 //   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory
 //          +-------------------------+     both copies  scaled and rounded from the same registers
 //
-// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (transpose.cuh) to stores of 16
+// Column-wise codes: a word is four rows of one column. It goes through shared memory (transpose.cuh) to stores of 16
 // bytes.
 //
-// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows:
-// padding included.
-// Tiles of padding alone have no scales.
+// Beyond the edges of x the tile holds zeros, which change no amax. Tiles cover `ld` columns and `ldc` rows, padding
+// included. Tiles of padding alone have no scales.
 //
 // Benchmark: "quantize 1x128 blocks both copies", "quantize 128x128 blocks both copies" in tests/bench/h200.csv.
 //
@@ -31,18 +31,18 @@
 #include "base/scaling.h"
 #ifdef X_DT
 #define HELD X_DT
-// resident blocks of a multiprocessor, if the registers suffice
+// blocks resident on a multiprocessor, if the registers suffice
 #define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1)
 #else
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
-#define HELD TE_F32 // the format of elements in registers: numbers
+#define HELD TE_F32 // the format of elements in registers: f32, unpacked
 #define BLOCKS 1
 #endif
 #define PACKED (HELD != TE_F32)
 
-// One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper
-// ones where its bit is set.
+// Does one step of a maximum across lanes. Two lanes whose index differs in `lane_bit` have 2n values each; afterwards
+// each lane has n maxima: the upper ones if its bit is set, else the lower ones.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll
@@ -63,9 +63,9 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
     te_i64 first_row = (te_i64)tile_m * 128, first_col = (te_i64)tile_n * 128;
     te_i64 row = first_row + ty * 4, col = first_col + tx * 8;
-    bool scaled = first_row < a.m && first_col < a.n; // else all of it is padding
+    bool scaled = first_row < a.m && first_col < a.n; // else the whole tile is padding
 
-    // All loads are issued before the first element is used: their latencies overlap.
+    // All loads are issued before the first element is used, so that their latencies overlap.
     te_raw<HELD> x[4];
     if (a.vector_x && row + 4 <= a.m && col + 8 <= a.n) {
 #pragma unroll
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
     if (a.noop && *a.noop == 1.0f) return;
     float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
 
-    // NaN drops out of every maximum. 16-bit formats are compared two at a time, packed.
+    // NaN drops out of every maximum. Elements of 16 bits are compared two at a time, packed.
     float row_amax[4] = {}, col_amax[8] = {};
     if constexpr (PACKED) {
         te_u32 rows[4] = {}, columns[4] = {};
@@ -109,14 +109,14 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
             }
     }
 
-    float row_scale; // of one of the thread's four rows: `mine`
+    float row_scale; // the scale of row `mine` of the thread's four
     int mine = (lane & 1) << 1 | (lane >> 1 & 1);
     if (a.two_dimensional) {
         float amax = te_block_max(fmaxf(fmaxf(row_amax[0], row_amax[1]), fmaxf(row_amax[2], row_amax[3])), scratch);
         row_scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
         if (threadIdx.x < 128) col_scale[threadIdx.x] = row_scale;
-        if (scaled && threadIdx.x < 8) { // thread 0 writes the tile's scale; the others the zeros after the last one of
-                                         // a line
+        // thread 0 writes the tile's scale, and the next threads zeros behind the last scale of a line
+        if (scaled && threadIdx.x < 8) {
             te_i64 blocks_m = te_div_up(a.m, 128), blocks_n = te_div_up(a.n, 128);
             float inverse = threadIdx.x & 3 ? 0.0f : te__rcp_f32(row_scale);
             te_i64 at_n = (te_i64)tile_n + (threadIdx.x & 3), at_m = (te_i64)tile_m + (threadIdx.x & 3);
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
                 for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_raw_get(x[r], 4 * w + k), scale);
                 code[w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
             }
-            if (row + r >= a.m) continue; // no return: the other lanes still shuffle
+            if (row + r >= a.m) continue; // no return: all lanes must take part in the next shuffle
             if (a.vector_row && col + 8 <= a.ld) {
                 *(uint2 *)(q + (row + r) * a.ld + col) = make_uint2(code[0], code[1]);
             } else {
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
         }
     }
     if (a.col) {
-        __syncthreads(); // the scales of the columns are there, and `part` has been read
+        __syncthreads(); // the columns' scales are there, and `part` has been read
 #pragma unroll
         for (int f = 0; f < 2; f++) {
             float4 scale = *(const float4 *)(col_scale + tx * 8 + 4 * f);
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
             }
         }
         __syncthreads();
-        int half = threadIdx.x >> 8; // of the block, and of the columns
+        int half = threadIdx.x >> 8; // half of the block and of the columns
         te_tile_store(tile + half * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * half,
                       a.n, 1, a.vector_col, threadIdx.x & 255);
     }

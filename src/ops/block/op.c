@@ -5,9 +5,9 @@ enum { TE__BLOCK = 128 };
 
 /* ---- checks ---- */
 
-/* One copy: codes [rows, ld] with ld >= cols and their scales. 1-D scales have the block's index first, 2-D ones lie as
- * the blocks do; either way the last size is a multiple of 4, so that the scales of four neighbours are 16 aligned
- * bytes. */
+/* Checks one copy: codes [rows, ld] with ld >= cols, and their scales. 1-D scales are [blocks of cols, rows], 2-D
+ * scales [blocks of rows, blocks of cols]. The last size is rounded up to a multiple of 4, so that the scales of four
+ * neighbours are 16 aligned bytes. */
 static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
                                       const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
                                       bool two_dimensional) {
@@ -47,8 +47,8 @@ static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_a
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* The scale where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block
- * kernels). */
+/* Returns the scale for an fp8_max / amax beyond f32: the largest number of x's format, as in TransformerEngine's block
+ * kernels. */
 static float te__block_limit(te_dtype dtype) {
     return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX;
 }
@@ -62,15 +62,15 @@ typedef struct te__block_job {
     float fp8_max, limit;
 } te__block_job;
 
-/* One tile of x with zeros around it where x ends, and the scales of its rows and columns. Rows are a little longer
- * than a tile's: a column's elements then lie in different sets of the cache. */
+/* One tile of x, with zeros where x ends, and the scales of its rows and columns. Rows of v are longer than the tile's,
+ * so that the elements of a column lie in different sets of the cache. */
 typedef struct te__block_tile {
     float v[TE__BLOCK][TE__BLOCK + 16];
     float row_scale[TE__BLOCK], col_scale[TE__BLOCK];
 } te__block_tile;
 
-/* Amaxes are kept as bits: non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers
- * vectorizes. */
+/* Finds the scales of a tile's rows and columns. Amaxes are compared as bits: non-negative floats have the order of
+ * their bits, and integer maxima vectorize; a NaN counts as 0. */
 static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     const te_op_block_quantize_args *a = j->a;
     int32_t row[TE__BLOCK], col[TE__BLOCK], largest = 0;
@@ -95,8 +95,8 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     }
 }
 
-/* The tile's part of one copy, which has `lines` rows of `length` elements: its block `block` of the rows from
- * line_block * 128 on. Where the tile lies beyond the lines or their length there is padding, or nothing. */
+/* Writes the tile's part of one copy of `lines` rows of `length` elements: block `block` of the rows from line_block *
+ * 128 on. Where the tile lies beyond the lines or their length, padding is written, or nothing. */
 static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,
                             int64_t block, int64_t lines, int64_t length) {
     const te_tensor *q = columnwise ? j->a->col : j->a->row,
@@ -141,7 +141,7 @@ static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
     for (i = begin; i < end; i++) te__block_quantize_tile(j, i / j->tiles_n, i % j->tiles_n, &tile);
 }
 
-/* Tiles cover the padding too. */
+/* Return the number of tiles along m and along n. Tiles cover the padding too. */
 static int64_t te__block_tiles_m(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), TE__BLOCK);
 }
@@ -165,7 +165,8 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_a
 
 /* ---- CPU: dequantize ---- */
 
-/* Bands of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a time, and transposed. */
+/* Dequantizes bands begin .. end - 1 of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a
+ * time, and transposed. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;
@@ -207,7 +208,7 @@ static te_result te__cpu_block_dequantize(te_ctx *te, const te_op_block_dequanti
 
 /* ---- plans ---- */
 
-/* Every row of x starts at a multiple of `bytes`. */
+/* Returns whether every row of x starts at a multiple of `bytes`. */
 static bool te__block_aligned(const te_tensor *x, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && te__cols(x) * te__dtype_size(x->dtype) % bytes == 0;
 }

@@ -7,17 +7,16 @@
 //   rows   |    x eight columns      |             |                                          |
 //          +-------------------------+             +------------------------------------------+
 //
-// Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is
-// written.
-// amax = max |x| before scaling (NaN drops out of fmaxf), one atomic a block; scale_inv = 1 / scale, correctly rounded.
+// Beyond the edges of x the tile holds zeros. Tiles cover `ld` columns and `ldc` rows, so the padding is written too.
+// amax = max |x| before scaling (fmaxf drops NaN), one atomic a block; scale_inv = 1 / scale, correctly rounded.
 //
-// current: a cooperative launch whose blocks walk over their tiles twice. First, in ascending order, each block writes
-// the maximum of its tiles; the blocks wait for each other, and each computes the scale from the largest maximum. Then
+// current: a cooperative launch whose blocks go over their tiles twice. First, in ascending order, each block finds the
+// maximum of its tiles. Then the blocks wait for each other, and each computes the scale from the largest maximum. Last
 // they cast in descending order, since the last tile is still in their registers. Hints that keep the end of x in the
 // L2 cache (ld.cs, st.cs) made it slower.
 //
-// x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic
-// gives a block both; the last block leaves 0.
+// x_amax: the maximum that the kernel that wrote x has left. It shares one word with a count of the blocks that have
+// read it, so that one atomic gives a block both; the last block sets the word to 0.
 //
 // GROUPS: each row has the scale of its group, and raises the group's amax; rows of no group become 0.
 //
@@ -25,10 +24,9 @@
 //
 // Benchmark: "quantize e4m3 ...", "quantize e5m2 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT
-//         blocks a
-// multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are partial
-// maxima. Any size, any alignment.
+// Launch: block 256; grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT
+//         blocks a multiprocessor (TE__CAST_RESIDENT_HALVES for 16-bit x, except in the general row), and as many as
+//         there are partial maxima. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0
@@ -51,8 +49,8 @@
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define CURRENT a.current
-#define HELD TE_F32 // the format of elements in registers: numbers
-#define BIAS 0 /* the plan sums up x itself: this row takes long enough to compile */
+#define HELD TE_F32 // the format of elements in registers: f32, unpacked
+#define BIAS 0 /* the plan sums the columns of x itself: this general row takes long enough to compile */
 #define RESIDENT TE__CAST_RESIDENT
 #define GROUPS (a.groups != nullptr)
 #else
@@ -75,7 +73,7 @@ struct te_cast_place {
         row = first_row + (threadIdx.x >> 3) * 4, col = first_col + (threadIdx.x & 7) * 8;
         inside = row + 4 <= a.m && col + 8 <= a.n;
     }
-    // All loads are issued before the first element is used: their latencies overlap.
+    // Issues all loads before the first element is used, so that their latencies overlap.
     TE_DEV void ask(const te__fp8_quantize_kargs &a, te_raw<HELD> w[4]) const {
         if (a.vector_x && inside) {
 #pragma unroll
@@ -90,7 +88,7 @@ struct te_cast_place {
 
 TE_DEV float te_cast_largest(const te_raw<HELD> w[4], float largest, int dt) {
     if constexpr (PACKED) {
-        te_u32 most = 0; // never a NaN: the maximum with a number drops it
+        te_u32 most = 0; // never NaN: the maximum of a NaN and a number is the number
 #pragma unroll
         for (int i = 0; i < 16; i++) most = te_half2_max(most, w[i >> 2].w[i & 3] & 0x7fff7fffu, dt);
         te_raw<HELD> both = {{most}};
@@ -101,7 +99,7 @@ TE_DEV float te_cast_largest(const te_raw<HELD> w[4], float largest, int dt) {
     return largest;
 }
 
-// The maximum that the producer of x has left, in every thread.
+// Returns, in every thread, the maximum that the producer of x has left.
 TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
     if (threadIdx.x == 0) {
         te_u64 was = atomicAdd(word, (te_u64)1 << 32);
@@ -112,12 +110,12 @@ TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
     return *scratch;
 }
 
-// The group of a row; -1: none.
+// Returns the group of a row, or -1.
 TE_DEV int te_cast_group(const te__fp8_quantize_kargs &a, te_i64 row) {
     int group = row < a.m ? a.groups[row] : -1;
     return group < a.count ? group : -1;
 }
-// Raises the amaxes of the groups of a thread's rows. The whole warp calls.
+// Raises the amaxes of the groups of a thread's rows. The whole warp must call.
 TE_DEV void te_cast_group_amaxes(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -125,7 +123,7 @@ TE_DEV void te_cast_group_amaxes(const te__fp8_quantize_kargs &a, const te_cast_
 #pragma unroll
         for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(te_raw_get(w[r], k)));
 #pragma unroll
-        // the eight threads of a row
+        // over the eight threads of a row
         for (int d = 4; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
         int group = te_cast_group(a, p.row + r);
         if ((threadIdx.x & 7) || group < 0) continue;
@@ -134,7 +132,7 @@ TE_DEV void te_cast_group_amaxes(const te__fp8_quantize_kargs &a, const te_cast_
     }
 }
 
-// The codes of v to both copies.
+// Writes the codes of a thread's elements to both copies.
 TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4], float scale,
                          te_u32 *tile) {
     float v[4][8];
@@ -151,14 +149,14 @@ TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p
         if (GROUPS) {
             int group = te_cast_group(a, p.row + r);
             scale = group < 0 ? 0.0f : a.scale[group * a.scale_stride];
-            if (group < 0) { // 0 also where x is no number
+            if (group < 0) { // 0 even if x is NaN
 #pragma unroll
                 for (int k = 0; k < 8; k++) v[r][k] = 0.0f;
             }
         }
 #pragma unroll
         for (int k = 0; k < 8; k++) v[r][k] = __fmul_rn(v[r][k], scale);
-        if (!p.inside) { // elements outside x are 0 also when the scale is NaN
+        if (!p.inside) { // elements outside x are 0 even if the scale is NaN
 #pragma unroll
             for (int k = 0; k < 8; k++)
                 if (p.row + r >= a.m || p.col + k >= a.n) v[r][k] = 0.0f;
@@ -194,7 +192,7 @@ TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p
         te_tile_store(tile, a.col, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);
     }
     if (BIAS && p.first_row < a.m) {
-        __syncthreads(); // the tile is read
+        __syncthreads(); // the tile has been read
         te_tile_column_sums(sum, (float *)tile, a.sums + (p.first_row >> 7) * a.n + p.first_col, a.n - p.first_col);
     }
 }
@@ -213,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     if (CURRENT) {
 #pragma unroll 1
         while (at + gridDim.x < a.tiles) {
-            te_raw<HELD> next[4]; // in flight while this tile is reduced; f32 has no registers for two
+            te_raw<HELD> next[4]; // loads in flight while this tile is reduced; f32 has no registers for two tiles
             if (!PACKED) largest = te_cast_largest(w, largest, X_DT);
             at += gridDim.x;
             p = te_cast_place(a, at);
@@ -254,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
         at -= gridDim.x;
         p = te_cast_place(a, at);
         p.ask(a, w);
-        __syncthreads(); // the tile before is written
+        __syncthreads(); // the tile before has been written
     }
     if (!CURRENT && a.amax && !a.x_amax && !GROUPS) {
         largest = te_block_max(largest, scratch);

@@ -1,7 +1,8 @@
-// ops/context/context_lengths.cu: the tokens of each sequence in some of its chunks (te__context_length), added up, and
-// where these chunks begin.
+// ops/context/context_lengths.cu: counts the tokens of each sequence in some of its chunks (te__context_length), and
+// writes the cumulative counts and where these chunks begin.
 //
-// The lengths are added up 1024 at a time, by each thread for its own one; batches are that small.
+// Sequences are processed 1024 at a time. Each thread adds up all counts up to that of its own sequence, which is fast
+// enough since batches are small.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,15 +1,15 @@
-// ops/context/context_merge.cu: attention to some keys joins attention to others:
+// ops/context/context_merge.cu: merges attention to some keys (x) into attention to other keys (o):
 //
 //   L = log(exp(lse) + exp(x_lse)),  o = o exp(lse - L) + x exp(x_lse - L),  lse = L;  without lse: o += x
 //
-// Each lane of a row computes L and both factors: they cost less than an exchange.
+// Each lane of a row computes L and both factors, which costs less than an exchange.
 //
-// Options: X_VECTOR (te_dtype of x: a lane has eight channels; else a warp has a row, of any formats and strides).
-// Benchmark: "attention joins attention" in tests/bench/h200.csv.
+// Options: X_VECTOR (te_dtype of x; a lane has eight channels. If not set, a warp has a row, of any formats and
+// strides).
 //
-// Launch: blocks of 128 threads, each warp with 32 / (d / 8) rows or one, which step on; the first block takes the
-//         maxima, too. X_VECTOR: addresses are multiples of 16 bytes, strides and d, 256 at most, of 8 elements, and
-//         there are fewer than 2^31 rows.
+// Launch: blocks of 128 threads. Each warp has 32 / (d / 8) rows (X_VECTOR) or one, and steps through the rows. The
+//         first block also merges the maxima. X_VECTOR: addresses are multiples of 16 bytes, strides and d (256 at
+//         most) multiples of 8 elements, and there are fewer than 2^31 rows.
 //
 // te:baseline
 // te:row X_VECTOR=1|2|3
@@ -17,7 +17,7 @@
 #include "base/sequences.h"
 #include "ops/context/kargs.h"
 
-// Where row `row` of a head lies, in x, o and lse, and its number in x_lse.
+// Where row `row` lies in x (from), o (to), lse and x_lse, in elements.
 template <typename T> struct te_context_row {
     te_i64 from, to, lse, x_lse;
     TE_DEV te_context_row(const te__context_merge_kargs &a, T row) {

@@ -1,7 +1,7 @@
-// ops/context/context_rows.cu: which rank has which row of sequences that ranks share (te__context_place), as a map for
-// moe_permute, or its inverse.
+// ops/context/context_rows.cu: writes which rank has which row of the sequences that ranks share (te__context_place).
+// The result is a map for moe_permute, or the map's inverse.
 //
-// Launch: a thread for each row, or fewer, which step on. Blocks of 256 threads.
+// Launch: blocks of 256 threads; a thread for each row, or fewer threads, which step through the rows.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,7 +1,8 @@
-/* ops/context/cpu.c: what ranks that share sequences do beside attention itself, on the CPU. Knows number formats only
- * through cpu/rows.c. */
+/* ops/context/cpu.c: the operations that ranks with shared sequences need beside attention itself, on the CPU. Knows
+ * number formats only through cpu/rows.c. */
 
-/* Here the numbers can be read: starts are multiples of `step`, do not descend, and stay within `rows`. */
+/* Checks that starts are multiples of `step`, do not descend, and stay within `rows`. Only the CPU checks it, since
+ * it can read the numbers. */
 static te_result te__context_check_starts(te_ctx *te, const char *op, const char *name, const int *cu, long long n,
                                           long long step, long long rows) {
     long long b;
@@ -15,7 +16,7 @@ static te_result te__context_check_starts(te_ctx *te, const char *op, const char
     return TE_OK;
 }
 
-/* ... and no sequence has more tokens than there is room for with its padding. */
+/* Checks that no sequence has more tokens than its padded length. */
 static te_result te__context_check_room(te_ctx *te, const te__context_lengths_kargs *a) {
     long long b;
     for (b = 0; b < a->sequences; b++) {

@@ -1,5 +1,6 @@
-/* ops/context/op.c: the front door of what ranks that share sequences do beside attention itself: checks, and the
- * description that both backends work from. Knows tensors; must not know which backend runs, nor groups. */
+/* ops/context/op.c: the front door of the operations that ranks with shared sequences need beside attention itself:
+ * checks, and the description that both backends work from. Knows tensors; must not know which backend runs, nor
+ * groups. */
 
 static te_result te__context_want_ranks(te_ctx *te, const char *op, int ranks, int64_t rows) {
     if (ranks < 1 || ranks > 1 << 20)

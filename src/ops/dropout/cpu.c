@@ -1,7 +1,7 @@
-/* ops/dropout/cpu.c: dropout with bias and residual, the reference. Knows rows of numbers and Philox; must not know
+/* ops/dropout/cpu.c: the reference of dropout with bias and residual. Knows rows of numbers and Philox; must not know
  * CUDA. */
 
-/* Units of TE__DROPOUT_RUN columns of one row: a bias is then a run as well. */
+/* A unit of work is TE__DROPOUT_RUN columns of one row, so that its bias is contiguous too. */
 enum { TE__DROPOUT_RUN = 512 };
 
 typedef struct te__dropout_job {
@@ -11,7 +11,7 @@ typedef struct te__dropout_job {
     float keep_scale;
 } te__dropout_job;
 
-/* Zeroes or scales elements first .. first + count - 1 of the whole tensor. */
+/* Zeroes or scales v, which holds elements first .. first + count - 1 of the whole tensor. */
 static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t count, float *v) {
     const te_op_dropout_add_fwd_args *a = job->a;
     uint32_t words[4];

@@ -1,4 +1,4 @@
-/* ops/dropout/cuda.c: dropout, which kernel and how it is launched. Knows plans; must not know the driver. */
+/* ops/dropout/cuda.c: dropout: the choice of a kernel, and its launch. Knows plans; must not know the driver. */
 
 static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_add_fwd_args *a) {
     int64_t count = te__numel(a->x), n = te__cols(a->x);

@@ -1,10 +1,10 @@
-// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.
+// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual, also the backward
+// pass.
 //
 //   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)
 //
-//   u(i) is word r % 4 of Philox block r / 4, where r = i / run: i itself, but where elements are kept or not in runs
-//   (drop path). So a thread has whole blocks of four
-//   elements, or (option rows) eight elements of one run:
+// u(i) is word r % 4 of Philox block r / 4, where r = i / run: i itself, unless elements are kept or not in runs (drop
+// path). So a thread has whole Philox blocks of four elements, or, with options, eight elements of one run:
 //
 //       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |
 //
@@ -13,8 +13,8 @@
 // Benchmark: "residual add" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned
-//         to 16 bytes, count
-// a multiple of 8, run 1 or such a multiple, and n too if there is a bias. Without: anything.
+//         to 16 bytes, count a multiple of 8, run 1 or a multiple of 8, and with a bias also n a multiple of 8. Without
+//         options: anything.
 //
 // te:baseline
 // te:row X_DT=3 W_DT=3
@@ -23,7 +23,7 @@
 #include "device/vector.cuh"
 #include "ops/dropout/kargs.h"
 
-// v is x + bias; w its random word.
+// Returns v, scaled, if its random word keeps it, else 0. v: x + bias; w: the random word.
 TE_DEV float te_dropout_keep(const te__dropout_add_kargs &a, float v, te_u32 w) {
     return te__uniform01(w) >= a.p ? __fmul_rn(v, a.keep_scale) : 0.0f;
 }
@@ -78,8 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
             if (i >= a.count) break;
             float v = te_load(a.x, i, a.x_dt);
             if (a.bias) v += te_load(a.bias, i % a.n, a.bias_dt);
-            te_u64 r = (te_u64)(i / a.run); /* of a run longer than 1, each element draws its block anew: the simple
-                                             * way */
+            te_u64 r = (te_u64)(i / a.run); /* with run > 1 each element draws its Philox block anew, for simplicity */
             if (a.p > 0.0f && a.run > 1) te__philox(seed, offset, r / 4, words);
             if (a.p > 0.0f) v = te_dropout_keep(a, v, words[r % 4]);
             if (a.residual) v = __fadd_rn(te_load(a.residual, i, a.residual_dt), v);

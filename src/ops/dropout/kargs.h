@@ -1,14 +1,14 @@
-/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs
- * alone. */
+/* ops/dropout/kargs.h: the arguments of the dropout kernel. The host's compiler and the kernel's compiler both read it:
+ * plain structs alone. */
 
-/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */
+/* y = residual + keep(x + bias) * keep_scale. The backward pass is the same without bias and residual. */
 typedef struct te__dropout_add_kargs {
     const void *x;
     const void *bias;     /* [n], or NULL */
     const void *residual; /* like x, or NULL */
     void *y;
-    long long count, n; /* elements; size of a row */
-    long long run; /* elements that are kept or not together */
+    long long count, n; /* elements in all; elements of a row */
+    long long run; /* so many neighbours are kept or not together */
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
     float p, keep_scale; /* keep_scale = 1 / (1 - p) */

@@ -26,7 +26,8 @@ static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_arg
     return r;
 }
 
-/* The backward is the forward of dy alone: the same elements are kept, and scaled alike. */
+/* Returns the arguments of the backward pass as a forward pass of dy alone: the same elements are kept, and are scaled
+ * in the same way. */
 static te_op_dropout_add_fwd_args te__dropout_backward_args(const te_op_dropout_add_bwd_args *a) {
     te_op_dropout_add_fwd_args forward = TE_ZERO;
     forward.x = a->dy;

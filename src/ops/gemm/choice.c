@@ -191,8 +191,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     return best;
 }
 
-/* ---- the choice, kept ----------------------------------------------------------------------------------------------
- * */
+/* ---- the choice, kept -------------------------------------------------------------------------------------------- */
 
 typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 

@@ -89,8 +89,7 @@ static te__gemm_micro_fn te__gemm_micro_best(void) {
 static te__gemm_micro_fn te__gemm_micro_best(void) { return te__gemm_micro_built; }
 #endif
 
-/* ---- operands into panels
- * -------------------------------------------------------------------------------------------- */
+/* ---- operands into panels ---------------------------------------------------------------------------------------- */
 
 /* One operand as lines: `size` rows of op(A), or columns of op(B), each k long. */
 typedef struct te__gemm_operand {
@@ -216,8 +215,7 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin) 
     te__parallel_for(te, te__div_up(x->end - x->begin, x->task), 1, te__gemm_pack, x);
 }
 
-/* ---- tiles of D
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- tiles of D -------------------------------------------------------------------------------------------------- */
 
 typedef struct te__gemm_job {
     const te_op_gemm_args *args;

@@ -7,8 +7,7 @@
  * Groups (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. Only the device knows the sizes of groups
  * along rows. So a launch has as many blocks as there can be tiles, and blocks without a tile end at once. */
 
-/* ---- arguments
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
 
 static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
@@ -132,8 +131,7 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
      : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32") \
                 : TE__GEMM_WHY(q, text))
 
-/* ---- gemm_prepare
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- gemm_prepare ------------------------------------------------------------------------------------------------ */
 
 /* Returns A (i = 0) or B (i = 1) as gemm_prepare reads it, MXFP8 and NVFP4 as codes, all else as bytes, and the length
  * of its copy's rows. */
@@ -202,8 +200,7 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     return true;
 }
 
-/* ---- bias gradient
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- bias gradient ----------------------------------------------------------------------------------------------- */
 
 /* Plans the sums of D's columns into bias_gradient: from `sums` [rows, n] that a kernel left, or, if NULL, from D.
  * Returns false if there is no workspace. */
@@ -223,8 +220,7 @@ static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) {
     return q->a.dtype == TE_F32 && p->te->exact_f32;
 }
 
-/* ---- gemm_naive
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- gemm_naive -------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
@@ -239,8 +235,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- gemm_mma
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- gemm_mma ---------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* speed[0]: of ordinary products; speed[1]: of products that need more registers per thread. Shared memory has four
@@ -281,8 +276,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- gemm_hopper
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- gemm_hopper ------------------------------------------------------------------------------------------------- */
 
 /* Returns whether gemm_hopper can do the product: TMA counts in 32 bits, and loads the scales of B's 1 x 128 blocks in
  * pieces of 16 bytes. */
@@ -426,8 +420,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     return p->result;
 }
 
-/* ---- gemv_k and gemv_mn -------------------------------------------------------------------------------------------
- * */
+/* ---- gemv_k and gemv_mn ------------------------------------------------------------------------------------------ */
 
 /* Returns the long operand of a GEMV. */
 static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
@@ -504,8 +497,7 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- D by phases
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- D by phases ------------------------------------------------------------------------------------------------- */
 
 static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* least elements of D that make phases worth it; tests set
                                                          * fewer */
@@ -560,8 +552,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     return p->result;
 }
 
-/* ---- the choice
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the choice -------------------------------------------------------------------------------------------------- */
 
 /* Returns whether a product with unaligned operands is small enough for gemm_mma: done before gemm_hopper would start
  * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each slab, so 16-bit operands qualify

@@ -47,8 +47,7 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
     }
 }
 
-// ---- one value
-// -------------------------------------------------------------------------------------------------------
+// ---- one value ------------------------------------------------------------------------------------------------------
 
 // GELU is the tanh form of Hendrycks and Gimpel, as in TransformerEngine. With 0.5 + 0.5 tanh(u) = sigmoid(2 u) it
 // takes one exponential and one reciprocal, and has no cancellation where x is far below 0.
@@ -107,8 +106,7 @@ TE_DEV float te_gemm_block_product(float a, float b) {
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
 }
 
-// ---- neighbours of a row
-// -----------------------------------------------------------------------------------------------
+// ---- neighbours of a row --------------------------------------------------------------------------------------------
 
 // Loads the bias of N columns from `col` on: zeros without a bias and beyond the last column.
 template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, float bias[N]) {
@@ -170,8 +168,7 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_
     te_gemm_finish(a, scale, te_gemm_row(a, row), col, acc);
 }
 
-// ---- a warp's stage: 16 rows of 32 or 64 f32, or 8 of 128
-// -----------------------------------------------------------------
+// ---- a warp's stage: 16 rows of 32 or 64 f32, or 8 of 128 -----------------------------------------------------------
 
 template <int COLS> struct te_gemm_stage {
     static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // PITCH: floats from one row to the next; rows
@@ -226,8 +223,7 @@ template <int COLS> struct te_gemm_stage {
     }
 };
 
-// ---- order of tiles
-// --------------------------------------------------------------------------------------------------
+// ---- order of tiles -------------------------------------------------------------------------------------------------
 
 // Gives the tile row tm and tile column tn of tile `tile`. The order is bands of eight tile rows, column by column
 // within a band: blocks that run at the same time share operands in the L2 cache. Tiles are counted in 32 bits: 64-bit

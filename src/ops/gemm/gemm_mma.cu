@@ -86,8 +86,7 @@ static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "r
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(FP8 || !BLOCK, "blocks of fp8");
 
-// ---- device to shared memory
-// -----------------------------------------------------------------------------------------
+// ---- device to shared memory ----------------------------------------------------------------------------------------
 
 // Returns the address of 16-byte piece `piece` of row `row` in a slot. K-major: rows of four pieces, two rows to the
 // 128 bytes of all banks. Else: rows of R elements; rows of 16-bit elements are read eight at a time, of 32-bit
@@ -156,8 +155,7 @@ template <int R, int K_MAJOR> struct te_copier {
     TE_DEV te_u32 to_of(int i) const { return to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE)); }
 };
 
-// ---- shared memory to fragments
-// --------------------------------------------------------------------------------------
+// ---- shared memory to fragments -------------------------------------------------------------------------------------
 
 // Loads fragments of A: rows row .. row + 15 of the tile, half `half` (32 bytes of k) of the slab.
 TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
@@ -213,8 +211,7 @@ struct te_fragments {
     }
 };
 
-// ---- fragments to accumulators
-// ---------------------------------------------------------------------------------------
+// ---- fragments to accumulators --------------------------------------------------------------------------------------
 
 // Adds A B over 32 bytes of k to acc.
 TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
@@ -262,8 +259,7 @@ TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #endif
 }
 
-// ---- sums of 128 k to sums of all
-// ----------------------------------------------------------------------------------------
+// ---- sums of 128 k to sums of all -----------------------------------------------------------------------------------
 
 #define A_2D (BLOCK == 3) // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
@@ -298,8 +294,7 @@ struct te_block_scales {
     }
 };
 
-// ---- the kernel
-// ------------------------------------------------------------------------------------------------------
+// ---- the kernel -----------------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     te_gemm_mma(const __grid_constant__ te__gemm_kargs all) {

@@ -37,8 +37,7 @@ static te_result te__gemm_want(te_ctx *te, const char *op, const char *name, con
     return TE_OK;
 }
 
-/* ---- formats and scalings
- * --------------------------------------------------------------------------------------------- */
+/* ---- formats and scalings ---------------------------------------------------------------------------------------- */
 
 static bool te__gemm_is_block(te_scaling s) { return s == TE_SCALING_BLOCK_1D || s == TE_SCALING_BLOCK_2D; }
 static const char *te__gemm_scaling_name(te_scaling s) {

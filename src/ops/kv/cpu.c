@@ -36,7 +36,8 @@ static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Here the numbers can be read, so those that no cache has room for are refused before anything is written. */
+/* Checks that the cache has room for all tokens, before anything is written. Only the CPU checks it, since it can
+ * read the numbers. */
 static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
     const long long room = (long long)a->page_size * a->pages_of_each;
     long long page;
@@ -57,7 +58,8 @@ static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
             return te__fail(te, TE_ERR_INVALID,
                             "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b,
                             n, a->start[b], room);
-        /* earlier pages are not written, and may have been given back: their entries are not checked */
+        /* pages before the first new token are not written, and may have been given back: their entries are not
+         * checked */
         for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size;
              i++) {
             page = a->table[(long long)b * a->pages_of_each + i];
@@ -76,7 +78,8 @@ static te_result te__cpu_copy_to_kv_cache(te_ctx *te, const te_op_copy_to_kv_cac
     return result;
 }
 
-/* An element of a mask as an additive one has it. */
+/* Returns an element of a mask as an additive mask has it. In a U8 mask, not 0 is a visible key (0) and 0 a hidden
+ * key (-inf). */
 static float te__mask_value(const te__causal_mask_kargs *a, long long at) {
     if (a->dt == (int)TE_U8) return ((const uint8_t *)a->mask)[at] ? 0.0f : -HUGE_VALF;
     return te__load_element(a->mask, (te_dtype)a->dt, at);

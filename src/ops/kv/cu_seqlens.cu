@@ -1,9 +1,10 @@
-// ops/kv/cu_seqlens.cu: the tokens of each sequence that a mask leaves, added up: where each sequence begins.
+// ops/kv/cu_seqlens.cu: counts the tokens of each sequence that a mask leaves, and writes the cumulative counts: where
+// each sequence begins.
 //
 //   cu[0] = 0,  cu[b + 1] = cu[b] + number of zeros in mask[b, 0 .. length - 1]
 //
-// A warp counts a sequence. The counts are then added up 1024 at a time, by each thread for its own one; batches are
-// that small.
+// A warp counts a sequence. Counts are added up for 1024 sequences at a time. Each thread adds up all counts up to that
+// of its own sequence, which is fast enough since batches are small.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,12 +1,12 @@
-// ops/kv/detect_causal_mask.cu: is a mask that of causal attention with a window?
+// ops/kv/detect_causal_mask.cu: finds out whether a mask is that of causal attention with a window.
 //
-//   strict   every row of every matrix whose elements differ:  v == 0 for the keys i - left .. i of row i, v < -10000
-//                                                              for all others
-//   else     rows 0 and s - 1 of head 0 of each sequence:      the number of keys with v > -10000 is the row's; keys 0
-//                                                              and s - 1 of the first row are looked at
+//   strict   checks every row of every matrix whose elements differ: row i has v == 0 for the keys i - left .. i, and
+//            v < -10000 for all others
+//   else     checks rows 0 and s - 1 of head 0 of each sequence: the number of keys with v > -10000 is the number that
+//            the row sees. In the first row of all, keys 0 and s - 1 are checked, too
 //
-// A block takes a row after the other, its threads every 1024th key. Thread 0 of a block in which a row does not fit
-// says so in one word of all; the block that ends last writes the verdict and leaves that word 0.
+// A block takes one row after the other, and each of its threads every 1024th key. If a row does not fit, thread 0 of
+// its block sets a word that all blocks share. The block that ends last writes the result and leaves that word 0.
 //
 // Launch: blocks of 1024 threads, up to one for each row.
 //

@@ -6,12 +6,12 @@
 #define TE__CU_SEQLENS_THREADS 1024
 
 typedef struct te__cu_seqlens_kargs {
-    const unsigned char *mask; /* [sequences, length]: 0 => a token */
+    const unsigned char *mask; /* 0: a token */
     int *cu;                   /* [sequences + 1] */
     long long sequences, length;
 } te__cu_seqlens_kargs;
 
-/* Keys or values: channels are adjacent. */
+/* One side of the copy, keys or values. Channels are adjacent. */
 typedef struct te__kv_side {
     const void *x;
     void *cache;               /* [pages, page_size, heads, d] */
@@ -36,35 +36,35 @@ typedef struct te__kv_copy_kargs {
 typedef struct te__causal_mask_kargs {
     const void *mask;
     int *causal;
-    float *failed;      /* of the plan: 0 between kernels */
-    unsigned *counter;  /* of te_last_block */
-    long long rows;     /* that are looked at */
-    long long heads, s; /* heads: strict: those that differ */
+    float *failed;      /* a word of the plan, 0 between kernels */
+    unsigned *counter;  /* counter of te_last_block */
+    long long rows;     /* rows that are checked */
+    long long heads, s; /* heads: with strict, heads whose masks differ */
     long long stride_b, stride_h, stride_i, stride_j;
-    long long left;     /* keys in front of a row's own that it sees */
+    long long left;     /* keys that a row sees in front of its own */
     int dt, strict;
 } te__causal_mask_kargs;
 
-/* Row `at` of those that are looked at: its first element, and its place i in the matrix. */
+/* Returns the first element of row `at` of the rows that are checked; *i: the row's number in its matrix. */
 TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, long long *i) {
     const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0,
                     b = a->strict ? matrix / a->heads : matrix;
     *i = a->strict ? at % a->s : at % 2 ? a->s - 1 : 0;
     return b * a->stride_b + h * a->stride_h + *i * a->stride_i;
 }
-/* Is v, key j of row i, what a causal mask has there, as far as keys are looked at one by one? first: it is of the
- * first row of all. */
+/* Returns whether v, key j of row i, is what a causal mask has there. Without `strict` it checks only keys 0 and s -
+ * 1 of the first row of all (first), since the number of keys is checked for each row. */
 TE__BOTH bool te__mask_key_fits(const te__causal_mask_kargs *a, bool first, long long i, long long j, float v) {
     if (a->strict) return j <= i && i - j <= a->left ? v == 0.0f : v < -10000.0f;
     return !first || ((j > 0 || v > -10000.0f) && (j < a->s - 1 || v < -10000.0f));
 }
-/* How many keys row i sees. */
+/* Returns how many keys row i sees. */
 TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i) {
     return i < a->left ? i + 1 : a->left + 1;
 }
 
-/* Where row `at` of x goes: false for padding, and for a row that the cache has no place for. *b, *t: its sequence, and
- * its place along x's dimension of tokens. */
+/* Finds the place of row `at` of x in the cache, *page and *row. Returns false for padding, and for a row that the
+ * cache has no place for. *b: the row's sequence. *t: the row's place along x's dimension of tokens. */
 TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
                            long long *row) {
     long long i, to;

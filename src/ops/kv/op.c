@@ -9,7 +9,7 @@ static te_result te__check_cu_seqlens(te_ctx *te, te_op_cu_seqlens_args *a) {
     return te__want_numel(te, "cu_seqlens", "cu_seqlens", a->cu_seqlens, a->mask->shape[0] + 1);
 }
 
-/* x is what is copied into `cache`: their heads agree, and the cache is four-dimensional. */
+/* Checks x, which is copied into `cache`: both have the same heads and channels, and the cache has four dimensions. */
 static te_result te__kv_want_side(te_ctx *te, const char *name, const te_tensor *x, const char *cache_name,
                                   const te_tensor *cache, te_qkv_format format) {
     const char *const op = "copy_to_kv_cache";
@@ -134,7 +134,7 @@ static te__causal_mask_kargs te__causal_mask_problem(const te_op_detect_causal_m
     k.mask = te__data(x);
     k.causal = (int *)te__data(args->causal);
     k.s = x->shape[3];
-    k.heads = x->stride[1] ? x->shape[1] : 1; /* a mask that is expanded repeats its heads */
+    k.heads = x->stride[1] ? x->shape[1] : 1; /* an expanded mask (stride 0) repeats its heads */
     k.stride_b = x->stride[0];
     k.stride_h = x->stride[1];
     k.stride_i = x->stride[2];

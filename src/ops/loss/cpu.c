@@ -1,9 +1,9 @@
-/* ops/loss/cpu.c: cross entropy and mean squared error, the reference. Knows rows of numbers; must not know CUDA. */
+/* ops/loss/cpu.c: the reference of cross entropy and mean squared error. Knows rows of numbers; must not know CUDA. */
 
-/* TE__LOSS_BLOCK: elements whose squared errors are summed by one thread; the blocks' sums are then added in order. */
+/* TE__LOSS_BLOCK: elements whose squared errors one thread sums up; the sums of the blocks are then added in order. */
 enum { TE__LOSS_RUN = 512, TE__LOSS_BLOCK = 16384 };
 
-/* The target of a row, or -1 if it does not count. */
+/* Returns the target of a row, or -1 if the target does not count. */
 static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ignore_index, int64_t v) {
     int64_t t = te__load_index(te__data(target), target->dtype, row);
     return t == ignore_index || t < 0 || t >= v ? -1 : t;
@@ -32,7 +32,7 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
             te__load_row(logits, dt, row * v + i, count, run);
             for (k = 0; k < count; k++) m = run[k] > m ? run[k] : m;
         }
-        reference = m == -INFINITY ? 0.0f : m; /* a row may have nothing finite */
+        reference = m == -INFINITY ? 0.0f : m; /* a row may have no finite logit */
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
             te__load_row(logits, dt, row * v + i, count, run);
@@ -131,7 +131,7 @@ typedef struct te__mse_job {
     const te_tensor *x, *target;
     te_tensor *dx; /* backward */
     float factor;
-    double *sums; /* forward: one a block */
+    double *sums; /* forward: the sum of each block */
     int64_t n;
 } te__mse_job;
 

@@ -1,4 +1,4 @@
-// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.
+// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy; in place if dlogits is logits.
 //
 //   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)
 //   0 in a row that does not count
@@ -7,9 +7,8 @@
 //
 // Benchmark: "cross-entropy backward" in tests/bench/h200.csv.
 //
-// Launch: block of 32 .. 256 threads, grid (rows, segments of 32 * threads elements), stepped through in both
-//         directions. Any v. With X_DT:
-// logits and dlogits of that format, their addresses equal modulo 16.
+// Launch: block of 32 .. 256 threads; grid (rows, segments of 32 * threads elements), stepped through in both
+//         directions. Any v. With X_DT: logits and dlogits have that format, and their addresses are equal modulo 16.
 //
 // te:baseline
 // te:row X_DT=3
@@ -47,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 te_store8(a.dlogits, first + at, X_DT, x);
             }
         }
-        if (blockIdx.y == 0 && threadIdx.x < 16) { // fewer than 8 elements on each side
+        if (blockIdx.y == 0 && threadIdx.x < 16) { // fewer than 8 elements at each end
             te_i64 i = threadIdx.x < 8 ? threadIdx.x : span.tail + threadIdx.x - 8;
             if (i < (threadIdx.x < 8 ? span.head : a.v))
                 te_store(a.dlogits, first + i, X_DT, gradient(te_load(a.logits, first + i, X_DT), i));

@@ -1,4 +1,4 @@
-// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum,
+// ops/loss/cross_entropy_count.cu: counts the targets that are neither ignored nor outside 0 .. v-1. The integer sum is
 // rounded once.
 //
 // Launch: one block of 1024 threads.

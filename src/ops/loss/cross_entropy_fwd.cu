@@ -3,17 +3,16 @@
 //   m = max x,  s = sum exp(x - m),  lse = m + ln s
 //   loss = (1 - e) (lse - x_target) + e lse - (e / V) sum x       0 for a target that does not count
 //
-// Of columns that are a part of the vocabulary: lse, x_target and sum x, for cross_entropy_merge.
+// If the columns are a part of the vocabulary, lse, x_target and sum x are left for cross_entropy_merge.
 //
-// One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the
+// One pass: each thread keeps a running (m, s) and rescales s when m grows; the block merges these in the order of the
 // threads.
-// -inf is a legal logit, so all elements of a thread may be -inf: it then subtracts 0 in place of m.
+// -inf is a legal logit. If all elements of a thread are -inf, the thread subtracts 0 instead of m.
 //
 // Benchmark: "cross-entropy forward" in tests/bench/h200.csv.
 //
 // Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any v and
-//         alignment; with X_DT the
-// aligned middle of a row is read in vectors of eight.
+//         alignment; with X_DT the aligned middle of a row is read in vectors of eight.
 //
 // te:baseline
 // te:row X_DT=3

@@ -1,6 +1,6 @@
-/* ops/loss/cuda.c: the losses, which kernels and how they are launched. Knows plans; must not know the driver. */
+/* ops/loss/cuda.c: the losses: the choice of kernels, and their launches. Knows plans; must not know the driver. */
 
-/* Threads for a row of v logits, of which each has `each`. */
+/* Returns the number of threads for a row of v logits, with `each` logits a thread, and at most `most` threads. */
 static int te__loss_threads(int64_t v, int64_t each, int64_t most) {
     return (int)te__min(most, te__round_up(te__max(1, te__div_up(v, each)), 32));
 }

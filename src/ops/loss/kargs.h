@@ -1,19 +1,20 @@
-/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs
- * alone. */
+/* ops/loss/kargs.h: the arguments of the loss kernels. The host's compiler and the kernels' compiler both read it:
+ * plain structs alone. */
 
-/* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */
+/* Computes loss[m] and lse[m], or `parts` instead, from logits [m, v]: the columns from `start` on of a vocabulary of
+ * `vocab`. */
 typedef struct te__cross_entropy_fwd_kargs {
     struct te__outside *outside;
     const void *logits;
     const void *target; /* [m] */
     float *loss, *lse;  /* [m] */
-    float *parts;       /* [m][3], or NULL */
+    float *parts;       /* [m][3]: lse, x_target and sum x of each row; or NULL */
     long long m, v, vocab, start, ignore_index;
     float smoothing;
     int logits_dt, target_dt;
 } te__cross_entropy_fwd_kargs;
 
-/* loss[m] and lse[m] from the parts of `ranks` ranks. */
+/* Computes loss[m] and lse[m] from the parts of `ranks` ranks. */
 typedef struct te__cross_entropy_merge_kargs {
     struct te__outside *outside;
     const float *parts; /* [ranks][m][3] */
@@ -40,12 +41,12 @@ typedef struct te__cross_entropy_bwd_kargs {
     const float *count;       /* [1], or NULL */
     void *dlogits;            /* may be logits */
     long long m, v, vocab, start, ignore_index;
-    long long dloss_step; /* 1, or 0: one for all rows */
+    long long dloss_step; /* 1, or 0: dloss has one number for all rows */
     float scale, smoothing;
     int logits_dt, target_dt, dlogits_dt;
 } te__cross_entropy_bwd_kargs;
 
-/* mse_fwd writes partial sums, mse_sum adds them up, mse_bwd writes dx. */
+/* Arguments of mse_fwd, which writes partial sums, of mse_sum, which adds them up, and of mse_bwd, which writes dx. */
 typedef struct te__mse_kargs {
     const void *x, *target;
     void *dx;

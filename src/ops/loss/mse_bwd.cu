@@ -3,8 +3,7 @@
 // Benchmark: "mean squared error backward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers
-//         aligned to 16
-// bytes. Without: anything.
+//         aligned to 16 bytes. Without options: anything.
 //
 // te:baseline
 // te:row X_DT=3 T_DT=3

@@ -1,6 +1,6 @@
 // ops/loss/mse_fwd.cu: partial sums of (x - target)^2.
 //
-//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the
+//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then those B * 2048 further on, and so on; B depends on the
 //   count alone
 //
 // Benchmark: "mean squared error forward" in tests/bench/h200.csv.

@@ -1,4 +1,5 @@
-// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.
+// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in a fixed order, divided by the count; 0 if count is
+// 0.
 //
 // Launch: one block of 1024 threads, parts <= 1024.
 //

@@ -1,20 +1,18 @@
-// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].
+// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the column sums of x [m, n].
 //
 //            256 columns: lane l has columns 8l .. 8l+7
-//          +--------------------------------------------+
-//   chunk  | warp w adds rows w, w + 8, w + 16 ... |   then the eight warps are added in order: a row of partial
-//                                                      [chunks, n]
-//          +--------------------------------------------+
+//          +-------------------------------------------+
+//   chunk  | warp w adds rows w, w + 8, w + 16 ...     |   then the eight warps are added in order, into a row of
+//          +-------------------------------------------+   partial [chunks, n]
 //
 // Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's
-// columns: four sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend
-// on the shape alone.
+// columns: four sums over every fourth chunk, which are then added in order. So there is one launch, and the bits
+// depend on the shape alone.
 //
 // Benchmark: "column sum" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple
-//         of 8, and rows of x
-// start at multiples of 16 bytes.
+// Launch: block 256; grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple
+//         of 8, and rows of x start at multiples of 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3
@@ -28,8 +26,8 @@
 #define RESIDENT 1
 #endif
 
-// True in every thread of the block that ends last of `count`; the writes of all of them are visible to it. The counter
-// is 0 again then.
+// Returns true, in every thread of the block, if the block is the last of `count` to end. It then sees the writes of
+// all these blocks, and the counter is 0 again.
 TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     __shared__ bool last;
     __syncthreads();
@@ -42,7 +40,7 @@ TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     return last;
 }
 
-// Four columns of a row of partial; 0 beyond its end.
+// Loads four columns of a row of partial; 0 beyond the end.
 TE_DEV float4 te_column_part(const te__column_sum_kargs &a, te_i64 chunk, te_i64 col) {
     const float *p = a.partial + chunk * a.n + col;
     if (chunk >= a.chunks) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -77,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
 #pragma unroll
                 for (int k = 0; k < 8; k++) sum[k] += te_raw_get(x[r], k);
         }
-        te_raw<X_DT> x[8]; // the remaining rows, all loads at once as well
+        te_raw<X_DT> x[8]; // the remaining rows, also with all loads in flight at once
 #pragma unroll
         for (int r = 0; r < 8; r++)
             x[r] = row + 8 * r < end ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(at + r * stride, 0) : te_raw_zero<X_DT>();
@@ -94,8 +92,8 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
             if (col + k < a.n) sum[k] += te_load(a.x, row * a.n + col + k, a.x_dt);
 #endif
 #pragma unroll
-    for (int k = 0; k < 8; k++) part[warp][k * 32 + lane] = sum[k]; // not lane * 8 + k: that would be one bank for four
-                                                                    // lanes
+    // not at lane * 8 + k: four lanes would then share a bank
+    for (int k = 0; k < 8; k++) part[warp][k * 32 + lane] = sum[k];
     __syncthreads();
     float total = 0.0f;
 #pragma unroll

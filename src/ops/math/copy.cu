@@ -1,8 +1,8 @@
-// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.
+// ops/math/copy.cu: dst = src between any strides, and between any formats of 8 bits and more.
 //
-// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every
-// run, stride and address is a multiple of. Converting (unit 0): through f32, or through 64-bit integers between
-// integer formats; to an integer: truncated, saturated, NaN becomes 0.
+// Raw (unit > 0): src and dst have one format. The host has merged dimensions and chosen the widest unit, up to 16
+// bytes, of which every run, stride and address is a multiple. Converting (unit 0): through f32, or between integer
+// formats through 64-bit integers. Numbers that become integers are truncated and saturated, and NaN becomes 0.
 //
 //   a contiguous copy is ndim 1: item i lies at i on both sides
 //   otherwise item i is split into coordinates, last dimension fastest
@@ -48,7 +48,8 @@ TE_DEV void te_convert(const te__copy_kargs &a, te_i64 from, te_i64 to) {
     else te_store_integer(a.dst, to, DST_DT, te_truncate(te_load(a.src, from, SRC_DT), DST_DT));
 }
 
-// Coordinates of item i, by 32-bit divisions where the numbers fit, which are much faster than 64-bit ones.
+// Gives the positions of item i in src and dst. 32-bit divisions are used if the numbers fit: they are much faster than
+// 64-bit ones.
 TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &to) {
     from = to = 0;
     if (a.ndim == 1) {
@@ -63,8 +64,8 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         i = rest;
     }
 }
-// The positions of a thread's four items, before anything is loaded: a 64-bit division is a call, across which loaded
-// values would have to be saved.
+// Gives the positions of a thread's four items before anything is loaded: a 64-bit division is a call, across which
+// loaded values would have to be saved.
 TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);
@@ -87,12 +88,12 @@ TE_DEV void te_copy_units(const te__copy_kargs &a, te_i64 first) {
     }
 }
 
-// Items of N neighbours.
+// Converts items of N neighbours.
 template <int N> TE_DEV void te_convert_items(const te__copy_kargs &a, te_i64 first) {
     te_raw<TE_ANY, N> item[4];
     te_i64 from[4], to[4];
     te_locate4(a, first, from, to);
-    bool all = first + 768 < a.items; // then the four loads are in flight at once
+    bool all = first + 768 < a.items; // all four loads are in flight at once then
 #pragma unroll
     for (int k = 0; k < 4; k++)
         if (all) item[k] = te_raw_ask<N>(a.src, from[k], SRC_DT);

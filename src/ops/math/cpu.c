@@ -1,8 +1,8 @@
 /* ops/math/cpu.c: reference of copy, fill, random, axpby, sums, embedding. Plain loops; sums in double unless the order
- * of f32 additions is part of the operation. Work is cut by the shape alone, so that the number of threads changes no
- * bit. */
+ * of f32 additions is part of the operation. The shape alone decides how work is divided, so the number of threads
+ * changes no bit. */
 
-/* Elements of a piece of flat work; f32 copies of three of them fit the first-level cache. */
+/* Elements of a piece of flat work: f32 copies of three pieces fit the first-level cache. */
 enum { TE__MATH_PIECE = 2048 };
 
 /* ---- copy ---- */
@@ -13,7 +13,7 @@ typedef struct te__copy_job {
     char *dst;
     te_dtype src_dtype, dst_dtype;
     bool raw;
-    int64_t pieces; /* of one run along the last dimension */
+    int64_t pieces; /* pieces of one run along the last dimension */
 } te__copy_job;
 
 static int64_t te__load_integer(const void *p, te_dtype dtype, int64_t i) {
@@ -55,7 +55,7 @@ static void te__copy_convert(const te__copy_job *j, const char *src, int64_t src
         for (i = 0; i < n; i++) te__store_row(dst, j->dst_dtype, i * dst_stride, 1, row + i);
     }
 }
-/* Piece p: TE__MATH_PIECE elements of run p / pieces. */
+/* Copies pieces begin .. end - 1. A piece is TE__MATH_PIECE elements of run piece / pieces. */
 static void te__copy_pieces(void *user, int64_t begin, int64_t end) {
     const te__copy_job *j = (const te__copy_job *)user;
     const te__copy_walk *w = &j->walk;
@@ -163,7 +163,7 @@ static te_result te__cpu_random(te_ctx *te, const te_op_random_args *a) {
     return TE_OK;
 }
 
-/* alpha times the device scalars. */
+/* Returns alpha, multiplied and divided by the device scalars. */
 static float te__axpby_alpha(const te_op_axpby_args *a) {
     float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
     float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;
@@ -238,7 +238,7 @@ static te_result te__cpu_row_dot(te_ctx *te, const te_op_row_dot_args *a) {
     return TE_OK;
 }
 
-/* The array is cut in as many parts as there may be threads, whatever their number is. */
+/* The array is cut into so many parts, whatever the number of threads. */
 enum { TE__SUM_PARTS = 64 };
 typedef struct te__sum_job {
     const te_op_sum_args *a;
@@ -307,7 +307,7 @@ static te_result te__cpu_column_sum(te_ctx *te, const te_op_column_sum_args *a) 
 
 /* ---- embedding ---- */
 
-/* dst[to .. to + n) = src[from .. from + n), through f32. */
+/* Copies src[from .. from + n) to dst[to .. to + n), converted through f32 if formats differ. */
 static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *dst, int64_t to, int64_t n) {
     float v[TE__MATH_PIECE];
     int64_t at;
@@ -322,7 +322,7 @@ static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *ds
         te__store_row(te__data(dst), dst->dtype, to + at, size, v);
     }
 }
-/* The row of the table that id i means, inside of it or not. */
+/* Returns the row of the table that id i stands for, which may be outside the table. */
 static int64_t te__embedding_row(const te_tensor *ids, int64_t i, bool from_end, int64_t size, int64_t start) {
     const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
     return (from_end && id < 0 ? id + size : id) - start;
@@ -340,7 +340,7 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
             te__copy_row(a->table, id * h, a->y, token * h, h);
         else
             memset((char *)te__data(a->y) + token * h * size, 0,
-                   (size_t)(h * size)); /* all bits 0 is 0 in every float format */
+                   (size_t)(h * size)); /* all bits 0 are 0 in every float format */
     }
 }
 static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_args *a) {
@@ -352,7 +352,7 @@ static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_arg
     return TE_OK;
 }
 
-/* order: the tokens sorted by id, in their order within an id; those of id v are order[start[v] .. start[v + 1] -
+/* order: the tokens sorted by id, and within an id by number. The tokens of id v are order[start[v] .. start[v + 1] -
  * 1]. */
 typedef struct te__embedding_job {
     const te_op_embedding_bwd_args *a;
@@ -396,8 +396,8 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         te__free(te, j.start, start_bytes);
         return TE_ERR_OUT_OF_MEMORY;
     }
-    /* A counting sort. Counts stand two places on, so that after the sums start[id + 1] is where id begins, and after
-     * the second pass where it ends, which is where the next one begins. */
+    /* A counting sort. The counts of id are kept at start[id + 2]. After the sums, start[id + 1] is where id begins;
+     * after the second pass, where id ends, which is where the next id begins. */
     for (i = 0; i < tokens; i++) {
         id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;

@@ -1,14 +1,14 @@
 /* ops/math/cuda.c: plans of the math operations. Knows the kernels' contracts; must not know what they compute. */
 
 static bool te__math_aligned(const te_tensor *x) { return ((uintptr_t)te__data(x) & 15u) == 0; }
-/* Rows of `cols` elements all start at multiples of 16 bytes. */
+/* Returns whether rows of `cols` elements all start at multiples of 16 bytes. */
 static bool te__math_aligned_rows(const te_tensor *x, int64_t cols) {
     return te__math_aligned(x) && cols * te__dtype_size(x->dtype) % 16 == 0;
 }
 
 /* ---- copy ---- */
 
-/* The widest unit that a raw walk can be made in, in bytes; `size`: bytes of an element. */
+/* Returns the widest unit, in bytes, in which a raw copy can go along w. size: bytes of an element. */
 static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src, const te_tensor *dst) {
     uintptr_t all = (uintptr_t)te__data(src) | (uintptr_t)te__data(dst) | 16u;
     int last = w->ndim - 1, d, unit = size;
@@ -18,13 +18,13 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that each load or store of
+/* Returns how many neighbours a thread converts at a time: 16 bytes of the wider format, so that each load or store of
  * a warp is contiguous. */
 static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
 }
-/* ... of all runs; else one. */
+/* Returns te__copy_width's number if all runs of w allow it, else 1. */
 static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
     int last = w->ndim - 1, width = te__copy_width(src, dst), d;
     if (!te__math_aligned(src) || !te__math_aligned(dst)) return 1;
@@ -34,7 +34,8 @@ static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, cons
     return width;
 }
 
-/* One launch over part of a flat copy, or over a whole strided one. `offset`: elements to skip on both sides. */
+/* Plans one launch, for a part of a flat copy, or for a whole strided one. `offset`: elements to skip in src and in
+ * dst. */
 static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor *src, const te_tensor *dst,
                             int64_t offset, int unit, int width) {
     te__launch *l = te__plan_launch(p, "math", "copy");
@@ -46,7 +47,7 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
         te__launch_option(l, "SRC_DT", src->dtype);
         te__launch_option(l, "DST_DT", dst->dtype);
     }
-    /* As integers: te_explain plans with no addresses at all. */
+    /* Integers, since te_explain plans without addresses. */
     k->src = (const void *)((uintptr_t)te__data(src) + (uintptr_t)(offset * te__dtype_size(src->dtype)));
     k->dst = (void *)((uintptr_t)te__data(dst) + (uintptr_t)(offset * te__dtype_size(dst->dtype)));
     k->ndim = w->ndim;
@@ -58,7 +59,7 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     for (d = 0; d < w->ndim; d++) {
         bool last = d == w->ndim - 1;
         k->shape[d] = last ? w->shape[d] / per_item : w->shape[d];
-        /* Neighbouring items of the last dimension are `per_item` elements apart where they are wide. */
+        /* Neighbouring items of the last dimension are `per_item` elements apart. */
         k->src_stride[d] = (last ? w->src[d] * per_item : w->src[d]) / stride_unit;
         k->dst_stride[d] = (last ? w->dst[d] * per_item : w->dst[d]) / stride_unit;
         k->items *= k->shape[d];
@@ -66,11 +67,11 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
-/* A block of the kernel transposes two tiles. */
+/* Rows and columns of a block's two tiles, for elements of `size` bytes. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
-/* Transposes of matrices of elements of t->size bytes; the fields that follow from the rest of t are filled in. */
+/* Plans transposes of matrices of elements of t->size bytes. Fills in the fields that follow from the rest of t. */
 static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size),
               dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
@@ -93,8 +94,9 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     te__plan_why(p, "tiles through shared memory, 16 bytes a store");
 }
 
-/* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth
- * of tiles at least. Element by element is six times slower than full tiles. */
+/* Plans a raw copy as transposes, and returns true, if src has neighbours along another dimension than dst, and the
+ * matrices fill at least an eighth of the tiles. Else returns false. Element by element is six times slower than full
+ * tiles. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
@@ -129,7 +131,7 @@ static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     te__copy_walk_make(&w, a->src, a->dst);
     flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
     if (flat) {
-        /* The bulk in the widest items, and the rest one by one. */
+        /* The bulk goes in the widest items, the rest one by one. */
         bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
         width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {
@@ -283,7 +285,8 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     args.x = te__data(a->x);
     args.out = (float *)te__data(a->out);
     args.n = te__numel(a->x);
-    args.partials = te__max(1, te__div_up(args.n, TE__SUM_CHUNK)); /* one also when x is empty: its sum is 0 */
+    args.partials = te__max(1, te__div_up(args.n, TE__SUM_CHUNK)); /* at least one, also if x is empty: the sum is 0
+                                                                    * then */
     args.scale = a->scale;
     args.x_dt = a->x->dtype;
     args.vector = te__math_aligned(a->x);
@@ -300,7 +303,7 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     return TE_OK;
 }
 
-/* out [n] = (accumulate ? out : 0) + the sums of the columns of x [m, n]. */
+/* Plans out [n] = (accumulate ? out : 0) + the column sums of x [m, n]. */
 static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out,
                                      bool accumulate) {
     te__column_sum_kargs args = TE_ZERO;
@@ -312,8 +315,8 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x = x;
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* As many blocks as 132 multiprocessors run at once; fewer rows than 32 are not worth one. From the shapes alone,
-     * so that the bits are too. */
+    /* As many blocks as 132 multiprocessors run at once, but none for fewer than 32 rows. The number follows from the
+     * shape alone, and so do the bits. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
@@ -330,7 +333,7 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
 }
-/* The same of f32 in one pass without a workspace, for at most some thousand rows. */
+/* Plans the column sums of f32 in one pass without a workspace, for at most some thousand rows. */
 static void te__plan_column_sum_short(te__plan *p, const float *x, int64_t m, int64_t n, te_tensor *out,
                                       bool accumulate) {
     te__launch *l = te__plan_launch(p, "math", "column_sum_short");
@@ -392,7 +395,7 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_
     args.dtable = te__data(a->dtable);
     args.start = (unsigned *)te__plan_workspace(p, (args.vocab + 1) * 4);
     args.order = (unsigned *)te__plan_workspace(p, te__max(1, args.tokens) * 4);
-    /* 512 blocks or more, or one id a block */
+    /* at least 512 blocks, or one id a block */
     args.bucket = (int)te__min(TE__EMBEDDING_BUCKET, te__div_up(args.vocab, 512));
     args.splits = (int)te__max(1, te__min(te__div_up(args.h, 256), te__div_up(4096, args.vocab)));
     args.ids_dt = a->ids->dtype;

@@ -1,5 +1,5 @@
-// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens,
-// added in f32 in the order of the tokens. embedding_sort has made the lists.
+// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the sum of dy's rows at its
+// tokens, added in f32 in the order of the tokens. embedding_sort has made the lists of tokens.
 //
 //              256 columns: lane l has columns 8l .. 8l+7
 //            +--------+--------+--------+--------+
@@ -8,9 +8,8 @@
 //
 // Benchmark: "embedding backward" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: vocab * splits / 8 up, splits fastest. `vector`: rows start at multiples of 16 bytes, and h
-//         is a
-// multiple of 8.
+// Launch: block 256; grid: vocab * splits / 8 rounded up, splits fastest. `vector`: rows start at multiples of 16
+//         bytes, and h is a multiple of 8.
 //
 // te:baseline
 // te:row DY_DT=3 DTABLE_DT=3
@@ -23,7 +22,7 @@
 #define DTABLE_DT a.dtable_dt
 #endif
 
-// Elements i .. i+7, of which `n` exist; `whole`: all of them do, and i is at a multiple of eight elements.
+// Loads elements i .. i+7, of which `n` exist. whole: all of them exist, and i is a multiple of eight.
 TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, float out[8]) {
     if (whole) return te_load8(p, i, dt, out);
 #pragma unroll
@@ -31,17 +30,17 @@ TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, 
         if (k < n) out[k] = te_load(p, i + k, dt);
 }
 
-// Columns col .. col + 7 of the row of an id whose tokens are order[begin .. end - 1]. All lanes call it, also lanes
-// beyond the last column.
+// Adds up columns col .. col + 7 for an id whose tokens are order[begin .. end - 1]. All lanes must call, even beyond
+// the last column.
 TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32 begin, te_u32 end, te_i64 col) {
-    te_i64 there = a.h - col; // columns of this lane that exist; with `vector` 8 or more, or none
+    te_i64 there = a.h - col; // columns of this lane that exist; with `vector` eight or more, or none
     bool whole = a.vector && there > 0;
     int lane = threadIdx.x & 31;
     float sum[8] = {}, old[8] = {};
     for (te_u32 base = begin; base < end; base += 32) {
         int rows = end - base < 32 ? (int)(end - base) : 32, r = 0;
         te_u32 token = lane < rows ? a.order[base + lane] : 0;
-        // Eight rows are in flight at once: a frequent id is a long chain of dependent additions, and only its loads
+        // Eight rows are in flight at once: the additions of a frequent id depend on each other, so that only its loads
         // can overlap.
         for (; a.vector && r + 8 <= rows; r += 8) {
             te_u32 row[8];
@@ -75,7 +74,7 @@ TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32
 extern "C" __global__ void __launch_bounds__(256) te_embedding_bwd(const __grid_constant__ te__embedding_bwd_kargs a) {
     te_follow();
     te_i64 warp = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
-    // more splits than one come with a small vocabulary
+    // splits > 1 only with a small vocabulary, so 32 bits suffice
     te_i64 id = a.splits == 1 ? warp : (te_i64)((te_u32)warp / a.splits);
     if (id >= a.vocab) return;
     te_u32 begin = a.start[id], end = a.start[id + 1];

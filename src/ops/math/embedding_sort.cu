@@ -1,28 +1,28 @@
-// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics
-// between blocks.
+// ops/math/embedding_sort.cu: lists the tokens of each id, in order: a counting sort that is stable and needs no
+// atomics between blocks.
 //
 //   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice
 //   warp w      reads the w-th of 32 equal stretches of the tokens
 //
-//   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket
-//               begins
+//   pass 1 count[w][i]: tokens of id i in stretch w; below: tokens of smaller ids, which is where this bucket begins
 //   between     each count becomes the position of the first token of (i, w): by id, then by stretch
-//   pass 2      each token is written to its position; within 32 tokens of one warp, the rank among equal ids is
-//               counted by match_any. Of a stretch's first 64 groups of 32 tokens are read again if they have a token
-//               of the bucket: a small part, unless the vocabulary is small
+//   pass 2      each token is written to its position; match_any counts its rank among equal ids within 32 tokens of a
+//               warp. Of the first 64 groups of 32 tokens of a stretch, only those with a token of the bucket are read
+//               again: few, unless the vocabulary is small
 //
-// Launch: block 1024, grid: vocab / bucket up. Shared: static.
+// Launch: block 1024; grid: vocab / bucket rounded up. Shared: static.
 //
 // te:baseline
 #include "device/outside.cuh"
 #include "ops/math/kargs.h"
 
-// The id of token t, as a row of the table, or one that no row has.
+// Returns the row of the table for token t's id; -1 beyond the last token.
 TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end) {
     return t < end ? te_from_begin(te_load_index(a.ids, t, a.ids_dt), a.all, a.from_end) - a.first : -1;
 }
 
-// A part of the ids for each block: those that are out of range. Apart from the rest, whose registers are few.
+// Reports the ids that are out of range; each block does a part of all ids. Not inlined, so that the kernel needs few
+// registers.
 static __device__ __noinline__ void te_tell_ids(const void *ids, int dt, te_i64 tokens, te_i64 all, int from_end,
                                                 te__outside *to) {
     for (te_i64 t = (te_i64)blockIdx.x * 1024 + threadIdx.x; t < tokens; t += (te_i64)gridDim.x * 1024) {
@@ -43,11 +43,11 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
     te_i64 stretch = te_div_up(te_div_up(a.tokens, 32), 32) * 32, begin = warp * stretch;
     te_i64 end = begin + stretch < a.tokens ? begin + stretch : a.tokens;
     te_u32 earlier = (1u << lane) - 1, smaller = 0;
-    te_u64 ours = 0; // groups with a token of the bucket
+    te_u64 ours = 0; // bit i: group i of 32 tokens has a token of the bucket
 
     for (int i = lane; i < ids; i += 32) place[warp][i] = 0;
     __syncwarp();
-    // Every lane has the same number of iterations, for the warp votes. Four groups of ids are in flight at once.
+    // All lanes have the same number of iterations, for the warp votes. Four groups of ids are in flight at once.
     for (te_i64 t = begin; t < end; t += 128) {
         te_i64 id[4];
 #pragma unroll

@@ -1,8 +1,8 @@
-/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs
- * alone. */
+/* ops/math/kargs.h: the arguments of the math kernels. The host's compiler and the kernels' compiler both read it:
+ * plain structs alone. */
 
-/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is
- * `width` neighbours along the last dimension, strides count elements. */
+/* Arguments of copy, for `items` items. Raw: an item is `unit` bytes, and strides count items. Converting (unit 0): an
+ * item is `width` neighbours along the last dimension, and strides count elements. */
 typedef struct te__copy_kargs {
     const void *src;
     void *dst;
@@ -14,17 +14,17 @@ typedef struct te__copy_kargs {
     int src_dt, dst_dt;
 } te__copy_kargs;
 
-/* transpose: a block does two tiles of 128 / size rows and 64 columns of a matrix, of bytes beside each other, else
- * above each other. */
+/* Arguments of transpose. A block does two tiles of 128 / size rows and 64 columns of a matrix: beside each other if
+ * elements are bytes, else above each other. */
 typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
     long long m, n, lds, ldd;
-    long long filled; /* of ldd: up to here, absent elements are 0 */
-    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one
+    long long filled; /* columns of dst that are written: elements that src does not have become 0 */
+    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, along `dims` dimensions, the last one
                                              * fastest */
     unsigned shape[6];
-    unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */
+    unsigned tiles, tiles_n; /* tiles: pairs of tiles of a matrix; tiles_n: of a row of tiles */
     int dims;
     int size;       /* bytes of an element: 1, 2 or 4 */
     int vector_src; /* rows of src start at multiples of 16 bytes (8 for bytes) */
@@ -45,7 +45,7 @@ typedef struct te__random_kargs {
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
     float a, b;
-    float below_b; /* the largest f32 under b */
+    float below_b; /* the largest f32 below b */
     int kind;      /* te_random_kind */
     int dt;
 } te__random_kargs;
@@ -57,20 +57,21 @@ typedef struct te__axpby_kargs {
     long long n;
     float alpha, beta;
     int x_dt, y_dt, out_dt;
-    int vector; /* all three are aligned to 16 bytes */
+    int vector; /* x, y and out are aligned to 16 bytes */
 } te__axpby_kargs;
 
-/* mul, row_dot. */
+/* Arguments of mul and row_dot. */
 typedef struct te__mul_kargs {
-    const void *x, *y; /* [m, n]; y of mul: by_rows [m] */
+    const void *x, *y; /* [m, n]; mul with by_rows: y is [m] */
     void *out;         /* mul: [m, n]; row_dot: [m] */
     long long m, n;
     int by_rows;
     int x_dt, y_dt, out_dt;
-    int vector; /* rows start at multiples of 16 bytes; mul without by_rows: the arrays do */
+    int vector; /* rows start at multiples of 16 bytes; mul without by_rows: the arrays start there */
 } te__mul_kargs;
 
-/* sum: block b adds elements b * TE__SUM_CHUNK .. into partial[b], or, being the only one, into out. */
+/* Arguments of sum. Block b adds the elements from b * TE__SUM_CHUNK on into partial[b], or, if it is the only block,
+ * into out. */
 #define TE__SUM_CHUNK 16384
 typedef struct te__sum_kargs {
     const void *x;
@@ -82,8 +83,8 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds
- * those up. */
+/* Arguments of column_sum. Block (column block, row chunk) adds up its rows into a row of partial [chunks, n]; the last
+ * block of a group of column blocks adds up the group's rows of partial. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
@@ -97,7 +98,7 @@ typedef struct te__column_sum_kargs {
     int accumulate;
 } te__column_sum_kargs;
 
-/* The same of f32 with at most some thousand rows, in one pass. */
+/* Arguments of column_sum_short: f32 with at most some thousand rows, in one pass. */
 typedef struct te__column_sum_short_kargs {
     const float *x; /* [m, n] */
     void *out;      /* [n] */
@@ -110,13 +111,14 @@ typedef struct te__embedding_fwd_kargs {
     void *y;                 /* [tokens, h] */
     struct te__outside *outside;
     long long tokens, vocab, h;
-    long long all, first; /* the table is rows first .. first + vocab - 1 of a vocabulary of `all` */
+    long long all, first; /* the table is rows first .. first + vocab - 1 of a vocabulary of `all` rows */
     int ids_dt, table_dt, y_dt;
     int from_end; /* negative ids count from the end of the vocabulary */
-    int vector;   /* rows start at multiples of 16 bytes on both sides */
+    int vector;   /* rows of table and y start at multiples of 16 bytes */
 } te__embedding_fwd_kargs;
 
-/* embedding_sort orders the tokens by id, keeping their order within an id; embedding_bwd adds up each id's rows. */
+/* Arguments of embedding_sort, which orders the tokens by id and within an id by number, and of embedding_bwd, which
+ * adds up each id's rows. */
 typedef struct te__embedding_bwd_kargs {
     const void *ids, *dy; /* [tokens], [tokens, h] */
     void *dtable;         /* [vocab, h] */
@@ -124,11 +126,11 @@ typedef struct te__embedding_bwd_kargs {
     unsigned *order;      /* [tokens] */
     struct te__outside *outside;
     long long tokens, vocab, h;
-    long long all, first; /* as in the forward */
+    long long all, first; /* as in te__embedding_fwd_kargs */
     int splits; /* warps of embedding_bwd that share an id's columns */
     int bucket; /* ids that a block of embedding_sort owns, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;
     int accumulate, from_end;
-    int vector; /* rows start at multiples of 16 bytes on both sides, and have whole eights of columns */
+    int vector; /* rows of dy and dtable start at multiples of 16 bytes, and h is a multiple of eight */
 } te__embedding_bwd_kargs;
 #define TE__EMBEDDING_BUCKET 256

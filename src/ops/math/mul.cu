@@ -1,7 +1,7 @@
-// ops/math/mul.cu: out = x * y in f32; y of x's shape, or one number for each row of n.
+// ops/math/mul.cu: out = x * y in f32. y has x's shape, or one number for each row of n elements.
 //
-// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: x, out and a y of x's shape aligned to 16
-//         bytes; by_rows: n a multiple of 8.
+// Launch: block 256; grid: blocks of 2048 elements, eight a thread. `vector`: x, out and, without by_rows, y are
+//         aligned to 16 bytes; with by_rows n is a multiple of 8.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3 OUT_DT=3 BY_ROWS=0|1
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) te_mul(const __grid_constant__
         float x[8], y[8];
         te_load8(a.x, first, X_DT, x);
         if (BY_ROWS) {
-            // Eight neighbours are of one row. A division of 64 bits costs as much as all the rest.
+            // The eight neighbours are of one row. A 64-bit division costs as much as the rest of the loop.
             te_i64 row = all >> 32 ? first / a.n : (te_i64)((te_u32)first / (te_u32)a.n);
             y[0] = te_load(a.y, row, Y_DT);
         } else {

@@ -1,12 +1,12 @@
-/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends share
- * about it.
+/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends need to
+ * know about it.
  * Knows tensors; must not know which backend runs. */
 
 /* ---- copy ---- */
 
 static bool te__is_integer(te_dtype dtype) { return dtype == TE_U8 || dtype == TE_I32 || dtype == TE_I64; }
 
-/* The bytes are copied as they are. */
+/* Returns whether a copy moves the bytes as they are. */
 static bool te__copy_is_raw(te_dtype src, te_dtype dst) {
     return src == dst || (dst == TE_U8 && te_dtype_bits(src) == 8);
 }
@@ -24,8 +24,8 @@ static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     return TE_OK;
 }
 
-/* The way through two arrays of one shape: sizes of 1 dropped, dimensions merged where both sides allow it, and ordered
- * so that the last one is dst's fastest. At least one dimension. */
+/* The way through two arrays of one shape: sizes of 1 are dropped, dimensions that both sides allow to merge are
+ * merged, and dimensions are ordered so that dst's fastest is last. At least one dimension. */
 typedef struct te__copy_walk {
     int ndim;
     int64_t shape[TE_MAX_DIMS], src[TE_MAX_DIMS], dst[TE_MAX_DIMS];
@@ -61,12 +61,12 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
     w->ndim = merged + 1;
 }
 
-/* How the two sides of a copy lie to each other. Where the ranges of their bytes meet they count as overlapping, though
- * elements may alternate. */
+/* How src and dst lie to each other. They overlap if the ranges of their bytes meet, even if no byte belongs to
+ * both. */
 typedef enum te__copy_sides {
     TE__COPY_APART,
     TE__COPY_OVERLAPS,
-    TE__COPY_SAME /* each element onto itself: nothing to do */
+    TE__COPY_SAME /* each element is copied onto itself: nothing to do */
 } te__copy_sides;
 
 static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
@@ -81,14 +81,14 @@ static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
     return same ? TE__COPY_SAME : TE__COPY_OVERLAPS;
 }
 
-/* A copy whose sides overlap, as two whose sides lie apart: src to memory between, and on to dst. */
+/* A copy whose sides overlap, done as two copies whose sides lie apart: from src to other memory, then to dst. */
 typedef struct te__copy_detour {
     te_tensor between;
     te__buffer memory;
     te_op_copy_args there, back;
 } te__copy_detour;
 
-/* In the narrower of the two formats: values are converted once all the same. */
+/* Returns the format of the memory between: the narrower of the two, since values are converted once in any case. */
 static te_dtype te__copy_between(const te_op_copy_args *a) {
     return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
 }
@@ -117,8 +117,9 @@ static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, v
 
 /* ---- fill, random ---- */
 
-/* The bits of `value` in a format: rounded once, to nearest even; integers truncated and saturated, NaN as 0. Through
- * an f32 that is rounded to odd, so that the second rounding sees which side of a tie it is on. */
+/* Returns the bits of `value` in a format: rounded once, to nearest even; for integers truncated and saturated, with
+ * NaN as 0. An f32 in between is rounded to odd, so that the second rounding sees on which side of a tie the value
+ * is. */
 static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);
@@ -164,12 +165,13 @@ static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
                             ? "random: uniform from %g to %g: the range must be finite and upwards"
                             : "random: normal with mean %g and standard deviation %g",
                         (double)a->a, (double)a->b);
-    if (a->kind == TE_RANDOM_UNIFORM && !(fabsf(a->b - a->a) <= FLT_MAX)) /* kernels multiply by it, in f32 */
+    if (a->kind == TE_RANDOM_UNIFORM && !(fabsf(a->b - a->a) <= FLT_MAX)) /* kernels multiply by the difference, in
+                                                                           * f32 */
         return te__fail(te, TE_ERR_INVALID, "random: uniform from %g to %g: the difference must be a finite f32, too",
                         (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
-/* The largest uniform number: a + u (b - a) in f32 may round to b, and is lowered to the number below. */
+/* Returns the largest uniform number: a + u (b - a) in f32 may round to b, and then becomes the next number below. */
 static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */
@@ -180,7 +182,7 @@ static te_result te__check_axpby(te_ctx *te, te_op_axpby_args *a) {
     if (result == TE_OK) result = te__want_numel(te, "axpby", "alpha_device", a->alpha_device, 1);
     return result == TE_OK ? te__want_numel(te, "axpby", "divide_device", a->divide_device, 1) : result;
 }
-/* One factor for each row of x, rather than for each element? */
+/* Returns whether y has one factor for each row of x, rather than one for each element. */
 static bool te__mul_by_rows(const te_op_mul_args *a) { return te__numel(a->y) != te__numel(a->x); }
 static te_result te__check_mul(te_ctx *te, te_op_mul_args *a) {
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
@@ -207,7 +209,7 @@ static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
 
 /* ---- embedding ---- */
 
-/* table [V, H], rows [.., H] with one row an id. */
+/* Checks an embedding: table [V, H], and rows [.., H] with one row for each id. */
 static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor *ids, const char *table_name,
                                      const te_tensor *table, const char *rows_name, const te_tensor *rows,
                                      int64_t *vocab_size, int64_t vocab_start) {

@@ -1,6 +1,7 @@
-// ops/math/row_dot.cu: out [m] = the products of the rows of x and y [m, n], summed up in f32.
+// ops/math/row_dot.cu: out [m] = the dot product of each row of x and of y [m, n], summed in f32.
 //
-// Launch: block 256: one warp a row; grid: m / 8 up. `vector`: x and y aligned to 16 bytes, n a multiple of 8.
+// Launch: block 256: one warp a row; grid: m / 8 rounded up. `vector`: x and y are aligned to 16 bytes, n is a multiple
+//         of 8.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3

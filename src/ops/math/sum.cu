@@ -1,14 +1,14 @@
-// ops/math/sum.cu: partial sums of an array, one a block.
+// ops/math/sum.cu: partial sums of an array, one for each block.
 //
 //   block b      elements [b * 16384, (b + 1) * 16384)
-//   thread t     its groups of eight: t, t + 256, ... one after the other; then the threads in te_block_sum's order
+//   thread t     its groups of eight: t, t + 256, ..., one after another; then the threads in te_block_sum's order
 //
-// The order depends on the element's index alone. With one block there is no second kernel: it writes out = scale *
-// sum.
+// The order of additions depends on the elements' indices alone. A single block writes out = scale * sum, and no second
+// kernel runs.
 //
 // Benchmark: "sum of all" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: partials. `vector`: x aligned to 16 bytes.
+// Launch: block 256; grid: one block for each partial sum. `vector`: x is aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3

@@ -1,6 +1,6 @@
-// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.
+// ops/math/sum_final.cu: out = scale * the sum of the partial sums, added in an order that their indices decide.
 //
-// Launch: one block of 1024.
+// Launch: one block of 1024 threads.
 //
 // te:baseline
 #include "device/base.cuh"

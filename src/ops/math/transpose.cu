@@ -1,13 +1,13 @@
 // ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m ..
-// filled-1 of dst are 0.
+// filled-1 of dst become 0.
 //
 //            64 columns (tx: 8 each)
 //          +-------------------------+
 //          | ty: 4 / size rows       |  ->  transpose.cuh  ->  dst, 16 bytes a store
 //          +-------------------------+  128 / size rows
 //
-// A block has two tiles, of bytes adjacent along the row, else along the column: both are loaded before the first is
-// transposed.
+// A block has two tiles, adjacent along the row if elements are bytes, else along the column. Both are loaded before
+// the first is transposed.
 //
 // Benchmark: "transpose e4m3", "copy transposed" in tests/bench/h200.csv.
 //
@@ -24,7 +24,7 @@
 #define SIZE a.size
 #endif
 
-// Eight elements of `size` bytes: 2 * size words.
+// Loads eight elements of `size` bytes into 2 * size words.
 TE_DEV void te_transpose_load8(const void *p, te_i64 i, int size, te_u32 w[8]) {
     if (size == 1) {
         uint2 u = *(const uint2 *)((const te_u8 *)p + i);
@@ -39,7 +39,7 @@ TE_DEV void te_transpose_load8(const void *p, te_i64 i, int size, te_u32 w[8]) {
         }
     }
 }
-// The same of any alignment; only n of them exist, the others are 0.
+// Loads eight elements from any alignment; only n of them exist, the rest become 0.
 TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u32 w[8]) {
 #pragma unroll
     for (int k = 0; k < 8; k++) w[k] = 0;
@@ -52,10 +52,10 @@ TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u3
     }
 }
 
-// A thread's words of a tile at (first_row, first_col) of src.
+// Loads a thread's words of the tile at (first_row, first_col) of src.
 TE_DEV void te_transpose_ask(const te__transpose_kargs &a, const void *src, te_i64 first_row, te_i64 first_col,
                              te_u32 w[4][8]) {
-    const int rows = 4 / SIZE; // of a word
+    const int rows = 4 / SIZE; // rows in a word
     te_i64 row = first_row + (threadIdx.x >> 3) * rows, col = first_col + (threadIdx.x & 7) * 8, there = a.n - col;
     if (a.vector_src && there >= 8 && row + rows <= a.m) {
 #pragma unroll
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(256) te_transpose(const __grid_cons
     }
     const void *src = (const te_u8 *)a.src + from * SIZE;
     void *dst = (te_u8 *)a.dst + to * SIZE;
-    const int down = SIZE == 1 ? 0 : 128 / SIZE, across = SIZE == 1 ? TE_TILE_COLUMNS : 0; // from one tile to the other
+    const int down = SIZE == 1 ? 0 : 128 / SIZE, across = SIZE == 1 ? TE_TILE_COLUMNS : 0; // from one tile to the next
     te_u32 tile_m = at / a.tiles_n, tile_n = at - tile_m * a.tiles_n;
     te_i64 row = (te_i64)tile_m * (128 / SIZE + down), col = (te_i64)tile_n * (TE_TILE_COLUMNS + across);
     te_u32 w[2][4][8];

@@ -17,18 +17,18 @@ typedef struct te__mx_quantize_job {
     float max_inverse;
 } te__mx_quantize_job;
 
-/* The larger of `most` and |x|, as bits: non-negative floats order like those, NaN counts as 0, and integer maxima
- * vectorize. */
+/* Returns the larger of `most` and |x|, both as bits: non-negative floats have the order of their bits, and integer
+ * maxima vectorize; NaN counts as 0. */
 static int32_t te__mx_larger(int32_t most, float x) {
     int32_t a = (int32_t)(te__f32_bits(x) & 0x7fffffffu);
     a = a > 0x7f800000 ? 0 : a;
     return a > most ? a : most;
 }
 
-/* One tile of x with zeros around it: its values, and the codes of the scales of its groups. */
+/* One tile of x, with zeros where x ends: its values, and the E8M0 codes of its groups' scales. */
 typedef struct te__mx_tile {
     int64_t first_row, first_col;
-    int rows, cols; /* that exist */
+    int rows, cols; /* rows and columns that exist */
     float v[TE__MX_GROUP][TE__MX_COLUMNS];
     uint8_t row_e[TE__MX_GROUP][TE__MX_TILE_GROUPS], col_e[TE__MX_COLUMNS];
 } te__mx_tile;
@@ -56,7 +56,7 @@ static void te__mx_tile_load(const te__mx_quantize_job *j, te__mx_tile *t) {
         t->col_e[i] = te__mxfp8_exponent(te__bits_f32((uint32_t)col_most[i]), j->max_inverse);
 }
 
-/* Codes of row r into one copy; the zeros around x become its padding. */
+/* Writes the codes of row r to one copy; the zeros beyond x become the copy's padding. */
 static void te__mx_store_codes(const te__mx_quantize_job *j, const te__mx_tile *t, te_tensor *copy, int64_t ld, int r,
                                const float *multiplier) {
     float scaled[TE__MX_COLUMNS];

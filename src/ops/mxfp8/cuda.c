@@ -1,11 +1,11 @@
 /* ops/mxfp8/cuda.c: plans of the MXFP8 casts. Knows the kernels' contracts; must not know what they compute. */
 
-/* Rows of ld elements all start at multiples of `bytes`. */
+/* Returns whether rows of ld elements all start at multiples of `bytes`. */
 static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
-/* A block for each tile that is wanted of m x n. */
+/* Sizes a launch to one block for each tile of m x n. */
 static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
     int64_t most = 65535 /* the limit of y and z */, tiles_m = te__div_up(m, TE__MX_ROWS);
     te__launch_size(l, te__div_up(n, TE__MX_COLS), te__min(tiles_m, most), te__div_up(tiles_m, most), 256, 0);
@@ -14,7 +14,7 @@ static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
 static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_op_mxfp8_quantize_args *a) {
     te__mxfp8_quantize_kargs args = TE_ZERO;
     te__launch *l;
-    int64_t wide; /* codes and scales, with their padding */
+    int64_t wide; /* columns of codes and of scales, padding included */
     args.x = te__data(a->x);
     args.row = te__data(a->row);
     args.col = te__data(a->col);

@@ -1,5 +1,5 @@
-// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts.
-// Knows lanes; must not know formats.
+// ops/mxfp8/mxfp8.cuh: which elements each thread has in a block's tile of 32 rows and 256 columns, the same in both
+// casts. Knows lanes; must not know formats.
 //
 //                256 columns: 8 a lane
 //            +----+----+----+----+-  -+----+----+
@@ -10,18 +10,18 @@
 //            +----+----+----+----+-  -+----+----+
 //              a group of a row
 //
-// All that a warp reads or writes at once is one piece of a row; tiles are small, so that many are in flight at a time.
+// A warp reads or writes one piece of a row at once. Tiles are small, so that many are in flight at a time.
 #pragma once
 #include "device/base.cuh"
 
 #define TE_MX_ALL 0xffffffffu
 
 struct te_mx_place {
-    te_i64 first_row, first_col; // of the block
+    te_i64 first_row, first_col; // of the block's tile
     int lane, warp;
     te_i64 row, col; // the thread's first element
 
-    // Grid: tiles along n in x, tiles along m in y and, beyond the limit of y, in z.
+    // The grid has tiles along n in x, and tiles along m in y and, beyond the limit of y, in z.
     TE_DEV te_mx_place() {
         first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS,
         first_col = (te_i64)blockIdx.x * TE__MX_COLS;
@@ -30,14 +30,14 @@ struct te_mx_place {
     }
 };
 
-// Of `size` rows or columns, those from `at` on: 0 to `most`.
+// Returns how many of `size` rows or columns are left from `at` on: 0 to `most`.
 TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {
     te_i64 left = size - at;
     return left > most ? most : left < 0 ? 0 : (int)left;
 }
 
-// The position of the scale of a line's group, as te__mx_scale_at of op.c has it for the host. lines: padded to 128;
-// groups: padded to 4.
+// Returns the position of the scale of a line's group, as te__mx_scale_at of op.c does on the host. lines: padded to
+// 128; groups: padded to 4.
 TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
     return te__group_scale_at(swizzled, columnwise, columnwise && !swizzled ? lines : groups, line, group);
 }

@@ -1,7 +1,7 @@
-// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy,
-// either layout of scales.
+// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format. q [m, ld] is either copy,
+// with either layout of scales.
 //
-// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.
+// mxfp8.cuh shows the tile. A lane reads the scales of its own rows or columns.
 //
 // Benchmark: "dequantize mxfp8 columnwise" in tests/bench/h200.csv.
 //
@@ -39,14 +39,14 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));
         }
     }
-    // The padding of the scales, to 128 lines, covers the thread's rows and columns. Its lines lie evenly in both
-    // layouts.
+    // Scales are padded to 128 lines, so they exist for all rows and columns of the thread. In both layouts the scales
+    // of neighbouring lines are a fixed step apart.
     te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;
     if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);
     else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);
     if (!a.swizzled) step = a.columnwise ? 1 : lines_n / 32;
     te_u32 e[8] = {};
-    if (step == 1 && ((te_u64)a.scale & 7) == 0) { // plain scales of eight columns
+    if (step == 1 && ((te_u64)a.scale & 7) == 0) { // plain scales of eight neighbouring columns
         uint2 u = *(const uint2 *)(a.scale + first);
 #pragma unroll
         for (int i = 0; i < 8; i++) e[i] = (i < 4 ? u.x : u.y) >> (8 * (i & 3));
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int i = 0; i < 8; i++)
             if (i < 4 || a.columnwise) e[i] = a.scale[first + i * step];
     }
-    float factor[8]; // of the thread's columns, or in the first four of its rows
+    float factor[8]; // for each of the thread's columns; or, in the first four, for each of its rows
 #pragma unroll
     for (int i = 0; i < 8; i++) factor[i] = te__e8m0_to_f32((te_u8)e[i]);
 

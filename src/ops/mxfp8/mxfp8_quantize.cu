@@ -1,13 +1,13 @@
-// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group
-// of 32:
+// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. For each
+// group of 32 elements:
 //   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))
 //
-// mxfp8.cuh has the picture. x stays in registers. Four neighbouring lanes have a group of each of their rows; the
-// maxima of columns meet in shared memory, where a thread reduces one column, and its factor returns through shared
-// memory.
+// mxfp8.cuh shows the tile. x stays in registers. Four neighbouring lanes have a group of each of their rows. The
+// maxima of columns pass through shared memory, where each thread reduces one column, and the columns' factors return
+// through shared memory.
 //
-// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns and
-// the padding of the scales: that is how all padding is written.
+// Beyond the edges of x a tile holds zeros, whose codes and scales are 0. Tiles cover `ld` and `ldc` columns and the
+// padding of the scales, so all padding is written too.
 //
 // Benchmark: "quantize mxfp8 both copies", "quantize mxfp8 rowwise" in tests/bench/h200.csv.
 //
@@ -26,7 +26,7 @@
 #ifndef X_DT
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
-#define BLOCKS 1 /* a multiprocessor should hold: room for registers */
+#define BLOCKS 1 /* resident blocks a multiprocessor: few, to leave room for registers */
 #else
 #define BLOCKS (!TE_HAS_FP8_CVT ? 2 : X_DT == TE_F32 ? 4 : __CUDA_ARCH__ < 1000 ? 6 : 5)
 #endif
@@ -36,8 +36,8 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
 
-// The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats
-// are compared two at a time, packed.
+// Find the maxima of |x| over each of the thread's rows, and over each of its columns. Maxima start at 0, so none ends
+// as NaN. Elements of 16 bits are compared two at a time, packed.
 TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -71,8 +71,8 @@ TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8])
         }
     }
 }
-// The maximum over row lane % 4 of the four lanes of a group. In each step two lanes exchange halves, and each goes on
-// with one.
+// Returns the maximum of row lane % 4 over the four lanes of a group. In each step two lanes exchange halves, and each
+// keeps one half.
 TE_DEV float te_mx_group_most(const float v[4], int lane) {
     bool up = lane & 2;
     float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));
@@ -81,8 +81,8 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
     return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
-// The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each
-// column, or one in its first four for each row.
+// Writes the codes of the thread's elements to one copy, which has room for `there` of the columns. `scale` holds a
+// factor for each column, or, in its first four, for each row.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
                               const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll
@@ -110,11 +110,12 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
     te_follow();
     __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows
-    __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other
+    __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves of floats: a power of two has zeros in the
+                                                          // lower half
     te_mx_place p;
     int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);
     te_raw<TE_ANY> w[4];
-    // All loads are issued before the first element is used: their latencies overlap.
+    // All loads are issued before the first element is used, so that their latencies overlap.
     if (a.vector_x && rows == 4 && cols == 8) {
 #pragma unroll
         for (int r = 0; r < 4; r++) w[r] = te_raw_ask<8>(a.x, (p.row + r) * a.n + p.col, X_DT);
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
         if (a.two_dimensional) amax = te_warp_max(amax);
         te_u8 e = te__mxfp8_exponent(amax, max_inverse);
         factors[threadIdx.x] = (te_u16)(__float_as_uint(te__mxfp8_multiplier(e)) >> 16);
-        // A tile's scale is repeated for the rows and columns that exist, and for no other.
+        // A 32 x 32 tile's scale is repeated for the rows and columns that exist, and for no others.
         te_i64 col = p.first_col + threadIdx.x, row = p.first_row + p.lane, group = p.first_row / 32;
         if (a.col && col < a.scale_cols && p.first_row < a.scale_rows)
             a.col_scale[te_mx_scale_at(col, group, a.scale_cols, a.scale_rows / 32, true, a.swizzled)] =

@@ -3,11 +3,11 @@
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */
-    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded to one
-                        * unit */
+    TE__MX_LINES = 128 /* scales are padded to a multiple of so many lines: rows of a row-wise copy, columns of a
+                        * column-wise copy */
 };
 
-/* The padded sizes of one copy's scales: `lines` rows (columns) of x, `groups` along each. */
+/* The padded sizes of one copy's scales: `lines` rows (column-wise: columns) of x, with `groups` groups along each. */
 typedef struct te__mx_layout {
     int64_t lines, groups;
     bool columnwise, swizzled;
@@ -21,14 +21,14 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
     l.swizzled = swizzled;
     return l;
 }
-/* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of
- * Blackwell's tensor cores reads them. */
+/* Returns the byte at which the scale of a line's group lies. Swizzled: 128 x 4 scales are 512 bytes, as one
+ * instruction of Blackwell's tensor cores reads them. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
     return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line,
                               group);
 }
 
-/* One copy of codes: [m, ld] with ld >= n. */
+/* Checks one copy of codes: [m, ld] with ld >= n. */
 static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t m,
                                    int64_t n) {
     char text[TE__SHAPE_TEXT];
@@ -37,7 +37,7 @@ static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name,
                     te__shape_text(q, text), (long long)m, (long long)n,
                     te__rows(q) == n && te__cols(q) >= m && m != n ? " (MXFP8 transposes no copy)" : "");
 }
-/* Its scales, with their padding. */
+/* Checks one copy's scales: their size, padding included. */
 static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t m,
                                    int64_t n, bool columnwise) {
     char text[TE__SHAPE_TEXT];
@@ -76,7 +76,7 @@ static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_a
     return r;
 }
 
-/* RN(1 / largest number): the factor of an amax. */
+/* Returns RN(1 / largest number of the codes), by which an amax is multiplied. */
 static float te__mx_max_inverse(te_dtype codes) {
     return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;
 }

@@ -1,7 +1,7 @@
-/* ops/norm/cpu.c: LayerNorm and RMSNorm, the reference. Knows rows of numbers; must not know CUDA.
+/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. Knows rows of numbers; must not know CUDA.
  *
- * Rows are read in runs of TE__NORM_RUN, once for each pass. Sums are taken in double, in eight interleaved parts, so
- * that the loop vectorizes and the order is the same whatever the thread count. */
+ * Rows are read in runs of TE__NORM_RUN, once for each pass. Sums are in double, in eight interleaved parts, so that
+ * the loop vectorizes and the order is the same for any number of threads. */
 
 enum { TE__NORM_RUN = 512, TE__NORM_COLUMNS = 64 };
 
@@ -37,7 +37,7 @@ static double te__norm_dot(const float *x, const float *y, int64_t n) {
     return te__norm_add_lanes(s);
 }
 
-/* gamma' [n] in f32, and behind it beta [n] (zeros without one). Freed with the same size, 2 * n floats. */
+/* Returns gamma' [n] in f32, and behind it beta [n] (zeros without a beta). The caller frees 2 * n floats. */
 static float *te__norm_weights(te_ctx *te, const te_tensor *gamma, const te_tensor *beta, bool zero_centered,
                                int64_t n) {
     float *w = (float *)te__alloc_zero(te, (size_t)(2 * n) * sizeof(float));
@@ -56,10 +56,11 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* of each row, of the f32 result or, for a float y, of y as it is stored; or NULL */
+    float scale, *amax; /* amax: of each row of the f32 result, or of y as it is stored if y is a float; NULL: not
+                         * wanted */
 } te__norm_fwd_job;
 
-/* At most TE__NORM_RUN elements, as `dtype` stores them. */
+/* Rounds n elements, at most TE__NORM_RUN, to `dtype`. */
 static void te__norm_round(te_dtype dtype, int64_t n, float *run) {
     float stored[TE__NORM_RUN];
     te__store_row(stored, dtype, 0, n, run);
@@ -118,7 +119,7 @@ static void te__norm_fwd_rows(void *user, int64_t begin, int64_t end) {
     for (row = begin; row < end; row++) te__norm_fwd_row((const te__norm_fwd_job *)user, row);
 }
 
-/* y_col is the transpose of the codes. */
+/* Writes y_col, the transpose of y's codes. */
 static te_result te__norm_transpose(te_ctx *te, const te_norm_fwd_args *a) {
     te_op_transpose_args t = te__norm_transpose_args(a);
     return te__cpu_transpose(te, &t);
@@ -165,7 +166,7 @@ typedef struct te__norm_bwd_job {
     const float *gamma;
 } te__norm_bwd_job;
 
-/* xhat and dy of columns i .. i + count - 1 of one row. */
+/* Loads xhat and dy of columns i .. i + count - 1 of one row. */
 static void te__norm_bwd_load(const te__norm_bwd_job *job, int64_t row, int64_t i, int64_t count, float *xhat,
                               float *dy) {
     const te_norm_bwd_args *a = job->a;
@@ -197,7 +198,7 @@ static void te__norm_bwd_row(const te__norm_bwd_job *job, int64_t row) {
         te__norm_bwd_load(job, row, i, count, xhat, g);
         for (k = 0; k < count; k++) g[k] = rstd * (g[k] * job->gamma[i + k] - c2 - c1 * xhat[k]);
         if (a->add) {
-            if (a->rounded) { /* there and back: dx may be add */
+            if (a->rounded) { /* through the format of dx: in memory of its own, since dx may be add */
                 te__store_row(add, a->dx->dtype, 0, count, g);
                 te__load_row(add, a->dx->dtype, 0, count, g);
             }
@@ -221,8 +222,8 @@ static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t
     for (k = 0; k < count; k++) run[k] = (float)((double)run[k] + sums[k]);
     te__store_row(te__data(out), out->dtype, first, count, run);
 }
-/* dgamma and dbeta: a thread has a band of columns through all rows, so that each column is summed in the order of the
- * rows. */
+/* Sums dgamma and dbeta of bands begin .. end - 1. A thread has a band of columns through all rows, so each column is
+ * summed in the order of the rows. */
 static void te__norm_bwd_columns(void *user, int64_t begin, int64_t end) {
     const te__norm_bwd_job *job = (const te__norm_bwd_job *)user;
     float xhat[TE__NORM_COLUMNS], dy[TE__NORM_COLUMNS];
@@ -252,7 +253,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     weights = te__norm_weights(te, a->gamma, NULL, a->zero_centered_gamma, job.n);
     if (!weights) return TE_ERR_OUT_OF_MEMORY;
     job.gamma = weights;
-    /* Before dx, which may be in place of dy or x. */
+    /* Before dx is written, which may be in place of dy or x. */
     if (a->dgamma || a->dbeta)
         te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)),
                          te__norm_bwd_columns, &job);

@@ -1,17 +1,18 @@
-/* ops/norm/cuda.c: LayerNorm and RMSNorm, which kernel and how it is launched. Knows plans; must not know the
+/* ops/norm/cuda.c: LayerNorm and RMSNorm: the choice of a kernel, and its launch. Knows plans; must not know the
  * driver. */
 
-/* Threads for the general kernels: one for every four elements of a row, so that short rows make small blocks. */
+/* Returns the threads of a block of the general kernels: one for every four elements of a row, so that short rows get
+ * small blocks. */
 static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
 
-/* How norm_fwd and norm_bwd hold a row of n elements: WARPS x 32 threads with CHUNKS vectors of 8 each. */
+/* How norm_fwd and norm_bwd hold a row of n elements: WARPS x 32 threads with CHUNKS vectors of 8 elements each. */
 typedef struct te__norm_tiling {
     int warps, chunks;
-    bool full; /* without a vector to spare */
+    bool full; /* no thread has a vector too many */
 } te__norm_tiling;
 
-/* The least number of warps that hold a row with `most` vectors a thread, of those the first that share it out evenly.
- * None: warps is 0. */
+/* Returns the tiling with the fewest warps that hold a row with at most `most` vectors a thread; or with up to twice as
+ * many, if these share the row out evenly. warps is 0 if there is none. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -28,13 +29,13 @@ static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     return t;
 }
 
-/* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
+/* Returns the bytes of shared memory that one block may have (CUDA programming guide, technical specifications). */
 static int64_t te__norm_shared_limit(int sm) {
     return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
 }
 
-/* Is it norm_fwd_queue's? 32 MB of x and more, rows of 4 to 16 KB: a row of more would have a multiprocessor for
- * itself. Which of the two kernels it is changes no bit. */
+/* Returns whether norm_fwd_queue is to be used: 32 MB of x or more, in rows of 4 to 16 KB. A longer row would have a
+ * multiprocessor for itself. The choice between the two kernels changes no bit. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
     return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;
@@ -93,7 +94,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
-            /* Warps that run at once on a multiprocessor; a row of more than 8,192 elements wants two blocks there. */
+            /* 36 or 24 warps run at once on a multiprocessor; with rows of more than 8,192 elements that is two
+             * blocks. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
             bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
@@ -134,8 +136,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES in flight, the sums over rows in registers
- * or not. */
+/* How norm_bwd runs, besides its tiling: GROUPS rows of a block at once, STAGES of them in flight, sums over rows in
+ * shared memory or in registers. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;
@@ -155,7 +157,7 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
-    /* Behind the rows the queue's memory holds the sums of a group, or of norm_parts.cuh. */
+    /* After the rows, the ring's memory holds the sums of a group, or norm_parts.cuh's sums. */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;

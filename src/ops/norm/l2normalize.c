@@ -4,9 +4,9 @@
 enum { TE__L2_RUN = 512 };
 
 typedef struct te__l2_job {
-    const te_tensor *x, *dy; /* dy: backward */
+    const te_tensor *x, *dy; /* dy: NULL in the forward pass */
     te_tensor *y;
-    float *rnorm; /* backward: read; forward: NULL or written */
+    float *rnorm; /* read by the backward pass; written by the forward pass, unless NULL */
     float eps;
 } te__l2_job;
 
@@ -44,7 +44,7 @@ static te_result te__cuda_plan_l2normalize(te__plan *p, const te__l2_job *j) {
     te__l2normalize_kargs *k;
     int64_t m = te__rows(j->x), n = te__cols(j->x);
     if (m == 0) return TE_OK;
-    l = te__plan_launch(p, "norm", "l2normalize"); /* also of rows of nothing: rnorm is written */
+    l = te__plan_launch(p, "norm", "l2normalize"); /* also if rows have no elements: rnorm is written */
     k = TE__KARGS(p, l, te__l2normalize_kargs);
     k->x = te__data(j->x);
     k->dy = te__data(j->dy);

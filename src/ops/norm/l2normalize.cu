@@ -5,7 +5,7 @@
 //
 // The second pass over a row finds it in a cache.
 //
-// Launch: a warp a row, four warps a block, blocks step through the rows. Any n and alignment; y may be x, dx may be
+// Launch: block 128: a warp a row; any grid: blocks step through the rows. Any n and alignment; y may be x, dx may be
 //         dy.
 //
 // te:baseline

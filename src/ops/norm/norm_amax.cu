@@ -1,5 +1,5 @@
-// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the
-// order. `amax` is 0 again then, for the next kernel.
+// ops/norm/norm_amax.cu: writes y_amax after norm_fwd: the largest |y| of all blocks, rounded as y was, which keeps the
+// order. Sets `amax` back to 0 for the next kernel.
 //
 // Launch: one block of 32 threads.
 //

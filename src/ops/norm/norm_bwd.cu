@@ -10,18 +10,18 @@
 //       row      0 1 2 .. BG-1 | BG BG+1 ..           partial  [0] <- rows 0 .. G-1, BG .. BG+G-1, ..
 //       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..            G = 2 here
 //
-// B and G are chosen from the shape alone, not from the GPU: so are the bits. With CHUNKS, columns are split among the
-// 32 WARPS threads of a group as in norm_fwd. Rows pass through shared memory, STAGES ahead of the current one; gamma'
-// and the sums stay in registers (the sums in shared memory if SUMS_SHARED), so that a row costs nothing but its own
-// bytes and one barrier of its group. In a cooperative launch (`counter`) the blocks wait for each other in the end and
-// add the rows of `partial` up themselves; else norm_bwd_sum does so.
+// B and G are chosen from the shape alone, not from the GPU, and so the bits depend on the shape alone. With CHUNKS,
+// columns are split among the 32 WARPS threads of a group as in norm_fwd. Rows pass through shared memory, STAGES ahead
+// of the current one. gamma' and the sums stay in registers (the sums in shared memory if SUMS_SHARED), so a row costs
+// only its own bytes and one barrier of its group. In a cooperative launch (`counter`) the blocks wait for each other
+// at the end and add up the rows of `partial` themselves; else norm_bwd_sum does that.
 //
 // Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
 // Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256
-//         CHUNKS WARPS (FULL:
-// equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see te__norm_bwd_tile.
-// Without: block of up to 512, a multiple of 32; anything; `partial` is summed in place.
+//         CHUNKS WARPS (FULL: equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared
+//         memory: see te__norm_bwd_tile. Without CHUNKS: block of up to 512, a multiple of 32; any sizes; `partial` is
+//         summed in place.
 //
 // te:baseline
 // te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
@@ -38,7 +38,7 @@
 #include "device/vector.cuh"
 #include "ops/norm/norm_parts.cuh"
 
-// v rounded to the format of dx, if `rounded` is set.
+// Returns v rounded to the format of dx if `rounded` is set, else v.
 TE_DEV float te_norm_stored(float v, int rounded, int dt) {
     if (rounded && dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(v));
     if (rounded && dt == TE_F16) return te_f16_to_f32(te_f32_to_f16(v));
@@ -51,13 +51,13 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory, each for one row of every group: STREAMS * CHUNKS vectors of 8 a thread. A thread
-// reads back only bytes that it copied itself, so no barrier is needed; the 16 bytes of neighbouring threads are
+// A ring of slots in shared memory, each for one row of every group: STREAMS * CHUNKS vectors of 8 for each thread. A
+// thread reads back only bytes that it copied itself, so no barrier is needed. The 16 bytes of neighbouring threads are
 // neighbours.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;
-    te_u32 mine; // where the thread's first 16 bytes go
+    te_u32 mine; // address of the thread's first 16 bytes
     TE_DEV te_u32 at(int slot, int vector, int part) const {
         return mine + slot * slot_bytes + (vector * (te_size<X_DT> / 2) + part) * pitch;
     }
@@ -82,7 +82,7 @@ struct te_norm_ring {
 // A thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.
 struct te_norm_sums {
 #if SUMS_SHARED
-    float4 *sums; // [KINDS][CHUNKS][2][THREADS] behind the ring: neighbouring threads touch neighbouring banks
+    float4 *sums; // [KINDS][CHUNKS][2][THREADS], behind the ring: neighbouring threads use neighbouring banks
     TE_DEV float4 &at(int kind, int c, int half) const { return sums[((kind * CHUNKS + c) * 2 + half) * THREADS]; }
     TE_DEV void clear() {
         for (int i = 0; i < KINDS * CHUNKS * 2; i++) sums[i * THREADS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -112,8 +112,8 @@ struct te_norm_sums {
 #endif
 };
 
-// Both sums over the row, with the only barrier of a row's threads: scratch alternates from row to row, so that no
-// thread overwrites sums that others still read.
+// Returns both sums over the row, with the only barrier of a row's threads. scratch alternates from row to row, so that
+// no thread overwrites sums that others still read.
 TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
     if (LAYERNORM) v = te_warp_sum2(v);
@@ -142,7 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
     float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
     te_i64 first = (te_i64)blockIdx.x * GROUPS + group, step = (te_i64)gridDim.x * GROUPS;
 
-    const char *x_at = (const char *)a.x + (first * a.n + 8 * t) * te_size<X_DT>; // of the next row to be fetched
+    const char *x_at = (const char *)a.x + (first * a.n + 8 * t) * te_size<X_DT>; // where the next row to be fetched
+                                                                                  // lies
     te_i64 dy_off = (const char *)a.dy - (const char *)a.x, add_off = (const char *)a.add - (const char *)a.x,
            ahead = first;
     auto fetch = [&](int s) {
@@ -189,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
             next_rstd = a.rstd[row + step];
             if (LAYERNORM) next_mean = a.mean[row + step];
         }
-        // d = x - mean and g = dy gamma': xhat is d rstd. Where a row has no vector, x, dy and gamma are 0.
+        // d = x - mean and g = dy gamma', so xhat is d rstd. Where a row has no vector, x, dy and gamma are 0.
         float2 s = make_float2(0.0f, 0.0f);
         te_raw<X_DT> x[CHUNKS], dy[CHUNKS];
         te_cp_async_wait<STAGES - 1>();
@@ -206,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
             }
             s.x += part.x, s.y += part.y;
         }
-        if (!ADD) fetch(slot); // the thread has read all that was there
+        if (!ADD) fetch(slot); // the thread has read all that was in the slot
         s = te_norm_sum2(s, scratch[group][turn], group);
         // dx = rstd (g - mean(g xhat) xhat - mean(g))
         float c1 = s.x * one_nth * rstd * rstd * rstd, c2 = s.y * one_nth * rstd;
@@ -237,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
     if (!a.partial) return;
     te_cp_async_wait<0>();
 #if GROUPS > 1
-    // The groups' sums, in their order, through the memory of the ring, which is free now.
+    // Adds up the groups' sums, in their order, through the memory of the ring, which is free now.
     float4 *shared = (float4 *)te_norm_shared + t;
     for (int g = 1; g < GROUPS; g++) {
         __syncthreads();
@@ -289,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_const
     __shared__ float2 scratch[2][32];
     int turn = 0;
     float centre = a.zero_centered ? 1.0f : 0.0f;
-    // Each thread alone touches its columns of the block's row of partial sums.
+    // Only this thread touches its columns of the block's row of partial sums.
     float *dgamma = a.partial ? a.partial + (te_i64)blockIdx.x * (a.layernorm ? 2 : 1) * a.n : 0;
     if (a.partial)
         for (te_i64 i = threadIdx.x; i < a.n; i += blockDim.x) {

@@ -1,8 +1,8 @@
-// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded
+// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, if norm_bwd has not computed them itself: norm_parts.cuh's sums, rounded
 // once.
 //
-// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts =
-//         0) is a sum of 0.
+// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. Without partial sums
+//         (parts = 0) the sums are 0.
 //
 // te:baseline
 #include "ops/norm/norm_parts.cuh"

@@ -13,9 +13,8 @@
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
 // Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n
-//         and ld multiples
-// of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without: any n, any alignment; block of
-// up to 512, a multiple of 32; grid: any, blocks step through the rows.
+//         and ld multiples of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without
+//         CHUNKS: any n, any alignment; block of up to 512, a multiple of 32; grid: any, blocks step through the rows.
 //
 // te:baseline
 // te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3
@@ -37,7 +36,7 @@
 
 #ifdef CHUNKS
 
-#define ROWS (WARPS == 1 ? 4 : 1) /* of a block */
+#define ROWS (WARPS == 1 ? 4 : 1) /* rows of a block */
 
 extern "C" __global__ void __launch_bounds__(THREADS *ROWS, RESIDENT)
     te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {

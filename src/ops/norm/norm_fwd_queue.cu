@@ -1,21 +1,21 @@
-// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.
+// ops/norm/norm_fwd_queue.cu: norm_fwd for many long rows. norm_fwd.cu has the formulas, norm_row.cuh the sums and
+// results.
 //
-//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first
+//   a block keeps gamma' and beta in registers and takes row after row from a queue in shared memory, which its first
 //   thread fills:
 //
 //       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]   STAGES places; a bulk copy each, on an mbarrier of its own
 //       block 5  units 5, 137 by its number, then units by a counter shared by all blocks; a unit is `unit`
 //                neighbouring rows
 //
-// Rows are scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. The throughput of
-// one counter is the reason for units of 16 KB: tests/bench/notes.md.
+// Rows are scheduled dynamically, since multiprocessors do not get equal shares of the bandwidth. Units have 16 KB
+// because of the throughput of one counter (tests/bench/notes.md).
 //
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
 // Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as
-//         te__norm_plan_queue counts them; n = 256 CHUNKS
-// WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared
-// memory: STAGES rows of x.
+//         te__norm_plan_queue counts them. n = 256 CHUNKS WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta
+//         aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.
 //
 // te:arch 90
 // te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3
@@ -38,12 +38,12 @@ constexpr int te_row_bytes = THREADS * CHUNKS * 16;
 
 struct te_norm_queue {
     __align__(8) te_u64 bars[STAGES];
-    int rows[STAGES]; // m: no row, and none will follow
+    int rows[STAGES]; // a row; or m: there is none, and none will follow
 };
 
 // The state of the queue's producer, the block's first thread.
 struct te_norm_feed {
-    int row, left;  // the next row, and the rows of its unit that are left, itself included
+    int row, left;  // the next row, and how many rows of its unit are left, this row included
     int taken;      // units taken so far
     te_u32 granted; // the counter's answer, requested one unit ahead
 
@@ -52,8 +52,8 @@ struct te_norm_feed {
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // A block asks with its last own unit and with each later one: `questions` times over all blocks, after
-            // which the counter is 0 again.
+            // A block asks with its last own unit, and with each later unit. All blocks together ask `questions` times,
+            // after which the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }
         queue.rows[place] = row;
@@ -68,7 +68,7 @@ struct te_norm_feed {
     }
 };
 
-// From shared memory, at a multiple of 16; 16-bit formats.
+// Loads eight elements of 16 bits from shared memory, at a multiple of 16 bytes.
 template <int DT> TE_DEV te_raw<DT> te_raw_shared(te_u32 at) {
     te_raw<DT> r;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -78,7 +78,7 @@ template <int DT> TE_DEV te_raw<DT> te_raw_shared(te_u32 at) {
     return r;
 }
 
-// Weights as f32, from the one load to the last row.
+// Loads weights as f32; they stay in registers from the first to the last row.
 TE_DEV te_raw<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
     te_raw<W_DT> w = p ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(p, i) : te_raw_zero<W_DT>();
     te_raw<TE_F32> r;
@@ -125,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         for (int c = 0; c < CHUNKS; c++)
             r.x[c] = te_raw_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
         float2 sum = r.add(r.share(t, CHUNKS * THREADS, 0.0f), scratch.sums[turn]);
-        if (t == 0) feed.fill(a, queue, places, place); // the barrier of the sum: all threads have read the place
+        // r.add has a barrier, behind which all threads have read the place
+        if (t == 0) feed.fill(a, queue, places, place);
         r.finish(sum, t, CHUNKS * THREADS, 1.0f / (CHUNKS * THREADS * 8), a.eps, scratch);
         te_norm_stats(a, row, t, r);
         char *to = (char *)a.y + (row * a.n + 8 * t) * te_y_size;

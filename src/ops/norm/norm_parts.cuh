@@ -2,13 +2,14 @@
 // that adds them. Knows te__norm_bwd_sum_kargs.
 //
 //   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are
-//   added in the order of w
+//   added
+//   in the order of w
 #pragma once
 #include "device/base.cuh"
 #include "ops/norm/kargs.h"
 
-// One unit of dgamma (kind 0) or dbeta (1), with all of the block's threads; sums: 512 V floats of shared memory. V =
-// 4: n is a multiple of 4.
+// Computes one unit of dgamma (kind 0) or dbeta (kind 1). All threads of the block must call. sums: 512 V floats of
+// shared memory. V = 4: n is a multiple of 4.
 template <int V> TE_DEV void te_norm_add_parts(const te__norm_bwd_sum_kargs &a, int kind, te_i64 unit, float *sums) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     void *out = kind ? a.dbeta : a.dgamma;

@@ -1,41 +1,40 @@
-// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their
-// options; must not know how rows are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its
-// bits do not depend on which kernel it is:
+// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and the
+// kernels' options; must not know how rows are loaded. With CHUNKS, a row lies in the registers of T = 32 WARPS
+// threads, as V <= T * CHUNKS vectors of 8 elements; FULL: V = T * CHUNKS. The bits are the same in each kernel:
 //
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..
-//
-//   T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
-// Sums of x and x^2 need one pass and one barrier. Where the mean is larger than the spread, the difference that makes
-// the variance has lost digits: then a second pass sums x less the mean.
+// Sums of x and x^2 need one pass and one barrier. If the mean is larger than the spread, the difference that gives the
+// variance has lost digits: then a second pass sums x less the mean.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/norm/kargs.h"
 
-// As `dt`, one of the float formats, stores it.
+// Returns v as the float format `dt` stores it.
 TE_DEV float te_norm_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
 }
-// Most warps find no |y| above the value that is there already, and need no atomic.
+// Raises amax to the largest |y|. Most warps read a larger value there, and need no atomic.
 TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {
     largest = te_warp_max(largest);
-    largest = te_norm_rounded(largest, y_dt); // of the stored values
+    largest = te_norm_rounded(largest, y_dt); // the maximum of the values as they are stored
     if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
 }
 
 #ifdef CHUNKS
 #ifndef ROUNDED
-#define ROUNDED 0 /* 1: RMSNorm, x rstd is rounded to X_DT, of 16 bits, before gamma' multiplies it */
+#define ROUNDED 0 /* 1: RMSNorm; x rstd is rounded to X_DT, of 16 bits, before the product with gamma' */
 #endif
-#define THREADS (WARPS * 32) /* of a row */
+#define THREADS (WARPS * 32) /* threads of a row */
 constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
 constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;
 
-// Sums that the warps of a row exchange, two copies in turns, so that no warp overwrites sums that others still read.
+// Sums that the warps of a row exchange: two copies, used in turns, so that no warp overwrites sums that others still
+// read.
 struct __align__(16) te_norm_scratch {
     float sums[2][2][WARPS], again[2][WARPS];
 };
@@ -44,7 +43,7 @@ struct te_norm_row {
     te_raw<X_DT> x[CHUNKS];
     float mean, rstd;
 
-    // A thread's share of the sums of x - shift and of its square.
+    // Returns a thread's share of the sums of x - shift and of (x - shift)^2.
     TE_DEV float2 share(int t, int vectors, float shift) const {
         float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -61,7 +60,7 @@ struct te_norm_row {
         }
         return sum;
     }
-    // Both sums over the row, in the order of the warps.
+    // Returns both sums over the row, added in the order of the warps.
     static TE_DEV float2 add(float2 v, float (&scratch)[2][WARPS]) {
         int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         if (LAYERNORM) v = te_warp_sum2(v);
@@ -80,15 +79,15 @@ struct te_norm_row {
         }
         return v;
     }
-    // From both sums over the row, of x itself.
+    // Computes mean and rstd from the sums of x and of x^2 over the row.
     TE_DEV void finish(float2 sum, int t, int vectors, float one_nth, float eps, te_norm_scratch &scratch) {
         float variance = sum.y * one_nth;
         mean = 0.0f;
         if (LAYERNORM) {
             mean = sum.x * one_nth;
             variance = fmaf(-mean, mean, variance);
-            if (!(mean * mean <= variance) || !(sum.y <= TE_FLT_MAX)) { // or the sum of squares is beyond f32, which
-                                                                        // the variance need not be
+            // also if the sum of squares is beyond f32: the variance need not be
+            if (!(mean * mean <= variance) || !(sum.y <= TE_FLT_MAX)) {
                 sum = add(share(t, vectors, mean), scratch.again);
                 sum.x *= one_nth;
                 variance = fmaf(-sum.x, sum.x, sum.y * one_nth);
@@ -97,14 +96,15 @@ struct te_norm_row {
         }
         rstd = __frsqrt_rn(variance + eps);
     }
-    // y of vector c, before it is scaled.
+    // Computes y of vector c, before it is scaled.
     template <int G_DT>
     TE_DEV void result(int c, const te_raw<G_DT> &gamma, const te_raw<G_DT> &beta, bool centred, float y[8]) const {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);
             if (centred) g += 1.0f;
-            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd; // 0 where x is the mean: not v rstd less mean rstd
+            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd; // 0 where x equals the mean, unlike v rstd less mean
+                                                                   // rstd
             if (ROUNDED) normed = te_norm_rounded(normed, X_DT);
             y[j] = LAYERNORM ? fmaf(normed, g, te_raw_get(beta, j)) : normed * g;
         }

@@ -53,7 +53,7 @@ static te_result te__check_l2normalize_bwd(te_ctx *te, te_op_l2normalize_bwd_arg
     return r == TE_OK ? te__want_numel(te, "l2normalize_bwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
 }
 
-/* y_col as cast's transpose sees it. */
+/* Returns the arguments of the transpose that makes y_col. */
 static te_op_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
     te_op_transpose_args t = TE_ZERO;
     t.src = a->y;

@@ -5,13 +5,13 @@
 //   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)
 //   unbias = 1 / (1 - beta^step)
 //
-// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as
-// on the CPU. The usual pairs of formats have code of their own, chosen by the block; all others are processed element
-// by element.
+// p is the f32 master if there is one, and the parameter is then the rounded master. Every operation is rounded by
+// itself, as on the CPU. The usual pairs of formats have code of their own, chosen by the block; all others are
+// processed element by element.
 //
 // Memory is the bound: 28 bytes an element (bf16 parameter and gradient, f32 master and moments). Many short blocks
-// come near it: a thread loads its four elements of each array, computes, stores and ends. Loops over larger chunks,
-// more elements a thread, bulk copies through shared memory and hints to the caches were all slower.
+// come near that bound: a thread loads its four elements of each array, computes, stores and ends. Loops over larger
+// chunks, more elements a thread, bulk copies through shared memory and hints to the caches were all slower.
 //
 // Benchmark: "adam bf16 with f32 states" in tests/bench/h200.csv.
 //
@@ -22,8 +22,8 @@
 #include "ops/optim/adam.cuh"
 #include "ops/optim/multi.cuh"
 
-// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of
-// the chunk stop.
+// Steps the thread's four elements of the chunk at `begin`, if all four are before `end`. Returns where the chunk's
+// whole groups of four end.
 template <int G, int P, bool MASTER>
 TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
     te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) te_adam(const __grid_constant_
         else if (g_dt == TE_F16 && p_dt == TE_F16 && master)
             begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);
     }
-    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // the remaining elements: a tail, or everything
+    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // the remaining elements: a tail, or all of the chunk
         float p = master ? a.master[t][i] : te_load(a.param[t], i, p_dt), m = a.m[t][i], v = a.v[t][i];
         step(te_load(a.grad[t], i, g_dt), p, m, v);
         a.m[t][i] = m, a.v[t][i] = v;

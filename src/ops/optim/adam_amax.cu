@@ -1,5 +1,5 @@
-// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by
-// chunk; NaN left out. Writes no state.
+// ops/optim/adam_amax.cu: for each chunk of many tensors, the largest magnitude that each state will have after the
+// step; NaN left out. Writes no state.
 //
 // Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.
 //

@@ -1,5 +1,6 @@
-// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes. adam_states reads the states
-// by their old scales and stores them by multipliers of the new ones: both go to the workspace.
+// ops/optim/adam_scales.cu: computes the new scales of a tensor's states from the amaxes of its chunks. adam_states
+// reads the states by their old scales, and stores them by multipliers from the new ones: both are left in the
+// workspace.
 //
 // Launch: block 256, grid: tensors. found_inf != 0: nothing is written.
 //

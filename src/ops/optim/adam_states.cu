@@ -1,8 +1,8 @@
-// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16
-// bits, FP8, remainders of masters.
+// ops/optim/adam_states.cu: one Adam or AdamW step (see adam.cu) over many tensors whose states are not all in f32:
+// states of 16 bits, of FP8, and remainders of masters.
 //
-// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32
-// copy of a state exists.
+// A state with a scale is measured before it is stored (adam_amax, adam_scales), so the step is computed twice, and
+// there is never an f32 copy of a state.
 //
 // Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.
 //

@@ -1,23 +1,25 @@
-/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels,
- * which get the same bits: knows base/, and not where the elements lie. */
+/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits represents f32. Compiled by the host and in kernels,
+ * with the same bits. Knows base/; must not know where the elements lie. */
 #ifndef TE__OPTIM_ARITHMETIC_H
 #define TE__OPTIM_ARITHMETIC_H
 
-/* The largest magnitude of a scaled state: e4m3's largest code; or half of f16's largest number, so that sums of two
- * stay in it. */
+/* Returns the largest magnitude of a scaled state: e4m3's largest code, or half of f16's largest number, so that a sum
+ * of two stays within f16. */
 TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
-/* The factor of the elements before they are rounded. Nothing to scale by gives zeros either way. */
+/* Returns the factor by which elements are multiplied before they are rounded. An amax of 0 gives zeros with either
+ * result. */
 TE__BOTH float te__state_multiplier(float amax, int e4m3) {
     float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));
     if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;
     return multiplier;
 }
-/* The factor of the stored elements: of FP8 the inverse of that multiplier, as FP8 tensors have it. */
+/* Returns the factor that decodes the stored elements: for FP8 the inverse of the multiplier, as FP8 tensors have
+ * it. */
 TE__BOTH float te__state_scale(float amax, int e4m3) {
     return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
 }
 
-/* The scale of a loss after a step; it grows where the larger one is a number. */
+/* Updates the scale of a loss after a step. The scale grows only if the larger scale is finite. */
 TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth,
                               float backoff, float interval) {
     if (*found_inf != 0.0f) {
@@ -32,14 +34,14 @@ TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, fl
     *found_inf = 0.0f;
 }
 
-/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest
- * of these is set. */
+/* te__join_master returns an f32 master from a bf16 parameter and the 16 bits that the parameter lacks: the parameter
+ * was rounded up if the highest of these bits is set. te__split_master is the inverse. */
 TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
     return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
 }
 TE__BOTH void te__split_master(float master, uint16_t *param, uint16_t *remainder) {
     uint32_t bits = te__f32_bits(master);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0x7fc00000u; /* rounding up other NaN would make numbers of them */
+    if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0x7fc00000u; /* NaNs with other bits could round up to numbers */
     *remainder = (uint16_t)bits;
     *param = (uint16_t)((bits >> 16) + (bits >> 15 & 1));
 }

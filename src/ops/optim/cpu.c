@@ -1,15 +1,16 @@
-/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is one row of pieces, so that
- * many small tensors keep all threads busy; a piece is a matter of shapes alone. */
+/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is cut into one sequence of
+ * pieces, so that many small tensors keep all threads busy. Pieces depend on shapes alone. */
 
 enum { TE__OPTIM_PIECE = 8192, TE__OPTIM_ROW = 512 };
 
-/* first[t]: the first piece of tensor t; first[num]: all pieces. */
+/* first[t]: the first piece of tensor t; first[num]: the number of pieces. */
 typedef struct te__pieces {
     int64_t *first;
     int num;
 } te__pieces;
 
-/* `tensor(list, t)` is any tensor of entry t that has its size. False when there is no memory. */
+/* Cuts a list into pieces. tensor(list, t) returns any tensor of entry t that has the entry's size. Returns false if
+ * there is no memory. */
 static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t),
                             const void *list) {
     int t;
@@ -23,7 +24,7 @@ static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor 
 static void te__pieces_free(te_ctx *te, te__pieces *p) {
     te__free(te, p->first, (size_t)(p->num + 1) * sizeof(int64_t));
 }
-/* The tensor of a piece, and where in it the piece begins. */
+/* Returns the tensor of a piece, and in *begin where in that tensor the piece begins. */
 static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) {
     int low = 0, high = p->num - 1;
     while (low < high) {
@@ -39,7 +40,7 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* Of the states of one entry: their scales before the step, and the multipliers of the new numbers before they are
+/* For the states of one entry: their scales before the step, and the multipliers of the new numbers before these are
  * rounded. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
@@ -48,8 +49,8 @@ typedef struct te__adam_factors {
 typedef struct te__adam_job {
     const te_op_adam_args *a;
     te__pieces pieces;
-    te__adam_factors *factors;        /* of each entry; NULL: none has a scale */
-    float (*amax)[TE__STATES];   /* of each piece: the states that the step would give are measured and not stored */
+    te__adam_factors *factors;        /* of each entry; NULL: no entry has a scale */
+    float (*amax)[TE__STATES];   /* of each piece; if given, the states after the step are measured and not stored */
     float grad_scale;
 } te__adam_job;
 
@@ -88,7 +89,7 @@ static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const fl
         p[i] -= lr * update;
     }
 }
-/* The three states of an entry, with their scales. */
+/* Return state k of an entry, and its scale. */
 static te_tensor *te__adam_state(const te_adam_tensor *t, int k) {
     return k == TE__STATE_M ? t->m : k == TE__STATE_V ? t->v : t->master;
 }
@@ -96,8 +97,8 @@ static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) {
     return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale;
 }
 
-/* Elements of a state, or of the parameter where there is no master, as f32: in their own memory if they may be written
- * there, else in `row`. */
+/* Returns n elements of a state as f32, or of the parameter if there is no master: in the state's own memory if the
+ * step may write there, else copied to `row`. */
 static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
     const te_adam_tensor *t = &j->a->tensors[entry];
     const te_tensor *x = te__adam_state(t, k);
@@ -158,7 +159,7 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-/* The scales that the states will have, from the largest magnitudes of their pieces. */
+/* Computes the scales that the states will have, from the largest magnitudes of their pieces. */
 static void te__adam_rescale(te__adam_job *j) {
     int entry, k;
     int64_t piece;
@@ -302,7 +303,7 @@ typedef struct te__norm_job {
     const te_op_l2norm_args *a;
     te__pieces pieces;
     float inv_scale;
-    double *square; /* of each piece */
+    double *square; /* the sum of squares of each piece */
 } te__norm_job;
 
 static const te_tensor *te__list_entry(const void *list, int t) { return ((const te_tensor *const *)list)[t]; }
@@ -360,7 +361,8 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     clip = a->max_norm / (norm + 1e-6f);
     *(float *)te__data(a->norm) = norm;
     if (a->found_inf && !(norm <= FLT_MAX)) *(float *)te__data(a->found_inf) = 1.0f;
-    if (a->clip) *(float *)te__data(a->clip) = clip > 1.0f ? 1.0f : clip; /* a comparison, for fminf would lose a NaN */
+    if (a->clip) *(float *)te__data(a->clip) = clip > 1.0f ? 1.0f : clip; /* a comparison, since fminf would lose a
+                                                                           * NaN */
     return TE_OK;
 }
 
@@ -370,7 +372,7 @@ typedef struct te__multi_scale_job {
     const te_op_multi_scale_args *a;
     te__pieces pieces;
     float scale;
-    unsigned char *infinite; /* of each piece: something was not finite */
+    unsigned char *infinite; /* of each piece: whether some element was not finite */
 } te__multi_scale_job;
 
 static void te__multi_scale_pieces(void *user, int64_t begin, int64_t end) {

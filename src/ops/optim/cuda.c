@@ -1,4 +1,4 @@
-/* ops/optim/cuda.c: plans of the multi-tensor operations: lists cut into as many launches as their tables need. Knows
+/* ops/optim/cuda.c: plans of the multi-tensor operations: a list is cut into as many launches as its tables need. Knows
  * the kernels' contracts; must not know what they compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
@@ -8,12 +8,12 @@ typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__ad
                                      ? 1
                                      : -1];
 
-/* x starts at a multiple of `elements` elements, or is not there. */
+/* Returns whether x is NULL, or starts at a multiple of `elements` elements. */
 static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-/* The numbers of a launch are those of all its entries: does entry i begin another one? */
+/* Returns whether entry i needs a new launch: all entries of a launch have the same numbers. */
 static bool te__adam_turns(const te_op_adam_args *a, int i) {
     const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
     if (i == 0) return false;
@@ -38,7 +38,7 @@ static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a,
     k->l2_mode = a->no_adam_w_mode;
 }
 
-/* Entries whose states are in f32. */
+/* Plans the entries whose states are all in f32. */
 static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     te__launch *l = NULL;
     te__adam_kargs *k = NULL;
@@ -73,7 +73,7 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     }
 }
 
-/* The kernels of one table: all three where a state has a scale. */
+/* Plans the kernels of one table: all three if a state has a scale, else adam_states alone. */
 static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, int64_t chunks, bool scales) {
     static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
     int i;
@@ -96,7 +96,7 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
         all += te__div_up(te__numel(a->tensors[i].param), TE__ADAM_STATES_CHUNK);
         entries++;
     }
-    if (scales && all > 0) { /* every launch has its own part */
+    if (scales && all > 0) { /* every launch has its own part of these */
         amax = (float *)te__plan_workspace(p, all * TE__STATES * (int64_t)sizeof(float));
         factor = (float *)te__plan_workspace(p, (int64_t)entries * 2 * TE__STATES * (int64_t)sizeof(float));
         if (p->result != TE_OK) return;
@@ -145,7 +145,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
 }
 
 static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_args *a) {
-    te__launch *l = te__plan_launch(p, "optim", "store_state"); /* also of nothing: the scale is written */
+    te__launch *l = te__plan_launch(p, "optim", "store_state"); /* also if x is empty: the scale is written */
     te__store_state_kargs *k = TE__KARGS(p, l, te__store_state_kargs);
     k->x = te__data(a->x);
     k->amax = (const float *)te__data(a->amax);
@@ -248,7 +248,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     float *partial;
     unsigned *first_chunk;
     int i;
-    /* An empty tensor has one chunk, which notes where it would begin. */
+    /* An empty tensor has one chunk, which records where the tensor would begin. */
     for (i = 0; i < a->num_tensors; i++) all += te__max(1, te__div_up(te__numel(a->tensors[i]), TE__NORM_CHUNK));
     partial = (float *)te__plan_workspace(p, te__max(1, all) * 4);
     first_chunk = (unsigned *)te__plan_workspace(p, ((int64_t)a->num_tensors + 1) * 4);
@@ -291,7 +291,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
         te__launch_size(l, a->num_tensors, 1, 1, 256, 0);
         *TE__KARGS(p, l, te__l2norm_final_kargs) = total;
     }
-    l = te__plan_launch(p, "optim", "l2norm_final"); /* also for an empty list: its norm is 0 */
+    l = te__plan_launch(p, "optim", "l2norm_final"); /* also if the list is empty: its norm is 0 */
     te__launch_size(l, 1, 1, 1, 1024, 0);
     *TE__KARGS(p, l, te__l2norm_final_kargs) = total;
     te__plan_why(p, "sums of 65,536 elements, then of tensors, then of all, each in its order");

@@ -1,13 +1,14 @@
-/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and
- * by the kernels': plain structs alone, at most 4,000 bytes each.
+/* ops/optim/kargs.h: the arguments of the multi-tensor kernels: tables of tensors by value. The host's compiler and the
+ * kernels' compiler both read it: plain structs alone, at most 4,000 bytes each.
  *
- * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i]
+ * The work of a launch is cut into chunks of TE__*_CHUNK elements. Chunk c belongs to the last tensor i with first[i]
  * <= c. */
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias: of this launch's place */
-    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias point to the place of this
+                                                      * launch's tensors */
+    const float *unbias; /* [2]: replaces unbias1 and unbias2; or NULL */
     float lr, beta1, beta2, eps, weight_decay;
     float unbias1, unbias2; /* 1 / (1 - beta^step) */
     int l2_mode;
@@ -28,28 +29,29 @@ typedef struct te__adam_kargs {
     int tensors;
 } te__adam_kargs;
 
-/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the
- * largest magnitudes that the new states will have; adam_scales, one block a tensor, makes the scales of these;
- * adam_states steps. Without scales the last one does. */
+/* Arguments for tensors whose states are not all in f32. States with scales take three kernels: adam_amax, one block a
+ * chunk, leaves the largest magnitudes that the new states will have; adam_scales, one block a tensor, makes scales of
+ * them; adam_states does the step. Without scales adam_states runs alone. */
 #define TE__ADAM_STATES_MAX 44
 #define TE__ADAM_STATES_CHUNK 4096
 enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };
 typedef struct te__adam_states_kargs {
     const void *grad[TE__ADAM_STATES_MAX];
     void *param[TE__ADAM_STATES_MAX];
-    void *state[TE__STATES][TE__ADAM_STATES_MAX];  /* the master: or NULL */
+    void *state[TE__STATES][TE__ADAM_STATES_MAX];  /* the master may be NULL */
     float *scale[TE__STATES][TE__ADAM_STATES_MAX]; /* [1], or NULL */
     long long n[TE__ADAM_STATES_MAX];
     te__adam_numbers numbers;
     float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */
-    float *factor; /* [tensors of this launch][2][TE__STATES]: scales before the step, and the multipliers after it */
+    float *factor; /* [tensors of this launch][2][TE__STATES]: the scales before the step, then the multipliers after
+                    * it */
     unsigned first[TE__ADAM_STATES_MAX];
     unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX],
         state_dt[TE__STATES][TE__ADAM_STATES_MAX];
     int tensors;
 } te__adam_states_kargs;
 
-/* state and scale from x and its amax. */
+/* Arguments of store_state: computes state and scale from x and its amax. */
 typedef struct te__store_state_kargs {
     const void *x;
     const float *amax; /* [1] */
@@ -73,7 +75,8 @@ typedef struct te__sgd_kargs {
     int nesterov, wd_after_momentum, tensors;
 } te__sgd_kargs;
 
-/* l2norm_partial, one block a chunk: partial[c] = sum of x^2; and first_chunk[t] for l2norm_tensor. */
+/* Arguments of l2norm_partial, one block a chunk: partial[c] = the sum of x^2 of chunk c, and first_chunk[t] for
+ * l2norm_tensor. */
 #define TE__NORM_MAX 180
 #define TE__NORM_CHUNK 65536
 typedef struct te__l2norm_kargs {
@@ -82,14 +85,15 @@ typedef struct te__l2norm_kargs {
     const float *inv_scale;        /* [1], or NULL */
     float *partial;                /* [all chunks of the operation] */
     unsigned *first_chunk;         /* [all tensors + 1] */
-    unsigned chunk, tensor;        /* where this launch's begin */
+    unsigned chunk, tensor;        /* the first chunk and the first tensor of this launch */
     unsigned first[TE__NORM_MAX];
     unsigned char dt[TE__NORM_MAX];
     unsigned char vector[TE__NORM_MAX]; /* x starts at a multiple of 16 bytes */
     int tensors;
-    int last; /* this launch ends the tables */
+    int last; /* this is the last launch of the operation */
 } te__l2norm_kargs;
-/* l2norm_tensor, one block a tensor: sum of its partials; then l2norm_final: their sum. */
+/* Arguments of l2norm_tensor, one block a tensor, which adds up the tensor's partial sums, and of l2norm_final, which
+ * adds up the tensors. */
 typedef struct te__l2norm_final_kargs {
     const float *partial;
     const unsigned *first_chunk;
@@ -109,21 +113,21 @@ typedef struct te__multi_scale_kargs {
     float *found_inf;          /* [1], or NULL */
     unsigned first[TE__SCALE_MAX];
     unsigned char in_dt[TE__SCALE_MAX], out_dt[TE__SCALE_MAX];
-    unsigned char vector[TE__SCALE_MAX]; /* both start at a multiple of 16 bytes */
+    unsigned char vector[TE__SCALE_MAX]; /* in and out start at multiples of 16 bytes */
     float scale;
     int tensors;
 } te__multi_scale_kargs;
 
-/* step_numbers: one block, a thread for each of 2 * places numbers. */
+/* Arguments of step_numbers: one block, a thread for each of 2 * places numbers. */
 typedef struct te__step_numbers_kargs {
-    float *found_inf, *skipped;       /* [1]; the first: or NULL */
+    float *found_inf, *skipped;       /* [1]; found_inf may be NULL */
     const float *step_device, *betas; /* [1], [2 * places]; or NULL */
     float *bias_correction;           /* [2 * places], or NULL */
     double step;
     int places, count, no_bias_correction;
 } te__step_numbers_kargs;
 
-/* update_scale: one thread. */
+/* Arguments of update_scale: one thread. */
 typedef struct te__update_scale_kargs {
     float *scale, *inv_scale, *growth_tracker, *found_inf; /* [1] */
     float growth_factor, backoff_factor, growth_interval;

@@ -1,7 +1,7 @@
-// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from
-// it.
+// ops/optim/l2norm_final.cu: norm = sqrt(the sum of the tensors' sums of squares); from it the clip factor, and
+// found_inf.
 //
-// Launch: one block of 1024.
+// Launch: one block of 1024 threads.
 //
 // te:baseline
 #include "device/base.cuh"
@@ -21,5 +21,5 @@ extern "C" __global__ void __launch_bounds__(1024) te_l2norm_final(const __grid_
     float norm = __fsqrt_rn(sum), clip = __fdiv_rn(a.max_norm, __fadd_rn(norm, 1e-6f));
     *a.norm = norm;
     if (a.found_inf && !(norm <= TE_FLT_MAX)) *a.found_inf = 1.0f;
-    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN
+    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, since fminf would lose a NaN
 }

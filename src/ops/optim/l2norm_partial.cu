@@ -1,9 +1,9 @@
 // ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.
 //
-//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order
+//   thread t     groups of eight: t, t + 256, ..., one after another; then the threads in te_block_sum's order
 //
-// The order depends on an element's place in its tensor alone. The block of a tensor's first chunk also notes where the
-// tensor begins among all chunks; an empty tensor has one chunk, whose sum is 0.
+// The order of additions depends on an element's place in its tensor alone. The block of a tensor's first chunk also
+// records where the tensor begins among all chunks. An empty tensor has one chunk, whose sum is 0.
 //
 // Benchmark: "norm of 64 tensors" in tests/bench/h200.csv.
 //
@@ -14,7 +14,7 @@
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-// inv_scale is 1 where there is none, and no bit changes then.
+// Returns the thread's sum of squares of a whole chunk. inv_scale is 1 if there is none, which changes no bit.
 template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin, float inv_scale) {
     float sum = 0.0f;
 #pragma unroll 4

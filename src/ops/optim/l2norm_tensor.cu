@@ -1,4 +1,4 @@
-// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.
+// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor, from the sums of its chunks, added in their order.
 //
 // Launch: block 256, grid: tensors.
 //

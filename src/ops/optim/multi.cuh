@@ -3,8 +3,8 @@
 #pragma once
 #include "device/base.cuh"
 
-// The last i with first[i] <= chunk. The table lies in the constant bank: every thread of a block reads the same
-// entries.
+// Returns the last i with first[i] <= chunk. The table lies in the constant bank: every thread of a block reads the
+// same entries.
 TE_DEV int te_tensor_of(const te_u32 *first, int tensors, te_u32 chunk) {
     int low = 0, high = tensors - 1;
     while (low < high) {

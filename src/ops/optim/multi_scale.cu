@@ -9,8 +9,8 @@
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-// A whole chunk of the usual formats. All loads precede the first store, so in and out may be one. Returns whether all
-// was finite.
+// Scales a whole chunk of the usual formats. All loads precede the first store, so in and out may be the same array.
+// Returns whether all elements were finite.
 template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out, te_i64 begin, float scale) {
     float v[4][8];
     bool finite = true;

@@ -1,7 +1,7 @@
 /* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must
  * not know which backend runs. */
 
-/* As many elements as another one of entry `i`; NULL is fine. */
+/* Checks that x has as many elements as `with`, of the same entry `i`; x may be NULL. */
 static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,
                                       const char *with_name, const te_tensor *with) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -10,7 +10,7 @@ static te_result te__optim_check_like(te_ctx *te, const char *op, const char *na
                     te__shape_text(x, a), with_name, i, te__shape_text(with, b));
 }
 
-/* A state of entry `i` has the scale that its format needs, and no other. */
+/* Checks that a state of entry `i` has a scale if its format needs one, and none if not. */
 static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x,
                                        const te_tensor *scale) {
     char text[TE__SHAPE_TEXT];
@@ -27,7 +27,7 @@ static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, cons
     return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i,
                     te__shape_text(scale, text));
 }
-/* A master of twice as many bytes is remainders. */
+/* Checks the master of entry `i`. A master of u8, two bytes for each element, holds remainders. */
 static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!t->master || t->master->dtype != TE_U8)
@@ -45,7 +45,7 @@ static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *
     return TE_OK;
 }
 
-/* An entry's numbers: its own, or those of the args. */
+/* Return an entry's numbers: its own, or those of the args. */
 static te_adam_numbers te__adam_numbers_of(const te_op_adam_args *a, int i) {
     te_adam_numbers n;
     if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
@@ -63,7 +63,7 @@ static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
     n.weight_decay = a->weight_decay;
     return n;
 }
-/* A learning rate for each place, where they come from the device. `most`: the largest place. */
+/* Checks the place of an entry in tables of numbers from the device, and raises *most to it. */
 static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
     if (place < 0)
         return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);
@@ -76,7 +76,7 @@ static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
                     (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
-/* A table of numbers with `each` for every place, and for more places if the caller has them. */
+/* Checks that a table has `each` numbers for every place; it may have more. */
 static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places,
                                        int each) {
     if (!x || te__numel(x) >= places * each) return TE_OK;
@@ -120,12 +120,12 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
-/* Not all in f32, which has a kernel of its own. */
+/* Returns whether the states are not all in f32, which has a kernel of its own. */
 static bool te__adam_has_formats(const te_adam_tensor *t) {
     return t->m->dtype != TE_F32 || t->v->dtype != TE_F32 || (t->master && t->master->dtype != TE_F32);
 }
 static bool te__adam_has_scales(const te_adam_tensor *t) { return t->m_scale || t->v_scale || t->master_scale; }
-/* 1 / (1 - beta^step), once on the host for both backends. */
+/* Returns 1 / (1 - beta^step), computed once on the host for both backends. */
 static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) {
     return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
 }

@@ -5,8 +5,8 @@
 //   d  = b, or with nesterov d + momentum * b                               only if momentum is not 0
 //   p -= lr * d                                    d + weight_decay * p if wd_after_momentum
 //
-// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as
-// on the CPU.
+// p is the f32 master if there is one, and the parameter is then the rounded master. Every operation is rounded by
+// itself, as on the CPU.
 //
 // Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.
 //

@@ -1,9 +1,10 @@
-// ops/optim/step_numbers.cu: counts the last step if it was skipped, and the bias corrections of the next one.
+// ops/optim/step_numbers.cu: counts the last step if it was skipped, and computes the bias corrections of the next
+// step.
 //
-//   skipped += count ? found_inf : 0      found_inf = 0
-//   bias_correction[i] = 1 / (1 - betas[i]^n)                    n = step - skipped, at least 1
+//   skipped += count and found_inf != 0 ? 1 : 0      found_inf = 0
+//   bias_correction[i] = 1 / (1 - betas[i]^n)        n = step - skipped, at least 1
 //
-// Launch: one block of 256, whose threads share the numbers.
+// Launch: one block of 256 threads, which share the numbers.
 //
 // te:baseline
 #include "device/base.cuh"

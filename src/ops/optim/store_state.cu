@@ -1,4 +1,4 @@
-// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.
+// ops/optim/store_state.cu: computes an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.
 //
 // Launch: block 256, grid: 4096 elements a block. Any alignment.
 //

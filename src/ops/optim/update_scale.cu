@@ -1,5 +1,5 @@
-// ops/optim/update_scale.cu: the scale of a loss after a step: less after an overflow, more after growth_interval steps
-// without one.
+// ops/optim/update_scale.cu: updates the scale of a loss after a step: it falls after an overflow, and grows after
+// growth_interval steps without one.
 //
 // Launch: one thread.
 //

@@ -1,10 +1,11 @@
 /* ops/rope/cpu.c: rotary embedding, token by token. Knows number formats only through cpu/rows.c.
  *
- * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both compute the
- * sine of the same number: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are then good to an f32
- * ulp or two on either side. */
+ * The angle is (float(t) * position_scale) * inv_freq: two f32 products, as in the kernel, so that both compute the
+ * sine of the same number. This matters: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are good
+ * to an f32 ulp or two in both. */
 
-/* Where head `packed_head` of the packed side lies on the other: in q (0), k (1) or v (2), as head *h. */
+/* Returns where head `packed_head` of the packed side lies on the other side: in q (0), k (1) or v (2), and in *h as
+ * which head of that tensor. */
 static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     if (a->grouped && a->groups) {
         const int queries = a->heads / a->groups, group = packed_head / (queries + 2),
@@ -16,8 +17,8 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     return packed_head < a->heads ? 0 : 1 + (packed_head - a->heads) / a->groups;
 }
 
-/* The turn of a token's pairs: (x, y) -> (x c[0] - y s[0], y c[1] + x s[1]). x and y have one angle, or each its own in
- * a table: then the transposed turn exchanges their sines. */
+/* The rotation of a token's pairs: (x, y) -> (x c[0] - y s[0], y c[1] + x s[1]). x and y share one angle; with a table
+ * each has its own angle, and the transposed rotation then exchanges their sines. */
 typedef struct te__rope_turn {
     float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
 } te__rope_turn;
@@ -69,7 +70,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
             const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h,
                           in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
             const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
-            /* The rotated channels as one run, the rest in runs that fit the buffer. */
+            /* The rotated channels go as one run, the rest in runs that fit the buffer. */
             for (c = 0; c < a->d;) {
                 const int64_t n = c == 0 && a->half ? 2 * a->half : te__min(a->d - c, TE__COUNT(x));
                 te__load_row(src->p, (te_dtype)src->dt, from + c, n, x);
@@ -81,7 +82,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Every token's position has a row. */
+/* Checks that freqs has a row for the position of every token. */
 static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
     int64_t token;
     int t, b;
@@ -98,7 +99,7 @@ static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
     return TE_OK;
 }
 static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
-    /* then cu_seqlens may be empty, too */
+    /* cu_seqlens may be empty too in these cases */
     if (a->d == 0 || te__rope_heads(a) == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK;
     if (a->has_freqs && te__rope_check_rows(te, a) != TE_OK) return te_error_code(te);
     te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);

@@ -1,16 +1,15 @@
-// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection, as it lies or while it is split into q,
-// k and v, and the inverses of both.
+// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection, in place or while it is split into q, k
+// and v; and the inverses of both.
 //
-//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) *
-//                                    inv_freq[i]
+//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin)
+//                                    angle = (float(t) * position_scale) * inv_freq[i]
 //
-// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes
-// from the host: both compute the cosine of the same number, whatever the position. A block computes the angles of its
-// `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of work is W pairs (x at
-// channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in
-// vectors, or 1.
+// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same
+// number at any position. (attention_factor multiplies cosine and sine.) A block computes the angles of its `tokens`
+// tokens once, into shared memory, and then loops over all their heads. A unit of work is W pairs (x at channel i, y at
+// channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated. W is 8, in vectors, or 1.
 //
-// With a table of angles (freqs) x and y have an angle each, and the transposed rotation exchanges their sines; a
+// With a table of angles (freqs) x and y have one angle each, and the transposed rotation exchanges their sines. A
 // position without a row gives NaN.
 //
 // Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector), X_FREQS (else a.has_freqs).
@@ -36,7 +35,8 @@
 #define FREQS a.has_freqs
 #endif
 
-// The block's tokens: `first` lies at (outer, inner) of the two dimensions of tokens, the inner one of `size`.
+// The block's tokens. The first token lies at (outer, inner) of the two dimensions of tokens; the inner one has `size`
+// entries.
 struct te_rope_tokens {
     te_i64 outer;
     te_u32 inner, size;
@@ -61,7 +61,8 @@ struct te_rope_tokens {
     }
 };
 
-// W elements of x or y, in their own format; a single one as f32.
+// te_rope_ask loads W elements of x or y, in their own format, or a single one as f32; te_rope_values makes floats of
+// them; te_rope_store stores floats.
 template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {
     if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);
     else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};
@@ -75,9 +76,10 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
     else te_store(p, at, dt, v[0]);
 }
 
-// The token, packed head and unit of number `at`, and the step to number at + TE__ROPE_THREADS without a division.
+// The token, packed head and unit of a thread's current item, and the step to the item TE__ROPE_THREADS further on,
+// which needs no division.
 struct te_rope_walk {
-    int units, heads; // units of a head, heads of a token
+    int units, heads; // units: of a head; heads: of a token
     int unit, head, token, on_unit, on_head, on_token;
     TE_DEV te_rope_walk(int units_, int heads_, int at) : units(units_), heads(heads_) {
         split(at, unit, head, token);
@@ -94,18 +96,18 @@ struct te_rope_walk {
     }
 };
 
-// One unit of work of a thread: its addresses, and its elements.
+// One unit of work of a thread: its addresses and its elements.
 template <int W> struct te_rope_unit {
     te_raw<TE_ANY, W> x, y;
     void *dst;
     te_i64 to;
-    int turn; // where the first of its angles is in the table, the next one half / W further; -1: no rotation
+    int turn; // index in the table of the unit's first angle; further ones are half / W apart; -1: no rotation
     int cx, cy, src_dt, dst_dt; // cy -1: there is no y
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
         const int pairs = a.half / W, unit = walk.unit, token = walk.token,
                   packed_head = te__rope_packed_head(&a, walk.head);
-        int where_t, where_b, part = 0, h = packed_head; // part: q, k or v; h: the head in it
+        int where_t, where_b, part = 0, h = packed_head; // part: 0: q, 1: k, 2: v; h: the head in that tensor
         tokens.locate(token, where_t, where_b);
         if (a.groups && a.grouped) {
             const int per_group = a.heads / a.groups + 2, group = packed_head / per_group,
@@ -123,7 +125,7 @@ template <int W> struct te_rope_unit {
         const void *src = a.gather ? one.p : a.packed.p;
         to = a.gather ? in_packed : in_one, dst = a.gather ? a.packed.p : one.p;
         src_dt = a.gather ? DT_OF(one) : DT_OF(a.packed), dst_dt = a.gather ? DT_OF(a.packed) : DT_OF(one);
-        if (unit >= pairs) { // beyond the rotated channels
+        if (unit >= pairs) { // channels that are not rotated
             cx = (unit + pairs) * W, cy = turn = -1;
         } else {
             cx = a.interleaved ? 2 * W * unit : W * unit, cy = a.interleaved ? cx + W : cx + a.half;
@@ -138,7 +140,7 @@ template <int W> struct te_rope_unit {
         te_rope_values<W>(x, src_dt, u);
         if (cy >= 0) te_rope_values<W>(y, src_dt, v);
         if (turn >= 0) {
-            float2 by[W], mate[W]; // of x, of y
+            float2 by[W], mate[W]; // by: angles of x; mate: angles of y
 #pragma unroll
             for (int i = 0; i < W; i++) {
                 by[i] = table[turn + i * (a.half / W)];
@@ -165,7 +167,7 @@ template <int W> struct te_rope_unit {
     }
 };
 
-// Cosine and sine of an angle.
+// Returns cosine and sine of an angle, times attention_factor; the sine also times the direction.
 TE_DEV float2 te_rope_turn(const te__rope_kargs &a, float angle) {
     float s, c;
     sincosf(angle, &s, &c);
@@ -178,12 +180,13 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
     te_rope_walk walk((a.d - a.half) / W, te__rope_heads(&a), threadIdx.x);
     const int all = tokens.count * walk.heads * walk.units;
     int at = threadIdx.x;
-    te_rope_unit<W> one, other; // two at a time, the first two in flight while angles are computed
+    te_rope_unit<W> one, other; // two units at a time; the first two are in flight while angles are computed
     if (at < all) one.ask(a, tokens, walk);
     if (at + TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
     for (int i = threadIdx.x; i < tokens.count * a.half; i += TE__ROPE_THREADS) {
         const int token = i / a.half, pair = i - token * a.half;
-        const int to = token * a.half + pair % W * (a.half / W) + pair / W; // neighbouring lanes read adjacent words
+        const int to = token * a.half + pair % W * (a.half / W) + pair / W; // neighbouring lanes will read adjacent
+                                                                            // words
         int t, b;
         tokens.locate(token, t, b);
         const te_i64 position = te__rope_position(&a, t, &b);
@@ -199,7 +202,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
         }
     }
     __syncthreads();
-    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight
+    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one unit is rotated while two are in flight
         one.finish(a, table, mates);
         if (at + 2 * TE__ROPE_THREADS < all) one.ask(a, tokens, walk);
         if (at + TE__ROPE_THREADS < all) other.finish(a, table, mates);
@@ -209,7 +212,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
 
 extern "C" __global__ void __launch_bounds__(TE__ROPE_THREADS, 3) te_rope(const __grid_constant__ te__rope_kargs a) {
     te_follow();
-    extern __shared__ float2 table[]; // (cos, sin) of each token's angles; with freqs of x's, and behind them of y's
+    extern __shared__ float2 table[]; // (cos, sin) of each token's angles; with freqs those of x, then those of y
     if (TE_WIDE(VECTOR)) te_rope_units<8>(a, table);
     else te_rope_units<1>(a, table);
 }

@@ -1,9 +1,9 @@
 /* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. Every GPU
- * gives the same bytes. Must not know CUDA. */
+ * gives the same bytes. Knows tensors; must not know CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
-/* The columns of a row that lie in the slice: *begin .. *end - 1. */
+/* Finds the columns of a row that lie in the slice: *begin .. *end - 1. */
 static void te__shard_columns(int64_t row, int64_t columns, int64_t start, int64_t n, int64_t *begin, int64_t *end) {
     *begin = te__max(0, start - row * columns);
     *end = te__min(columns, start + n - row * columns);
@@ -31,7 +31,7 @@ static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
                         t++;
                         left = a->tile_columns;
                     }
-                    if (magnitude > amax[t]) amax[t] = magnitude; /* no NaN is */
+                    if (magnitude > amax[t]) amax[t] = magnitude; /* a NaN never is */
                 }
             }
         }
@@ -105,11 +105,11 @@ static te_result te__cpu_shard_scales(te_ctx *te, const te_op_shard_scales_args 
 typedef struct te__shard_job {
     const te_op_shard_cast_args *a;
     int64_t n, first_pair, pairs;
-    float tensor_scale; /* NVFP4 */
+    float tensor_scale; /* for NVFP4 */
     float part[TE__SHARD_PARTS];
 } te__shard_job;
 
-/* The multiplier of element (row, column). */
+/* Returns the multiplier of element (row, column). */
 static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t column) {
     const te_op_shard_cast_args *a = j->a;
     const void *scale = te__data(a->scale);
@@ -127,7 +127,7 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
     }
 }
 
-/* Codes of `size` neighbours in v, from (row, column) on, to their place. */
+/* Writes the codes of v, `size` neighbours from (row, column) on, to dst. */
 static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
     const te_op_shard_cast_args *a = j->a;
     uint8_t *dst = (uint8_t *)te__data(a->dst);
@@ -147,7 +147,7 @@ static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, i
 
 static float te__shard_cast_row(const te__shard_job *j, int64_t row, float largest) {
     const te_op_shard_cast_args *a = j->a;
-    /* neighbours from a multiple of 16 on have one multiplier */
+    /* elements between multiples of 16 have one multiplier */
     int64_t run = a->scaling == TE_SCALING_MXFP8 && a->columnwise ? 1 : 16;
     int64_t from, to, at, i;
     float v[TE__SHARD_PIECE];
@@ -166,8 +166,8 @@ static float te__shard_cast_row(const te__shard_job *j, int64_t row, float large
     }
     return largest;
 }
-/* Rows in pairs: in a flat dst of 4-bit codes, rows 2 i and 2 i + 1 share bytes with each other alone, however many
- * columns there are. */
+/* Casts parts begin .. end - 1, in pairs of rows: in a flat dst of 4-bit codes, rows 2 i and 2 i + 1 may share a byte
+ * with each other, but with no other row, for any number of columns. */
 static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
     te__shard_job *j = (te__shard_job *)user;
     int64_t part, pair;

@@ -1,10 +1,10 @@
-/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs
- * alone.
+/* ops/shard/kargs.h: the arguments of the shard kernels. The host's compiler and the kernels' compiler both read it:
+ * plain structs alone.
  *
  * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
 
-/* The kernel has a form of its own for tiles of these sizes, in which a thread block covers several tiles; of any other
- * size it covers one. */
+/* Sizes of tiles for which shard_amax has a form of its own, where a thread block covers several tiles. With ANY, a
+ * thread block covers one tile at a time. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {
@@ -35,14 +35,14 @@ typedef struct te__shard_cast_kargs {
     long long rows, columns, start, n;
     long long ld; /* elements of a row of dst */
     long long scale_ld;
-    long long first, count;     /* the groups of 16 columns that the slice touches; a row has groups_per_row of them */
+    long long first, count;     /* the groups of 16 columns that the slice touches */
     long long groups_per_row;
     float code_max;
     int x_dt, q_dt, scaling, columnwise;
-    int flat;     /* dst has the slice alone */
-    int straight; /* flat e2m1 and an odd number of columns: bytes cross from row to row, and groups run along the whole
-                   * matrix */
+    int flat;     /* dst has only the slice */
+    int straight; /* a flat dst of e2m1 codes and an odd number of columns: bytes cross from row to row, so groups run
+                   * along the whole matrix */
     int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */
-    unsigned tiles_n; /* transposed: tiles of 64 columns */
-    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */
+    unsigned tiles_n; /* shard_cast_transposed: tiles of 64 columns */
+    long long first_tile; /* shard_cast_transposed: the first row of tiles (of 128 rows) that the slice touches */
 } te__shard_cast_kargs;

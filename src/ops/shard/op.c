@@ -1,7 +1,7 @@
 /* ops/shard/op.c: quantizing a slice of a matrix: the checks of each call. Knows tensors and the layouts of codes and
  * scales; must not know which backend runs, nor the operations that quantize whole tensors. */
 
-/* The slice lies in the matrix, whose size fits 64 bits. */
+/* Checks that the slice lies in the matrix, whose size fits 64 bits. */
 static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x, int64_t rows, int64_t columns,
                                  int64_t start) {
     int64_t n = te__numel(x);
@@ -13,7 +13,7 @@ static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x,
     return TE_OK;
 }
 
-/* x has this format and is [m, n]. */
+/* Checks that x has the format `dtype` and is [m, n]. */
 static te_result te__shard_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype,
                                   int64_t m, int64_t n) {
     char text[TE__SHAPE_TEXT];
@@ -25,7 +25,7 @@ static te_result te__shard_matrix(te_ctx *te, const char *op, const char *name, 
     return TE_OK;
 }
 
-/* The format and size of the scales of one copy of [rows, columns]. */
+/* Gives the format and the size [m, n] of the scales of one copy of [rows, columns]. */
 static void te__shard_scale_shape(te_scaling scaling, bool columnwise, int64_t rows, int64_t columns, te_dtype *dtype,
                                   int64_t *m, int64_t *n) {
     int64_t along = columnwise ? rows : columns, across = columnwise ? columns : rows;
@@ -33,7 +33,7 @@ static void te__shard_scale_shape(te_scaling scaling, bool columnwise, int64_t r
         *dtype = TE_F32;
         *m = te__div_up(across, 128);
         *n = te__round_up(te__div_up(along, 128), 4);
-    } else if (scaling == TE_SCALING_MXFP8 && columnwise) { /* not transposed, as the codes are not */
+    } else if (scaling == TE_SCALING_MXFP8 && columnwise) { /* scales are not transposed, since codes are not */
         *dtype = TE_F8E8M0;
         *m = te__round_up(te__div_up(rows, 32), 4);
         *n = te__round_up(columns, 128);
@@ -117,7 +117,7 @@ static float te__shard_fp8_max(te_dtype dtype) { return dtype == TE_F8E5M2 ? 573
 
 /* ---- cast ---- */
 
-/* Where the codes go. */
+/* Checks the format and the size of dst. */
 static te_result te__shard_codes(te_ctx *te, const te_op_shard_cast_args *a) {
     char text[TE__SHAPE_TEXT];
     bool fp4 = a->scaling == TE_SCALING_NVFP4, transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;

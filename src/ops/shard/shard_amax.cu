@@ -1,5 +1,5 @@
-// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored,
-// infinity kept.
+// ops/shard/shard_amax.cu: the amax of each tile of a matrix, over the elements that lie in the slice; 0 if there are
+// none. NaN ignored, infinity kept.
 //
 //            256 columns (tx: 8 each)
 //          +--------------------------+
@@ -7,11 +7,11 @@
 //   rows   |                          |
 //          +--------------------------+
 //
-// A block covers whole tiles, so each amax is written once, by one block: 1 x 32 from 4 lanes of a row, 32 x 1 from the
-// 8 warps, 16 x 16 from 2 lanes and 4 warps, 128 x 128 from 16 lanes and 8 warps. Tiles of any other size: one block a
-// tile.
+// A block covers whole tiles, so each amax is written once, by one block. A tile's maximum comes from: 1 x 32: 4 lanes
+// of a row; 32 x 1: the 8 warps; 16 x 16: 2 lanes and 4 warps; 128 x 128: 16 lanes and 8 warps. With tiles of any other
+// size a block covers one tile at a time.
 //
-// Launch: block 256; grid: blocks of the matrix, consecutive along a row, or tiles (then any number of blocks). Any
+// Launch: block 256; grid: blocks of the matrix, consecutive along a row; for other tiles, any number of blocks. Any
 //         alignment.
 //
 // te:baseline
@@ -49,7 +49,7 @@ TE_DEV void te_tile_each(const te__shard_amax_kargs &a, float *scratch) {
     }
 }
 
-// The largest of 2^n lanes.
+// Returns the largest v of each `lanes` neighbouring lanes, a power of two.
 TE_DEV float te_lanes_max(float v, int lanes) {
     for (int d = 1; d < lanes; d *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_amax(const __grid_con
         if (first_column + t < a.columns) a.amax[block_m * a.columns + first_column + t] = all;
         return;
     }
-    // Tiles of 16 or 128 columns; 2 x 16 or 1 x 2 of them lie in the block.
+    // Tiles of 16 or 128 columns: the block has 2 x 16 or 1 x 2 of them.
     int lanes = KIND == TE__SHARD_16X16 ? 2 : 16, across = 32 / lanes, warps = KIND == TE__SHARD_16X16 ? 4 : 8;
     part[ty][tx] = te_lanes_max(largest, lanes);
     __syncthreads();

@@ -1,12 +1,13 @@
-// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.
+// ops/shard/shard_cast.cu: writes the codes of a slice into a row-wise copy of the matrix, or into a buffer that has
+// only the slice.
 //
-// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's
-// column-wise ones), and no byte of 4-bit codes belongs to two threads. `straight`: 16 neighbours of the matrix as one
-// long row, for flat 4-bit codes whose bytes run on from row to row. Groups that the slice holds in part, and groups of
-// unaligned tensors, go element by element.
+// A thread has a group: 16 neighbouring columns of one row, from a multiple of 16 on. They have one multiplier (except
+// in MXFP8's column-wise copy), and no byte of 4-bit codes belongs to two threads. `straight`: a group is 16 neighbours
+// of the matrix as one long row, for flat 4-bit codes whose bytes run on from row to row. Groups that the slice holds
+// in part, and groups of unaligned tensors, go element by element.
 //
-//   q = saturate(RNE(RN(x * multiplier)))      multiplier: the scale; BLOCK_2D its own, or RN(1 / scale_inv); MXFP8
-//                                              2^(127 - e); NVFP4 S / d
+//   q = saturate(RNE(RN(x * multiplier)))      multiplier: TENSOR: the scale; BLOCK_2D: `multiplier`, or
+//                                              RN(1 / scale_inv); MXFP8: 2^(127 - e); NVFP4: S / d
 //
 // Launch: block 256, grid: groups.
 //
@@ -31,7 +32,7 @@
 #define SCALING a.scaling
 #endif
 
-// The multiplier of element (row, column).
+// Returns the multiplier of element (row, column).
 TE_DEV float te_shard_multiplier(const te__shard_cast_kargs &a, te_i64 row, te_i64 column) {
     if (SCALING == TE_SCALING_TENSOR) return *(const float *)a.scale;
     if (SCALING == TE_SCALING_BLOCK_2D) {
@@ -46,7 +47,7 @@ TE_DEV float te_shard_multiplier(const te__shard_cast_kargs &a, te_i64 row, te_i
                                 te__nvfp4_tensor_scale(*a.amax_tensor, a.code_max));
 }
 
-// Sixteen codes, four bits each.
+// Packs the codes of sixteen values, four bits each.
 TE_DEV uint2 te_e2m1x16(const float v[16]) {
     te_u32 w[2] = {};
 #pragma unroll
@@ -115,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_con
                 else dst[a.flat ? i + k : row * a.ld + column + k] = (te_u8)te_f32x2_to_fp8(q, 0.0f, a.q_dt);
             }
             if (SCALING != TE_SCALING_NVFP4) continue;
-            // A whole byte if both of its codes exist; else one half of it, and the other half keeps its value.
+            // Writes a whole byte if both of its codes exist; else only one half of the byte.
             te_u8 *byte = a.flat ? dst + (i + k + (a.start & 1)) / 2 : dst + row * ((a.ld + 1) / 2) + (column + k) / 2;
             if ((k & 1) == 0) {
                 low = code, have_low = inside;

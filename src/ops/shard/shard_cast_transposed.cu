@@ -1,5 +1,5 @@
-// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one
-// scale.
+// ops/shard/shard_cast_transposed.cu: writes the codes of a slice into the transposed copy [columns, ld] of a matrix
+// with one scale.
 //
 //            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
 //          +-------------------------+                  +---------------- 128 rows ----------------+
@@ -7,8 +7,9 @@
 //   rows   |    x eight columns      |                  |    slice are neighbours                  |
 //          +-------------------------+                  +------------------------------------------+
 //
-// Bytes outside the slice are not written. Launch: block 256, grid: tiles, from first_tile's row of them on. Any
-// alignment.
+// Bytes outside the slice are not written.
+//
+// Launch: block 256; grid: tiles, from row first_tile of tiles on. Any alignment.
 //
 // te:baseline
 // te:row X_DT=3

@@ -1,8 +1,8 @@
-// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.
+// ops/shard/shard_scales.cu: computes the scales of a whole matrix, padding included, from its amaxes by tile.
 //
-// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.
+// A thread writes four neighbours of row_scale, or, behind these, of col_scale; codes take one store.
 //
-// Launch: block 256, grid: (row_m * row_n + col_m * col_n) / 4 threads.
+// Launch: block 256; grid: as many blocks as (row_m * row_n + col_m * col_n) / 4 threads need.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,4 +1,4 @@
-/* ops/softcap/cpu.c: capped numbers, the reference. Knows rows of numbers; must not know CUDA. */
+/* ops/softcap/cpu.c: the reference of capped numbers. Knows rows of numbers; must not know CUDA. */
 
 enum { TE__SOFTCAP_RUN = 512 };
 

@@ -1,9 +1,10 @@
-/* ops/softcap/kargs.h: arguments of the kernel of capped numbers. Read by both compilers. */
+/* ops/softcap/kargs.h: the arguments of the kernel of capped numbers. The host's compiler and the kernels' compiler
+ * both read it. */
 #ifndef TE__SOFTCAP_KARGS_H
 #define TE__SOFTCAP_KARGS_H
 
 typedef struct te__softcap_kargs {
-    const void *x, *dy; /* dy NULL: forward */
+    const void *x, *dy; /* dy: NULL in the forward pass */
     void *y;
     long long count;
     float cap;

@@ -1,6 +1,6 @@
 // ops/softcap/softcap.cu: capped numbers, and their gradient.
 //
-//   y = cap tanh(x / cap);     with dy: y = dy (1 - tanh(x / cap)^2)
+//   y = cap tanh(x / cap);     if dy is given: y = dy (1 - tanh(x / cap)^2)
 //
 // Launch: block of 256 threads, any grid: threads step through the elements. Any formats.
 //

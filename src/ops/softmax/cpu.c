@@ -2,12 +2,12 @@
 
 enum { TE__SOFTMAX_RUN = 512 };
 
-/* Columns of row `i` of a matrix of s_q rows that a causal softmax sees. */
+/* Returns how many columns of a row the softmax sees: all, or with `causal` the columns up to the row's diagonal. */
 static int64_t te__softmax_visible(const te_op_softmax_fwd_args *a, int64_t row) {
     int64_t s_q = te__softmax_rows(a->x), n = te__cols(a->x);
     return a->causal ? te__min(n, te__max(0, row % s_q + 1 + n - s_q)) : n;
 }
-/* Scores begin .. begin + count - 1 of a row, scaled and masked. */
+/* Computes scores begin .. begin + count - 1 of a row, scaled and masked. */
 static void te__softmax_scores(const te_op_softmax_fwd_args *a, int64_t row, int64_t begin, int64_t count, float *out) {
     int64_t n = te__cols(a->x), s_q = te__softmax_rows(a->x), k;
     te__load_row(te__data(a->x), a->x->dtype, row * n + begin, count, out);
@@ -38,7 +38,7 @@ static void te__softmax_fwd_rows(void *user, int64_t begin, int64_t end) {
             for (k = 0; k < count; k++) s += (double)expf(run[k] - m);
         }
         inverse = a->mask && m == TE__SOFTMAX_MASKED ? 0.0f : (float)(1.0 / s);
-        for (i = 0; i < n; i += count) { /* element i is read before it is written, where y is x */
+        for (i = 0; i < n; i += count) { /* y may be x: element i is read before it is written */
             count = te__min(TE__SOFTMAX_RUN, (i < visible ? visible : n) - i);
             if (i < visible) te__softmax_scores(a, row, i, count, run);
             for (k = 0; k < count; k++) run[k] = i < visible ? expf(run[k] - m) * inverse : 0.0f;

@@ -1,6 +1,6 @@
-/* ops/softmax/cuda.c: softmax, which kernel and how it is launched. Knows plans; must not know the driver. */
+/* ops/softmax/cuda.c: chooses the softmax kernels and their launches. Knows plans; must not know the driver. */
 
-/* Threads for a row of n elements, of which each has eight or more. */
+/* Returns the threads for a row of n elements: one for every 16 elements, in whole warps, at most 512. */
 static int te__softmax_threads(int64_t n) { return (int)te__min(512, te__round_up(te__max(1, te__div_up(n, 16)), 32)); }
 
 static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_args *a) {

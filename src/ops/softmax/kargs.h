@@ -1,18 +1,19 @@
-/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs
- * alone. */
+/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels' compiler,
+ * so it has plain structs only. */
 
-/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */
+/* The arguments of y = softmax(scale * x), for m rows of n columns. s_q rows are one matrix; `heads` matrices share
+ * a mask. */
 typedef struct te__softmax_fwd_kargs {
     const void *x;
     const unsigned char *mask; /* [batches or 1][s_q][n], or NULL */
     void *y;
     long long m, n, s_q, heads;
     float scale;
-    int causal, one_mask; /* one_mask: of all batches */
+    int causal, one_mask; /* one_mask: all batches share one mask */
     int x_dt, y_dt;
 } te__softmax_fwd_kargs;
 
-/* dx = scale * (y * dy - y * sum(y * dy)). */
+/* The arguments of dx = scale * (y * dy - y * sum(y * dy)), for m rows of n columns. */
 typedef struct te__softmax_bwd_kargs {
     const void *dy, *y;
     void *dx;

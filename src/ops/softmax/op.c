@@ -24,5 +24,5 @@ static te_result te__check_softmax_bwd(te_ctx *te, te_op_softmax_bwd_args *a) {
     return r == TE_OK ? te__want_like(te, "softmax_bwd", "dx", a->dx, "y", a->y) : r;
 }
 
-/* Rows of one matrix; 1 if x is a row. */
+/* Returns the rows of one matrix of x; 1 if x is a row. */
 static int64_t te__softmax_rows(const te_tensor *x) { return x->ndim >= 2 ? x->shape[x->ndim - 2] : 1; }

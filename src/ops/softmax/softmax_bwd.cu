@@ -1,8 +1,8 @@
 // ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.
 //
-// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and
-//         alignment. With X_DT: all three of that format,
-// n a multiple of 8, all aligned to 16 bytes.
+// Launch: block of 32 .. 512 threads, a multiple of 32. A block has one row at a time and steps through the rows. Any n
+//         and alignment. With X_DT: dy, y and dx have that format, n is a multiple of 8, and all are aligned to 16
+//         bytes.
 //
 // te:baseline
 // te:row X_DT=3

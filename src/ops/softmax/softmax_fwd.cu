@@ -1,14 +1,14 @@
-// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.
+// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with an optional mask or causal mask.
 //
 //   m = max of the scores,  y = exp(score - m) / sum exp(score - m)
 //
-// Two passes: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of
-// the threads; then y is written. The second read finds the row in a cache. The columns that a causal row does not see
-// are written and not read.
+// There are two passes. In the first, each thread keeps a running (m, s) and rescales s when m grows; the block then
+// merges them in the order of the threads. The second writes y, and finds the row in a cache. Columns that a causal row
+// does not see are written and not read.
 //
-// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and
-//         alignment. With X_DT: x and y of that format, n
-// a multiple of 8, both aligned to 16 bytes, mask to 8.
+// Launch: block of 32 .. 512 threads, a multiple of 32. A block has one row at a time and steps through the rows. Any n
+//         and alignment. With X_DT: x and y have that format, n is a multiple of 8, x and y are aligned to 16 bytes,
+//         mask to 8.
 //
 // te:baseline
 // te:row X_DT=3
@@ -21,7 +21,7 @@ TE_DEV float te_softmax_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 struct te_softmax_running {
     float m, s;
 };
-// Eight scores, or one: those that are not there are -inf.
+// Adds N scores to a running maximum and sum. A score that does not count is -inf.
 template <int N> TE_DEV void te_softmax_add(te_softmax_running *r, const float x[N]) {
     float m = r->m, s;
 #pragma unroll

@@ -1,12 +1,12 @@
 // ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.
 //
 //   block b      elements [b * 8192, (b + 1) * 8192)
-//   thread t     its groups of eight: t, t + 256, ... one after the other; then the lanes of a warp, then the warps
+//   thread t its groups of eight: t, t + 256, ..., one after another; then the lanes of a warp are added, then warps
 //
-// The order of a sum depends on the element's index alone; counts are exact. Terms are f32: squares of values below
+// The order of a sum depends on the elements' indices alone; counts are exact. Terms are f32: squares of values below
 // 1e-19 lose bits, as the f32 results would.
 //
-// Launch: block 256, grid: partials. `vector`: x, y, limit aligned to 16 bytes.
+// Launch: block 256; grid: one block for each partial result. `vector`: x, y, limit are aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3

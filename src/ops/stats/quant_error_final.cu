@@ -1,6 +1,7 @@
-// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.
+// ops/stats/quant_error_final.cu: reduces the blocks' partial results to one, in an order that their indices decide;
+// sums in double.
 //
-// Launch: one block of 256, also where there are no partial results.
+// Launch: one block of 256 threads, even if there are no partial results.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,0 +1,25 @@
+/* context_parallel/none.c: sequences that ranks share, left out by TE_NO_DIST: there is one rank. */
+
+typedef struct te__context {
+    te_group *heads, *ring; /* NULL */
+    bool gathers;           /* false */
+} te__context;
+
+static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) {
+    te__context c = TE_ZERO;
+    (void)cp, (void)p2p, (void)comm;
+    return c;
+}
+static int te__context_size(const te__context *c) {
+    (void)c;
+    return 1;
+}
+static int te__context_rank(const te__context *c) {
+    (void)c;
+    return 0;
+}
+static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c,
+                                            te_result result) {
+    (void)q_k_v, (void)desc, (void)c, (void)result;
+    return NULL;
+}

@@ -1,0 +1,102 @@
+/* cuda/explain.c: plans that nothing runs, and the report on drivers, GPUs and the compiler. Knows plans, the driver and
+ * the cache; must not know which operations there are. */
+
+/* ---- explanations ---- */
+
+/* Multiprocessors of a typical GPU of each architecture, for plans without a GPU. */
+static int te__arch_sms(int sm) {
+    return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148;
+}
+
+static void te__plan_describe(const te__plan *p, te_explanation *out) {
+    size_t used = 0;
+    int i, k;
+    out->native = p->native;
+    out->deterministic = p->deterministic;
+    out->workspace = p->workspace_bytes;
+    out->launches = p->num_launches;
+    for (i = 0; i < p->num_launches && used + 1 < sizeof(out->kernels); i++) {
+        const te__launch *l = &p->launch[i];
+        used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%s%s/%s", i ? " " : "", l->family,
+                                 l->kernel);
+        for (k = 0; k < l->num_options && used + 1 < sizeof(out->kernels); k++)
+            used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%c%s=%d", k ? ',' : '.',
+                                     l->option[k].name, l->option[k].value);
+    }
+    snprintf(out->why, sizeof(out->why), "%s", p->why);
+}
+
+/* Plans a call with checked args for an architecture (80 ...) without a GPU; sm 0: for the context's GPU. */
+static te_result te__cuda_explain(te_ctx *te, const te__op_info *op, const void *args, int sm, te_explanation *out) {
+    te__plan plan;
+    te_result result;
+    bool pushed;
+    te__plan_begin(&plan, te);
+    if (sm) {
+        plan.explain = true;
+        plan.sm = sm;
+        plan.num_sms = te__arch_sms(sm);
+        plan.hopper = plan.edits_maps = sm == 90;
+        result = op->plan(&plan, args);
+        if (result == TE_OK) result = plan.result;
+    } else { /* planning encodes tensor maps: that needs a current CUcontext */
+        result = te__cuda_enter(te, &pushed);
+        if (result == TE_OK) {
+            result = te__cuda_plan(te, &plan, op, args);
+            te__cuda_leave(pushed);
+        }
+    }
+    if (result == TE_OK) te__plan_describe(&plan, out);
+    te__plan_end(&plan);
+    return result;
+}
+
+/* ---- the report ---- */
+
+static void te__report_devices(te__report_text *t) {
+    te__text why = TE_ZERO;
+    int count = 0, i;
+    if (te__driver_open(&why) != TE_OK) {
+        te__say(t, "driver: none. %s\n", te__text_str(&why));
+        te__text_free(&why);
+        return;
+    }
+    te__text_free(&why);
+    te__say(t, "driver: %s, for CUDA up to %d.%d\n", te__cu.lib.path, te__cu.version / 1000,
+            te__cu.version % 1000 / 10);
+    te__cu.DeviceGetCount(&count);
+    for (i = 0; i < count; i++) {
+        te__cu_device device;
+        char name[128] = "?";
+        size_t bytes = 0;
+        if (te__cu.DeviceGet(&device, i)) continue;
+        te__cu.DeviceGetName(name, (int)sizeof(name) - 1, device);
+        te__cu.DeviceTotalMem(&bytes, device);
+        te__say(t, "cuda:%d: %s, sm_%d%d, %d multiprocessors, %.1f GiB\n", i, name,
+                te__cu_attribute(device, TE__CU_SM_MAJOR), te__cu_attribute(device, TE__CU_SM_MINOR),
+                te__cu_attribute(device, TE__CU_NUM_SMS), (double)bytes / 1073741824.0);
+    }
+}
+
+static void te__report_compiler(te__report_text *t) {
+    te__text why = TE_ZERO;
+    const te__nvrtc *n = te__nvrtc_open(te__driver_major(), &why);
+    te__cache cache;
+    if (n)
+        te__say(t, "compiler: %s, NVRTC %d.%d (%s)\n", n->lib.path, n->major, n->minor, n->compiler);
+    else
+        te__say(t, "compiler: none. %s\n", te__text_str(&why));
+    te__text_clear(&why);
+    if (te__cache_open(&cache, &why))
+        te__say(t, "cache: %s\n", cache.root[0] ? cache.root : "none");
+    else
+        te__say(t, "cache: none. %s\n", te__text_str(&why));
+    if (cache.read_only[0]) te__say(t, "read-only caches: %s\n", cache.read_only);
+    te__text_free(&why);
+    te__say(t, "embedded PTX: %d kernels\n", te__num_baselines);
+}
+
+static void te__cuda_report(te__report_text *t) {
+    te__report_devices(t);
+    te__report_compiler(t);
+}

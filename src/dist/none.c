@@ -1,0 +1,52 @@
+/* dist/none.c: ranks left out by TE_NO_DIST. No group can be made, so each of these functions has a group of one rank, NULL;
+ * an option that asks for more ranks is refused with the name of the macro. */
+
+struct te_group {
+    te_ctx *te;
+};
+enum { TE__HAS_RANKS = 0 };
+typedef enum te__collective { TE__ALL_REDUCE, TE__ALL_GATHER, TE__REDUCE_SCATTER, TE__ALL_TO_ALL } te__collective;
+typedef enum te_reduce_op { TE_REDUCE_SUM, TE_REDUCE_MAX } te_reduce_op;
+
+static int te__group_rank(const te_group *group) {
+    (void)group;
+    return 0;
+}
+static int te__group_size(const te_group *group) {
+    (void)group;
+    return 1;
+}
+static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
+    (void)group, (void)kind;
+    return code;
+}
+static te_result te__all_reduce(te_group *group, te_tensor *x, te_reduce_op op) {
+    (void)group, (void)op;
+    return x ? TE_OK : TE_ERR_STATE;
+}
+static te_result te__all_gather(te_group *group, const te_tensor *x, te_tensor *out) {
+    (void)group, (void)x;
+    return out ? TE_OK : TE_ERR_STATE;
+}
+static te_result te__reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out) {
+    return te__all_gather(group, x, out);
+}
+static bool te__group_compares(const te_group *group, bool met) {
+    (void)group, (void)met;
+    return false;
+}
+static te_result te__group_compare(te_group *group, const char *what, te_result result) {
+    (void)group, (void)what;
+    return result;
+}
+/* Refuses a number of ranks above 1. */
+static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const char *what) {
+    if (ranks < 2) return TE_OK;
+    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %d, and te.h was compiled with TE_NO_DIST; compile it without", who,
+                    what, ranks);
+}
+static te_result te__group_allowed(te_ctx *te, const te_group *group, const char *who, const char *what) {
+    if (!group) return TE_OK;
+    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is given, and te.h was compiled with TE_NO_DIST; compile it without",
+                    who, what);
+}

@@ -16,7 +16,7 @@
 #include "api/autograd.h"
 #include "api/ops.h"
 #include "api/ops_quant.h"
-#ifndef TE_NO_MOE
+#if !defined(TE_NO_MOE) || !defined(TE_NO_DIST)
 #include "api/ops_moe.h"
 #endif
 #include "api/ops_model.h"
@@ -27,6 +27,7 @@
 #include "api/quant.h"
 #include "api/options.h"
 #include "api/functions.h"
+#include "api/attention_keys.h"
 #include "api/module.h"
 #include "api/step.h"
 #include "api/nn.h"
@@ -38,6 +39,7 @@
 #include "api/moe.h"
 #endif
 #include "api/train.h"
+#include "api/optimizer_states.h"
 #include "api/graph.h"
 #include "api/io.h"
 #ifndef TE_NO_LM
@@ -250,13 +252,13 @@
 #ifndef TE_NO_CUDA
 #include "ops/optim/cuda.c"
 #endif
-#ifndef TE_NO_MOE
+#if !defined(TE_NO_MOE) || !defined(TE_NO_DIST)
 #include "ops/moe/kargs.h"
 #include "ops/moe/op.c"
 #include "ops/moe/cpu.c"
 #include "ops/moe/router_cpu.c"
 #endif
-#if !defined(TE_NO_MOE) && !defined(TE_NO_CUDA)
+#if (!defined(TE_NO_MOE) || !defined(TE_NO_DIST)) && !defined(TE_NO_CUDA)
 #include "ops/moe/cuda.c"
 #endif
 #include "ops/softcap/kargs.h"
@@ -297,7 +299,11 @@
 #define TE__OPTIONS_PUSHED
 #endif
 #include "quant/kinds.h"
+#ifndef TE_NO_MOE
 #include "quant/groups.c"
+#else
+#include "quant/no_groups.c"
+#endif
 #include "quant/kind_tensor.c"
 #include "quant/kind_block.c"
 #include "quant/kind_mxfp8.c"

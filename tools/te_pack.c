@@ -318,7 +318,13 @@ static void put_overload(text *out, const char *declaration) {
     free(arguments.bytes);
 }
 
-/* The macro that leaves a part out, by the lines of te_parts.h around its include: "TE_NO_LM", or "". */
+static bool line_has(const char *line, size_t size, const char *word) {
+    for (size_t i = 0; i + strlen(word) <= size; i++)
+        if (!strncmp(line + i, word, strlen(word))) return true;
+    return false;
+}
+
+/* The condition under which a part is there, by the lines of te_parts.h around its include: "#ifndef TE_NO_LM", or "". */
 static void find_wing(const char *part, char wing[MAX_PATH]) {
     text contents;
     const char *line;
@@ -327,7 +333,7 @@ static void find_wing(const char *part, char wing[MAX_PATH]) {
     read_part("te_parts.h", "te_pack", &contents);
     for (const char *at = contents.bytes; next_line(&at, &line, &size);) {
         char name[MAX_PATH];
-        if (starts(line, "#ifndef TE_NO_")) snprintf(wing, MAX_PATH, "%.*s", (int)(size - 8), line + 8);
+        if (starts(line, "#if") && line_has(line, size, "TE_NO_")) snprintf(wing, MAX_PATH, "%.*s", (int)size, line);
         else if (starts(line, "#endif") && wing[0]) wing[0] = 0;
         else if (private_include(line, size, name) && !strcmp(name, part)) break;
     }
@@ -354,7 +360,7 @@ static void put_overloads(text *out, const list *parts) {
             put_overload(&overloads, declaration);
         }
         find_wing(parts->name[i], wing);
-        if (overloads.size && wing[0]) put(out, "#ifndef %s\n", wing);
+        if (overloads.size && wing[0]) put(out, "%s\n", wing);
         if (overloads.size) put_bytes(out, overloads.bytes, overloads.size);
         if (overloads.size && wing[0]) put(out, "#endif\n");
         free(overloads.bytes);

@@ -117,7 +117,8 @@
     X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
 /* All operations that there can be. */
 #define TE_OP_LIST_ALL(X) TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(X) TE_OP_LIST_MOE(X)
-/* X for operations that are there, NONE for those that TE_NO_DIST and TE_NO_MOE leave out, in the order of te_op. */
+/* X for operations that are there, NONE for those that are left out, in the order of te_op: TE_NO_DIST leaves out its
+ * own, and those of mixtures of experts if TE_NO_MOE is defined as well: ranks move rows by them, too. */
 #define TE_OP_LIST_EACH(X, NONE) \
     TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(TE_OP_DIST(X, NONE)) TE_OP_LIST_MOE(TE_OP_MOE(X, NONE))
 /* The operations that are there. */
@@ -129,8 +130,8 @@
 #else
 #define TE_OP_DIST(X, NONE) X /* of the operations of TE_OP_LIST_DIST: the first */
 #endif
-#ifdef TE_NO_MOE
-#define TE_OP_MOE(X, NONE) NONE /* of the operations of TE_OP_LIST_MOE: the second, which TE_NO_MOE asks for */
+#if defined(TE_NO_MOE) && defined(TE_NO_DIST)
+#define TE_OP_MOE(X, NONE) NONE /* of the operations of TE_OP_LIST_MOE: the second, which TE_NO_MOE with TE_NO_DIST asks for */
 #else
 #define TE_OP_MOE(X, NONE) X /* of the operations of TE_OP_LIST_MOE: the first */
 #endif

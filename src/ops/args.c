@@ -406,7 +406,6 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
                  TE__TAIL(block_dequantize, BLOCK_DEQUANTIZE, columnwise),
                  TE__TAIL(mxfp8_dequantize, MXFP8_DEQUANTIZE, swizzled),
                  TE__HOLE(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled, groups),
-                 TE__TAIL(moe_chunk_map, MOE_CHUNK_MAP, chunk_numbers),
                  TE__HOLE(gemm, GEMM, split_accumulator, scale_a),
                  TE__HOLE(gemm, GEMM, epilogue, aux),
                  TE__TAIL(gemm, GEMM, e4m3_max_256_b),
@@ -435,10 +434,13 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
                  TE__HOLE(attn_fwd, ATTN_FWD, rule.softmax_type, rule.softmax_offset),
                  TE__HOLE(attn_fwd, ATTN_FWD, rule.score_mod.additive, rule.score_mod.aux),
                  TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal),
-                 TE__TAIL(softcap, SOFTCAP, cap),
+#if !defined(TE_NO_MOE) || !defined(TE_NO_DIST)
+                 TE__TAIL(moe_chunk_map, MOE_CHUNK_MAP, chunk_numbers),
                  TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, use_pre_softmax, num_groups),
                  TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, all_scores, norm_topk_prob),
-                 TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, zero_other_groups)};
+                 TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, zero_other_groups),
+#endif
+                 TE__TAIL(softcap, SOFTCAP, cap)};
 #undef TE__HOLE
 #undef TE__TAIL
     int i;

@@ -343,7 +343,9 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     size_t bytes = 0;
     int i, jobs = 0;
     if (!te) return TE_ERR_STATE;
-    if (!te__has_desc(te, w, "te_quantize_master_weights")) return te->error_code;
+    if (!te__has_desc(te, w, "te_quantize_master_weights") ||
+        te__group_allowed(te, w->group, "te_quantize_master_weights", "group") != TE_OK)
+        return te->error_code;
     if (w->count < 0 || (w->count > 0 && (!w->model_weights || !w->master_weights || !w->start_offsets)))
         result =
             te__fail(te, TE_ERR_INVALID,

@@ -38,9 +38,9 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* Clamps x to -limit .. limit. fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* One call, forward or backward. The work is cut into units, each of a run of columns in one row. If `col` is wanted, a
- * unit has TE__ACT_BAND rows instead, whose codes are transposed as one tile; with sums of columns it has all such
- * bands. */
+/* One call, forward or backward, and how its results are stored. The work is cut into units: a run of columns of one
+ * row; or, if `col` is wanted, of TE__ACT_BAND rows, whose codes are transposed as one tile. With sums of columns a
+ * unit goes on over all bands of rows. */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -274,7 +274,7 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
 
 typedef struct te__scaled_act_job {
     te__act_job act;
-    te_op_act_bwd_args as_bwd; /* what act.bwd points to in the backward pass, since te__act_store looks at act.bwd */
+    te_op_act_bwd_args as_bwd; /* act.bwd points here in the backward pass, since te__act_store looks at act.bwd */
     const te_tensor *dy, *scales;
     te_tensor *dscales;
 } te__scaled_act_job;

@@ -12,8 +12,9 @@ static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     return (unsigned)tiles_n;
 }
 
-/* Returns what divides numbers below 2^31, up to all / 8, by d = width / 8. With 2^(l-1) < d <= 2^l, magic =
- * floor(2^(31+l) / d) + 1 has 32 bits, and is exact for numbers of 31 bits. */
+/* Returns the magic number and the shift that divide numbers of up to all / 8 < 2^31 by d = width / 8; shift -1 if
+ * these sizes need a plain division. With 2^(l-1) < d <= 2^l, magic = floor(2^(31+l) / d) + 1 has 32 bits, and is exact
+ * for numbers of 31 bits. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
     int l = 1;

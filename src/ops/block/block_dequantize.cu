@@ -1,5 +1,5 @@
-// ops/block/block_dequantize.cu: the row-wise copy q [m, ld] to y [m, n] = f32(q) * scale_inv, rounded once more to y's
-// format.
+// ops/block/block_dequantize.cu: decodes the row-wise copy q [m, ld]: y [m, n] = f32(q) * scale_inv, rounded once more
+// to y's format.
 //
 //   1-D blocks   element (i, j) has scale_inv[j / 128][i]
 //   2-D blocks   element (i, j) has scale_inv[i / 128][j / 128]

@@ -1,5 +1,5 @@
-// ops/block/block_dequantize_col.cu: the column-wise copy q [n, ld] to y [m, n] = f32(q) * scale_inv, rounded once more
-// to y's format.
+// ops/block/block_dequantize_col.cu: decodes the column-wise copy q [n, ld]: y [m, n] = f32(q) * scale_inv, rounded
+// once more to y's format.
 //
 //   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]
 //   2-D blocks   element (i, j) of y has scale_inv[j / 128][i / 128]

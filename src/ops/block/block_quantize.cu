@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
     } else {
         if (a.col) {
             te_halve<4>(col_amax, 16);
-            int c = tx * 8 + (lane & 16) / 4; // four neighbours from here on
+            int c = tx * 8 + (lane & 16) / 4; // c: the first of four neighbouring columns
             *(float4 *)(part + (threadIdx.x >> 5) * 128 + c) =
                 make_float4(col_amax[0], col_amax[1], col_amax[2], col_amax[3]);
         }

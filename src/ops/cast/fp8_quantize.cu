@@ -11,9 +11,9 @@
 // amax = max |x| before scaling (fmaxf drops NaN), one atomic a block; scale_inv = 1 / scale, correctly rounded.
 //
 // current: a cooperative launch whose blocks go over their tiles twice. First, in ascending order, each block finds the
-// maximum of its tiles. Then the blocks wait for each other, and each computes the scale from the largest maximum. Last
-// they cast in descending order, since the last tile is still in their registers. Hints that keep the end of x in the
-// L2 cache (ld.cs, st.cs) made it slower.
+// maximum of its tiles. Then the blocks wait for each other, and each computes the scale from the largest maximum.
+// Finally they cast in descending order, since the last tile is still in their registers. Hints that keep the end of x
+// in the L2 cache (ld.cs, st.cs) made it slower.
 //
 // x_amax: the maximum that the kernel that wrote x has left. It shares one word with a count of the blocks that have
 // read it, so that one atomic gives a block both; the last block sets the word to 0.

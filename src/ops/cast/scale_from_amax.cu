@@ -1,6 +1,6 @@
 // ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).
 //
-// Launch: block 256, grid: n / 256 up.
+// Launch: block 256; grid: n / 256 rounded up.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -36,7 +36,7 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_op_gemm_args *args; /* groups: m, or along k: k, of all of them */
+    const te_op_gemm_args *args; /* with groups: one product of all groups' rows, or of all their k */
     const te_op_grouped_gemm_args *groups; /* NULL: one product, no groups */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
@@ -112,7 +112,7 @@ static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, d
                                                               * exists */
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
-    /* of a tile, on average */
+    /* size: of a tile, on average */
     double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0);
     int64_t rounds =
         te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
@@ -132,7 +132,7 @@ static bool te__gemm_skips(double cost) {
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
-/* while count is 0 the alternatives are about to be counted, and nothing is remembered */
+/* with count 0 the alternatives are about to be counted, so no choice is remembered or reused */
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0)
 #else
 #define TE__GEMM_SKIPS(cost) false

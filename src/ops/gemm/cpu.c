@@ -222,7 +222,7 @@ typedef struct te__gemm_job {
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
-    const float *amax_a, *amax_b; /* NULL, or one amax for each row, or column; times factor_a or factor_b they are
+    const float *amax_a, *amax_b; /* NULL, or one amax for each row, or column; times factor_a, or factor_b, these are
                                    * scales */
     te__gemm_micro_fn micro;
 } te__gemm_job;
@@ -301,8 +301,8 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
         te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
-/* Multiplies job->scale by one operand's scale. Returns NULL; or, if each line has an amax of its own, those amaxes,
- * which are then the scales after multiplication by *factor. */
+/* Multiplies job->scale by one operand's scale, and returns NULL. If each line has an amax of its own, returns these
+ * amaxes instead; times *factor they are the lines' scales. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);
@@ -343,7 +343,7 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     for (j = 0; j < g->n; j += job.b.block) {
         te__gemm_pack_block(te, &job.b, j);
         for (i = 0; i < g->m; i += job.a.block) {
-            /* all of A is decoded once if it fits */
+            /* if all of A fits, it is decoded only once */
             if (job.a.block < g->m || j == 0) te__gemm_pack_block(te, &job.a, i);
             te__parallel_for(
                 te, te__div_up(job.a.end - job.a.begin, TE__GEMM_MC) * te__div_up(job.b.end - job.b.begin, TE__GEMM_NC),

@@ -133,8 +133,8 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
 
 /* ---- gemm_prepare ------------------------------------------------------------------------------------------------ */
 
-/* Returns A (i = 0) or B (i = 1) as gemm_prepare reads it, MXFP8 and NVFP4 as codes, all else as bytes, and the length
- * of its copy's rows. */
+/* Returns how gemm_prepare reads A (i = 0) or B (i = 1): MXFP8 and NVFP4 as codes, all else as bytes; and the row
+ * length of the copy. */
 static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int i) {
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = i ? &q->b : &q->a;
@@ -206,7 +206,8 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
  * Returns false if there is no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { SHORT = 1024 }; /* one block adds up so many rows before a kernel of several blocks would have begun */
+    enum { SHORT = 1024 }; /* most rows for column_sum_short: one block adds these up before a kernel of several blocks
+                            * would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= SHORT) {
         te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
@@ -428,11 +429,11 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
 /* Returns whether gemv_mn (mn), or else gemv_k, takes the product. Both kernels are bound by the bytes of the long
  * operand.
  * gemv_k takes up to sixteen lines of the short operand; up to eight if lines are not aligned or blocks have scales,
- * since these need registers. It does not split k, so it leaves long lines (k > 16384) in a small grid (fewer than four
+ * for want of registers. gemv_k does not split k, so it leaves long lines (k > 16384) in a small grid (fewer than four
  * blocks a multiprocessor) to other kernels.
- * gemv_mn takes up to eight lines of the short operand, and 64 or more of the long one, so that it reads no piece
+ * gemv_mn takes up to eight lines of the short operand, and at least 64 of the long one, so that it reads no piece
  * beyond them in vain.
- * Very many aligned lines go to gemm_hopper if A is short: its ring has more bytes in flight than warps do
+ * Very many aligned lines go to gemm_hopper if A is short: gemm_hopper's ring has more bytes in flight than warps do
  * (tests/bench/notes.md). The bound is in bytes of one k for each multiprocessor. If B is short, B's part of the ring
  * is most of it and nearly empty, and a GEMV is quicker for any number of lines. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
@@ -502,10 +503,11 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* least elements of D that make phases worth it; tests set
                                                          * fewer */
 
-/* Returns whether D is computed in phases. TMA cannot store a D whose rows start at any byte. But every row, or every
- * second, fourth or eighth row, depending on ldd, starts at the same place within 16 bytes. Such rows of A, by the rows
- * of B from the first aligned column of D on, are a product whose D TMA can store. The extra launches pay if D is large
- * and k is short: stores are hidden behind long products. */
+/* Returns whether D is computed in phases. TMA cannot store a D whose rows start at different places within 16 bytes.
+ * But every second, fourth or eighth row, depending on ldd, starts at the same place. Such rows of A, by the rows of B
+ * from the first aligned column of D on, are a product whose D TMA can store. If all rows of D start at one odd place,
+ * all of them are one phase. The extra launches pay if D is large and k is short: stores are hidden behind long
+ * products. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||

@@ -18,7 +18,8 @@
 // These functions choose among three formats, so that base.cuh's and vector.cuh's functions get a literal format and
 // fold to one case. N: 1; or 8, at a multiple of 16 bytes.
 
-// Written out: a loop over the formats changes the order of gemv_k's loads (tests/bench/notes.md).
+// Loads N elements as floats. A loop over the formats, in place of the three cases, changes the order of gemv_k's loads
+// (tests/bench/notes.md).
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
         dt == TE_F32    ? te_load8(p, i, TE_F32, v)

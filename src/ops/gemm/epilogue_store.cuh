@@ -104,8 +104,8 @@ struct te_tma_store_path {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
     }
-    // Returns the address of this thread's two f32 in columns 8 j .. of a chunk; its pair eight rows below is 8 * 128
-    // further.
+    // Returns the address of this thread's two f32 in columns 8 j .. of a chunk. The two f32 eight rows below lie 8 *
+    // 128 bytes further on.
     TE_DEV te_u32 pair(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;

@@ -126,7 +126,7 @@
 #endif
 #define BM (WAVES ? 128 * WAVES : 64)
 #define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN
-#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype
+#define FP8 (A_DT == 4 || A_DT == 5) // numbers of te_dtype, whose names the preprocessor does not know
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
@@ -137,7 +137,7 @@
 #define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread needs for a slab: the tile's; with BLOCK = 4 also those
                                    // of its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
-// chunk buffers of a warpgroup; with 4, loads and promotion still leave three slots for slabs
+// BUFFERS: chunk buffers of a warpgroup. With 4 of them, loads and promotion still leave three slots for slabs.
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of the bias of a warpgroup
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
@@ -152,7 +152,7 @@
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
 #define HALVES (GROUPED == 1 && WAVES == 2) // A is loaded in halves; the second half only if the group has rows there
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
-#define ENTRIES 16 // of the mail and work between threads, for GROUPED: see te_entry
+#define ENTRIES 16 // entries for messages between blocks and threads, if GROUPED: see te_entry
 #define TMA_OUT (STORE & 1)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -198,9 +198,10 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Returns the address of entry i, 48 bytes of shared memory. At + 0: the number of the next tile, which the first block
-// of a cluster sends to the second; at + 8: the barrier of its arrival. A block is at most a ring and one tile ahead of
-// its partner. At + 16: the te_work whose first slab is in slot i, for the consumers, who so need no load from device
+// Returns the address of entry i, 48 bytes of shared memory.
+// At + 0: the number of the next tile, which the first block of a cluster sends to the second. At + 8: the barrier of
+// the number's arrival. The first block is at most a ring and one tile ahead of the second.
+// At + 16: the te_work whose first slab is in slot i. The consumers read it there, and so load nothing from device
 // memory.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
@@ -209,7 +210,7 @@ TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
 // The tile and the range of k of one work item. The constructor decodes item `work` for block `rank` of the cluster.
-// group_ is the group of the block's last item, and is moved on to this item's: a block's items only ascend, and so do
+// group_: on entry the group of the block's last item, on return this item's group. A block's items ascend, and so do
 // their groups.
 struct te_work {
     int row, col, rows_end, slabs, k0;
@@ -228,7 +229,7 @@ struct te_work {
     TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &group_) : group(0) {
         const te__gemm_kargs &a = all.g;
         te_u32 tile, across = te_tiles_n(a), down = te_tiles_m(a), tm, tn;
-        int begin, end; // of k, or of the group's rows
+        int begin, end; // begin, end: of k, or of the group's rows
         row = 0, rows_end = (int)a.m;
         if (GROUPED) {
             const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
@@ -324,9 +325,9 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
     }
 }
 
-// The block scales of a slab, loaded ahead: those of the thread's rows; that of the tile, if all its columns share one;
-// and with BLOCK = 4 those of the thread's last two columns.
-// Rows beyond the last take its scale.
+// The block scales of a slab, loaded ahead: one for each of the thread's rows; one for the tile, if its columns share
+// it; with BLOCK = 4 also one for each of the thread's last two columns. Rows beyond the last row take the last row's
+// scale.
 struct te_ahead {
     const float *rows, *tile[PARTS];
     int at[2 * SUMS]; // where the rows' scales lie
@@ -359,7 +360,7 @@ struct te_ahead {
 
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     extern __shared__ __align__(1024) char shared[];
-    char *base = shared; // at a multiple of 1024: only the system's KB lies before it
+    char *base = shared; // at a multiple of 1024: only the system's 1 KB of shared memory lies before it
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * STAGED,
            full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16;
@@ -375,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (TMA_OUT && STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, 1);
-            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * CLUSTER); // one lane of each warp that multiplies
+            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * CLUSTER); // arrivals: one lane of each warp that
+                                                                       // multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
         for (int i = 0; i < 2; i++) te_sts4(busy + 4 * i, 0);
@@ -396,7 +398,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 if (!GROUPED) next = work + step;
                 else if (rank == 0)
                     next =
-                        step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
+                        step + atomicAdd(counter, 1u); // asked for before the slabs are loaded, which hides the
+                                                       // atomic's latency
                 te_work w(a, work, rank, at_group);
                 bool both = w.tall(w.row);
                 if (GROUPED == 2 && w.group != group_before) {
@@ -428,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     next = te_lds4(te_entry(entries, number));
                 }
             }
-            te_ring last = ring; // CLUSTER = 2: waits until all slots of this block are empty
+            te_ring last = ring; // CLUSTER = 2: waits from here on until all slots of this block are empty
             for (int i = 0; i < (CLUSTER > 1 && !B_1D ? STAGES : 0); i++, last.next())
                 te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
@@ -443,7 +446,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_registers_up<GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
-    // The increment of a descriptor for 32 bytes of k (step_a, step_b); the first row and column of this warpgroup.
+    // step_a, step_b: the increment of a descriptor for 32 bytes of k. rows, columns: where this warpgroup's part of
+    // the tile starts.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
@@ -457,9 +461,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (CLUSTER > 1 && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
-    // Ping-pong: a warpgroup starts to multiply once the other one has seen its own last slab arrive (barrier 3 +
-    // group). Earlier, the phase that it waits for might not be the next one of its slot, and a barrier tells only odd
-    // phases from even ones.
+    // Ping-pong: a warpgroup starts a tile once its partner's last slab has arrived (barrier 3 + group). Before that,
+    // the warpgroup might wait for a phase that is not the next one of its slot, and a barrier tells only odd phases
+    // from even ones.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
     // PROMOTE: one warpgroup should add up while the other multiplies, instead of both doing the same at once. So a
     // warpgroup waits to multiply until the other one has done half of what it has begun. The wait is for speed alone,
@@ -609,7 +613,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                                                                         // DOWN: parts of these rows
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
-        // not unrolled: one copy of the store; writing to the stage must name its registers, and is unrolled
+        // This loop is not unrolled, so the store is there once. Writing to the stage must name its registers, so the
+        // inner loop is unrolled.
         for (int part = 0; part < SUMS * ACROSS * DOWN; part++) {
 #pragma unroll
             for (int p = 0; p < SUMS * ACROSS * DOWN; p++)

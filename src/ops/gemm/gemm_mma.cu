@@ -76,7 +76,7 @@
 #define NI (WN / 8)
 
 #define SIZE (A_DT == TE_F32 ? 4 : A_DT >= TE_F8E4M3 ? 1 : 2) // bytes of an element
-#define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor reads it too, and does not know te_dtype
+#define FP8 (A_DT == 4 || A_DT == 5) // numbers of te_dtype, whose names the preprocessor does not know
 #define SLAB 64           // bytes of k
 #define BK (SLAB / SIZE)  // elements of k
 #define SLOT ((BM + BN) * SLAB)
@@ -364,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
-    // not unrolled: one copy of the store; writing to the stage must name its registers, and is unrolled
+    // This loop is not unrolled, so the store is there once. The inner loop must name registers, and is unrolled.
     for (int part = 0; part < MI; part++) {
 #pragma unroll
         for (int i = 0; i < MI; i++)

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) te_gemm_naive(const __grid_
         if (a.block && ((k0 + SLAB) % 128 == 0 || k0 + SLAB >= a.k)) {
             float of_rows[4], of_columns[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) { // beyond the last row or column: the scale of the last
+            for (int i = 0; i < 4; i++) { // i beyond the last row or column takes the last one's scale
                 te_i64 row = row0 + 4 * y + i, col = col0 + 4 * x + i;
                 of_rows[i] = te_gemm_block_scale(a.block_a, a.block == TE__GEMM_2D_1D, a.ld_block_a,
                                                  row < a.m ? row : a.m - 1, k0 >> 7);

@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
         // scales: one byte for each code; loaded before the codes, since control flow joins and waits behind the codes'
         // load
         te_u32 scales[4], out[8];
-        if (s.down) { // there are scales for columns up to a multiple of 128
+        if (s.down) { // scales exist for columns up to a multiple of 128
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 if (i % 4 == 0) scales[i / 4] = 0;

@@ -54,7 +54,7 @@
 #define BITS (SCALES == 2 ? 4 : FP8 ? 8 : 16)
 #define PIECE (128 / BITS)  // elements in 16 bytes
 #define TURN (8 * PIECE)    // elements of k in a turn: two steps of four lanes
-// Warps on a multiprocessor: as many as registers allow.
+// RESIDENT: warps on a multiprocessor, as many as registers allow.
 #define RESIDENT                                                                                                       \
     ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
 #define A_2D (BLOCK == 3)   // numbers of te__gemm_block_kind
@@ -91,15 +91,15 @@ struct te_gemv_line {
         end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
-    // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with
-    // them.
+    // Loads sixteen bytes from element `at` on, a multiple of PIECE. If not ALIGNED, up to 15 bytes on both sides are
+    // read too.
     TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, since it is loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
         uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);
         return ALIGNED ? u : te_shift(u, te_gemv_load(p - by + (by ? 16 : 0)), by);
     }
-    // Loads the same where the line or the operand may end: zeros beyond.
+    // Loads sixteen bytes as load() does, where the line or the operand may end: zeros beyond the end.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
         const te_u8 *p = from + at * BITS / 8;
         int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;
@@ -135,7 +135,7 @@ struct te_gemv_piece {
     uint4 u;
     uint2 scales;
     TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
-    // Returns part `part` of word i, decoded: a word has two parts (fp8) or four (fp4).
+    // Returns two values of word i, decoded: part `part` of its two parts (fp8) or four parts (fp4).
     template <int DT> TE_DEV te_u32 decoded(int i, int part) const {
         if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);
         if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);

@@ -56,7 +56,7 @@ struct te_gemv_piece {
                 : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
     }
-    // Loads only lines `first` to `last`, and copies of these in place of the rest.
+    // Loads only lines `first` to `last`; each line outside gets a copy of one of these.
     TE_DEV void load_some(te_u64 at, int first, int last) {
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // The lane's first row; its lines, from `line` on; and `by`, how far these are off the block's.
+    // row: the lane's first row. line: the first of the lane's lines. by: how far the warp's lines are off the block's.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
             if (!end || left > 1) u[i].load(at);
             else if (left == 1)
                 u[i].load_some(at, line < 0 ? (int)-line : 0,
-                               (int)min(lines - line, (te_i64)PIECE) - 1); // the last row of X may end the memory:
+                               (int)min(lines - line, (te_i64)PIECE) - 1); // the last row of X may end the memory, so
                                                                            // nothing beyond it may be read
             else u[i].clear();
             v[i] = !end || left > 0 ? __ldg(y + i * KINDS * y_k) : 0;

@@ -1,8 +1,8 @@
 /* ops/gemm/kargs.h: the arguments of the gemm kernels. The host's compiler and the kernels' compiler both read it:
  * plain structs alone. */
 
-/* How a product by groups is laid out. The groups' rows of A and D (along k: values of k of A and B) follow each other;
- * B (along k: D) is a stack of one matrix for each group. */
+/* How a product by groups lies in memory. Along rows: the groups' rows of A and D follow each other, and B is a stack
+ * of one matrix for each group. Along k: the groups' values of k of A and B follow each other, and D is the stack. */
 typedef struct te__gemm_grouping {
     const void *sizes;     /* [count], or [count + 1] offsets */
     long long b_elements;  /* elements of B from one group to the next; along k: elements of D */
@@ -13,11 +13,11 @@ typedef struct te__gemm_grouping {
     int each_a, each_b;    /* scale_a, scale_b have one number for each group */
 } te__gemm_grouping;
 
-/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */
+/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_op_gemm_args. */
 typedef struct te__gemm_kargs {
-    long long k_split; /* k of one split, a multiple of the slab; >= k without splits. Must be first, since no kernel
-                        * changes it in a copy: NVRTC 12.0 reads the first member of a changed copy from the original
-                        * arguments */
+    long long k_split; /* k of one split, a multiple of the slab; >= k without splits. Must be the first member: NVRTC
+                        * 12.0 reads the first member of a changed copy from the original arguments, and no kernel
+                        * changes k_split in a copy */
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
@@ -53,8 +53,8 @@ typedef enum te__gemm_block_kind {
     TE__GEMM_1D_2D_SHIFTED = 4
 } te__gemm_block_kind;
 
-/* One operand of gemm_prepare: bytes that move, or MXFP8's or NVFP4's codes, which become bf16. Rows of the copy start
- * at multiples of 16 elements. */
+/* One operand of gemm_prepare: bytes to be moved, or MXFP8's or NVFP4's codes to become bf16. Rows of the copy start at
+ * multiples of 16 elements. */
 typedef struct te__gemm_prepare_side {
     const unsigned char *from;   /* NULL, with no rows: nothing to do */
     const unsigned char *scale;  /* the scales of codes; else NULL */

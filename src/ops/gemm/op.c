@@ -64,7 +64,7 @@ static int64_t te__gemm_scale_rows(te_scaling s, bool columnwise, int64_t size, 
     return columnwise ? te__round_up(te__gemm_groups(s, k), 4) : te__round_up(size, 128);
 }
 
-/* Returns the factor, besides the amax, between an NVFP4 block's codes times its scale and the quantized values. */
+/* Returns the factor f in the decoding of NVFP4: value = code * block scale * amax * f. */
 static float te__gemm_nvfp4_factor(bool e4m3_max_256) { return 1.0f / (6.0f * (e4m3_max_256 ? 256.0f : 448.0f)); }
 
 static te_result te__gemm_check_pair(te_ctx *te, const te_op_gemm_args *a) {

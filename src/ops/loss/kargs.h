@@ -25,7 +25,7 @@ typedef struct te__cross_entropy_merge_kargs {
     int ranks, target_dt;
 } te__cross_entropy_merge_kargs;
 
-/* count = the number of targets that are not ignored. */
+/* count = the number of targets that are neither ignored nor outside 0 .. v-1. */
 typedef struct te__cross_entropy_count_kargs {
     const void *target; /* [m] */
     float *count;       /* [1] */

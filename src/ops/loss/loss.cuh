@@ -16,7 +16,7 @@ TE_DEV te_i64 te_loss_target(const void *target, te_i64 row, int dt, te_i64 igno
     return t == ignore_index || t < 0 || t >= v ? -1 : t;
 }
 
-// Reports the target of a row whose target does not count, unless it is ignore_index.
+// Reports a row's target that does not count, unless the target is ignore_index.
 TE_DEV void te_loss_tell(te__outside *to, const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
     te_i64 t = te_load_index(target, row, dt);
     if (t != ignore_index) te_tell_outside(to, t, row, v);

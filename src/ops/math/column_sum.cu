@@ -26,8 +26,8 @@
 #define RESIDENT 1
 #endif
 
-// Returns true, in every thread of the block, if the block is the last of `count` to end. It then sees the writes of
-// all these blocks, and the counter is 0 again.
+// Returns true, in every thread of the block, if the block is the last of `count` to end. The last block sees the
+// writes of all these blocks, and the counter is 0 again.
 TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     __shared__ bool last;
     __syncthreads();

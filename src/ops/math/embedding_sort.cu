@@ -4,7 +4,8 @@
 //   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice
 //   warp w      reads the w-th of 32 equal stretches of the tokens
 //
-//   pass 1 count[w][i]: tokens of id i in stretch w; below: tokens of smaller ids, which is where this bucket begins
+//   pass 1      count[w][i]: tokens of id i in stretch w; below: tokens of smaller ids, which is where this bucket
+//               begins
 //   between     each count becomes the position of the first token of (i, w): by id, then by stretch
 //   pass 2      each token is written to its position; match_any counts its rank among equal ids within 32 tokens of a
 //               warp. Of the first 64 groups of 32 tokens of a stretch, only those with a token of the bucket are read

@@ -42,7 +42,7 @@ static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args 
         }
         if (a->tokens_per_expert) te__store_index(a->tokens_per_expert, e, next - begin);
     }
-    for (t = 0; t < tokens; t++) { /* each token's experts ascend by now: reverses them */
+    for (t = 0; t < tokens; t++) { /* each token's list of experts ascends by now: reverses the list */
         int32_t *row = map + t * (2 * experts + 1), n = row[2 * experts], i;
         for (i = 0; i < n / 2; i++) {
             int32_t dst = row[i], expert = row[experts + i];

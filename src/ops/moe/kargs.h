@@ -1,8 +1,8 @@
 /* ops/moe/kargs.h: the arguments of the kernels of mixtures of experts. The host's compiler and the kernels' compiler
  * both read it: plain structs alone. */
 
-/* Items that a block of moe_sort takes; numbers that a thread of moe_scan takes at a time; buckets of a pass of the
- * sort. */
+/* SORT_CHUNK: items that a block of moe_sort takes. SCAN: numbers that a thread of moe_scan takes at a time.
+ * SORT_BUCKETS: buckets of a pass of the sort. */
 #define TE__MOE_SORT_CHUNK 1024
 #define TE__MOE_SCAN 8
 #define TE__MOE_SORT_BUCKETS 256
@@ -15,8 +15,8 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* moe_count, moe_scan and moe_rows make a mask map of these; moe_sort_count, moe_scan and moe_sort are one pass of the
- * sort of an index map. */
+/* Arguments of moe_count, moe_scan and moe_rows, which make a mask map. In each pass of the sort of an index map
+ * moe_scan runs too, between moe_sort_count and moe_sort. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */

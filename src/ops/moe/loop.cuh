@@ -1,8 +1,8 @@
 // ops/moe/loop.cuh: included by every kernel of this family: how loops are compiled, and how single numbers are read
 // and written.
 //
-// In embedded PTX (TE_SMALL) loops are not unrolled, and numbers are read and written by function calls, for formats
-// that occur here alone.
+// In embedded PTX (TE_SMALL) loops are not unrolled, and numbers are read and written by function calls that know only
+// the formats of this family.
 #pragma once
 #include "device/outside.cuh"
 #include "ops/moe/kargs.h"

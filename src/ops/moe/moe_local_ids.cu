@@ -9,7 +9,7 @@
 extern "C" __global__ void __launch_bounds__(256) te_moe_local_ids(const __grid_constant__ te__moe_local_kargs a) {
     te_follow();
     extern __shared__ int found[];
-    te_u32 begin = blockIdx.x * TE__MOE_SORT_CHUNK; // at most 2^31 - 1 items
+    te_u32 begin = blockIdx.x * TE__MOE_SORT_CHUNK; // 32 bits suffice for at most 2^31 - 1 items
     TE_LOOP
     for (int e = threadIdx.x; e < a.count; e += 256) found[e] = 0;
     __syncthreads();

@@ -1,6 +1,6 @@
 // ops/moe/moe_loss_bwd.cu: dprobs [rows, cols] = coefficient * counts [cols] * dloss; coefficient = factor / total^2.
 //
-// Launch: block 256; grid: rows * cols / 1024 up.
+// Launch: block 256; grid: rows * cols / 1024 rounded up.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"

@@ -3,7 +3,7 @@
 //
 // Block b adds up `chunk` rows into partial[b]; the block that ends last adds the partial sums in their order.
 //
-// Launch: block 256; grid: rows / chunk up, at least 1.
+// Launch: block 256; grid: rows / chunk rounded up, at least 1.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"

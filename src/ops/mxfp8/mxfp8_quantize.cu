@@ -109,7 +109,7 @@ TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool ve
 extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
     te_follow();
-    __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows
+    __shared__ __align__(16) float part[8][TE__MX_COLS]; // [warp][column]: maxima over each warp's rows
     __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves of floats: a power of two has zeros in the
                                                           // lower half
     te_mx_place p;

@@ -198,7 +198,7 @@ static void te__norm_bwd_row(const te__norm_bwd_job *job, int64_t row) {
         te__norm_bwd_load(job, row, i, count, xhat, g);
         for (k = 0; k < count; k++) g[k] = rstd * (g[k] * job->gamma[i + k] - c2 - c1 * xhat[k]);
         if (a->add) {
-            if (a->rounded) { /* through the format of dx: in memory of its own, since dx may be add */
+            if (a->rounded) { /* rounds to dx's format, in separate memory, since dx may be add */
                 te__store_row(add, a->dx->dtype, 0, count, g);
                 te__load_row(add, a->dx->dtype, 0, count, g);
             }

@@ -11,8 +11,8 @@ typedef struct te__norm_tiling {
     bool full; /* no thread has a vector too many */
 } te__norm_tiling;
 
-/* Returns the tiling with the fewest warps that hold a row with at most `most` vectors a thread; or with up to twice as
- * many, if these share the row out evenly. warps is 0 if there is none. */
+/* Returns the tiling of a row with the fewest warps, at most `most` vectors a thread. Up to twice as many warps are
+ * taken if these share the row out evenly. warps is 0 if no tiling holds the row. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -174,7 +174,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
            te__is_aligned(a->x, 16) && te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) &&
            te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
-    /* From the shape alone, so that the bits are too: as many parts as an H100 has multiprocessors. */
+    /* As many parts as an H100 has multiprocessors, if there are rows enough. The number follows from the shape alone,
+     * and so do the bits. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {

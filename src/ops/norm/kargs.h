@@ -19,7 +19,7 @@ typedef struct te__norm_fwd_kargs {
     int rounded;       /* RMSNorm: x * rstd is rounded to x's format first */
     /* norm_fwd_queue: */
     int unit;          /* neighbouring rows that a block takes from the counter at once */
-    int own;           /* units that a block has by its own number */
+    int own;           /* units that a block takes by its block number, without the counter */
     int questions;     /* how often all blocks together ask the counter for further units */
     unsigned *counter; /* 0 between kernels */
 } te__norm_fwd_kargs;

@@ -52,8 +52,8 @@ struct te_norm_feed {
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // A block asks with its last own unit, and with each later unit. All blocks together ask `questions` times,
-            // after which the counter is 0 again.
+            // A block asks the counter when it takes its last own unit, and again for each later unit. All blocks
+            // together ask `questions` times, after which the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }
         queue.rows[place] = row;

@@ -1,9 +1,8 @@
-// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel
-// that adds them. Knows te__norm_bwd_sum_kargs.
+// ops/norm/norm_parts.cuh: computes dgamma and dbeta from the rows of norm_bwd's partial sums, which every kernel adds
+// up in the same order. Knows te__norm_bwd_sum_kargs.
 //
 //   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are
-//   added
-//   in the order of w
+//   added in the order of w
 #pragma once
 #include "device/base.cuh"
 #include "ops/norm/kargs.h"

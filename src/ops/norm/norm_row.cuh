@@ -60,7 +60,7 @@ struct te_norm_row {
         }
         return sum;
     }
-    // Returns both sums over the row, added in the order of the warps.
+    // Returns the row's sums of both components of v, added in the order of the warps.
     static TE_DEV float2 add(float2 v, float (&scratch)[2][WARPS]) {
         int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         if (LAYERNORM) v = te_warp_sum2(v);

@@ -61,10 +61,10 @@ TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
     return s < 0 ? -(float)(int32_t)m : (float)(int32_t)m;
 #endif
 }
-/* Replaces v by H v / 4, rounded to bf16: the transform of the column-wise copy. It sums as the tensor cores do that
- * TransformerEngine leaves it to (mma.sync on Hopper and Blackwell, tcgen05.mma): no product is rounded; the 16
- * products of a sum are cut to 25 bits below the leading bit of the largest and added up exactly; the sum is cut to
- * f32. All products of v have the magnitudes of v / 4, so integers give these sums in any order.
+/* Replaces v by H v / 4, rounded to bf16: the transform of the column-wise copy. Sums are those of the tensor cores on
+ * which TransformerEngine computes the transform (mma.sync on Hopper and Blackwell, tcgen05.mma): no product is
+ * rounded; the 16 products of a sum are cut to 25 bits below the leading bit of the largest and added up exactly; the
+ * sum is cut to f32. All products of v have the magnitudes of v / 4, so integers give these sums in any order.
  * Infinities and NaNs in v alone decide the result: all finite elements count as 0 then. */
 TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     uint32_t top = 0;
@@ -95,7 +95,7 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
         if (top < 28u << 23) top = 28u << 23; /* v is all zeros */
     }
     up = te__bits_f32((279u << 23) - top);  /* 2^25 over the largest power of two in v: 2^(127 + 25 - e) */
-    down = te__bits_f32(top - (27u << 23)); /* its reciprocal, times the factor of 1/4 */
+    down = te__bits_f32(top - (27u << 23)); /* the reciprocal of `up`, times the factor of 1/4 */
     TE__NVFP4_UNROLL
     for (i = 0; i < 16; i++) t[i] = (int32_t)te__nvfp4_product(v[i], up);
     TE__NVFP4_UNROLL
@@ -118,7 +118,7 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
 TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
     float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
-    /* above 1 a code is an exponent and one bit */
+    /* from 1 on, a code is the exponent and the first fraction bit of t */
     uint32_t code = t < 1.0f ? t >= 0.5f : (te__f32_bits(t) - (126u << 23)) >> 22;
     if (code > 7u) code = 7u;
     return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);

@@ -18,7 +18,7 @@ TE_DEV float te_nvfp4_largest(const float v[16]) {
     return largest;
 }
 
-// A product and a fused product and sum, clamped to 0 .. 1, in one instruction each.
+// Return a * b, and a * b + c, clamped to 0 .. 1, by one instruction each.
 TE_DEV float te_nvfp4_mul_sat(float a, float b) {
     float r;
     asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -65,8 +65,8 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
 }
 // Returns eight codes as te_nvfp4_pack8 does, but rounded like te__nvfp4_stochastic, by eight bytes k of `random`: to
 // the code below |y| + k / 256 of the step at |y|. The step is half the power of two at or below |y|, and 0.5 below 2;
-// above 8 it does not matter. 16384 + k / 512 has k / 512 in its last bits, exactly, so a subtraction makes k / 512 of
-// them.
+// above 8 it does not matter. A byte k, put into the last bits of 16384, makes 16384 + k / 512; the subtraction of
+// 16384 is exact.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
 #pragma unroll

@@ -134,7 +134,7 @@ TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
     }
 }
 
-// Raises the maxima by those of the tile: of x, and of its transformed columns.
+// Raises of_row to the tile's largest |x|, and of_col to the largest magnitude of its transformed columns.
 TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_row, float &of_col) const {
 #pragma unroll 1
     for (int i = threadIdx.x; i < 2048 / TE_SIZE; i += 256) { // 16 rows of a column
@@ -230,7 +230,8 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
                 if (a.vector_row && col + 32 <= a.ld) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
                 else te_nvfp4_bytes(to, code, bytes - (col >> 1), 16);
             }
-            if (TWO && row >= a.m) scale[0] = scale[1] = 0; // a tile's scale is not repeated beyond the edge
+            if (TWO && row >= a.m) scale[0] = scale[1] = 0; // the scale of a 16 x 16 block is not repeated beyond the
+                                                            // edge
             te_i64 group = col >> 4;
             if (row < rows_padded && group < a.row_groups) { // `group` is even, and so is row_groups
                 te_u8 *to = a.row_scale + te__nvfp4_scale_at(row, group, a.row_groups, a.swizzled);
@@ -347,7 +348,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
             if (a.out_col) *a.out_col = of_col;
         }
     } else if (t < 2) {
-        of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // divisions: once a block
+        of_tensor[t] = te_nvfp4_tensor_of(t ? *a.amax_col : *a.amax_row, a.code_max); // has divisions, so is called
+                                                                                      // once a block
     }
     __syncthreads();
     multipliers[t >> 7][t & 127] = te_nvfp4_multiplier((te_u8)(t & 127), of_tensor[t >> 7]);

@@ -1,7 +1,7 @@
 /* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
 
-/* te__nvfp4_groups returns the scales of a row of `cols` codes, padded; te__nvfp4_check_scale checks a copy's
- * scales. */
+/* te__nvfp4_groups returns how many scales a row of `cols` codes has, padding included. te__nvfp4_check_scale checks
+ * the scales of a copy. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
 static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale,
                                        int64_t rows, int64_t cols) {

@@ -6,8 +6,8 @@
 /* Returns the largest magnitude of a scaled state: e4m3's largest code, or half of f16's largest number, so that a sum
  * of two stays within f16. */
 TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
-/* Returns the factor by which elements are multiplied before they are rounded. An amax of 0 gives zeros with either
- * result. */
+/* Returns the factor by which elements are multiplied before they are rounded. With an amax of 0 all elements are 0, so
+ * that either result gives zeros. */
 TE__BOTH float te__state_multiplier(float amax, int e4m3) {
     float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));
     if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;

@@ -120,7 +120,7 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
-/* Returns whether the states are not all in f32, which has a kernel of its own. */
+/* Returns whether some state is not in f32. States that are all in f32 have a kernel of their own. */
 static bool te__adam_has_formats(const te_adam_tensor *t) {
     return t->m->dtype != TE_F32 || t->v->dtype != TE_F32 || (t->master && t->master->dtype != TE_F32);
 }

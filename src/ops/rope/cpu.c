@@ -99,7 +99,7 @@ static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
     return TE_OK;
 }
 static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
-    /* cu_seqlens may be empty too in these cases */
+    /* in these cases cu_seqlens may be empty too */
     if (a->d == 0 || te__rope_heads(a) == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK;
     if (a->has_freqs && te__rope_check_rows(te, a) != TE_OK) return te_error_code(te);
     te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);

@@ -31,7 +31,7 @@ typedef struct te__rope_kargs {
     int has_freqs;
     long long offset;        /* added to every position */
     float position_scale, attention_factor; /* attention_factor multiplies cosine and sine */
-    int cp_size, cp_rank;    /* cp_size 1: whole sequences */
+    int cp_size, cp_rank;    /* context parallelism: ranks, and this rank; cp_size 1: a rank has whole sequences */
     int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* batch_first: tokens are numbered with the batch outermost, in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
@@ -72,8 +72,8 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
         *b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
         place -= a->cu[*b] / a->cp_size;
         length = (a->cu[*b + 1] - a->cu[*b]) / a->cp_size;
-        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token of no sequence needs no row of its own
-                                                                        * in the table */
+        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token of no sequence takes place 0, so that
+                                                                        * the table needs no row for it */
     }
     place = !a->positions               ? te__rope_place(a, place, length)
             : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at]

@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_amax(const __grid_con
         if (first_column + t < a.columns) a.amax[block_m * a.columns + first_column + t] = all;
         return;
     }
-    // Tiles of 16 or 128 columns: the block has 2 x 16 or 1 x 2 of them.
+    // A block has 2 x 16 tiles of 16 x 16, or 1 x 2 tiles of 128 x 128.
     int lanes = KIND == TE__SHARD_16X16 ? 2 : 16, across = 32 / lanes, warps = KIND == TE__SHARD_16X16 ? 4 : 8;
     part[ty][tx] = te_lanes_max(largest, lanes);
     __syncthreads();

@@ -61,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(256)
         if (at >= a.columns || r >= a.rows) continue;
         uint4 u = te_tile_get(tile, c, chunk);
         te_u8 *to = (te_u8 *)a.dst + at * a.ld + r;
-        te_i64 i = r * a.columns + at - a.start; // of the first of the 16 rows; the others follow in steps of `columns`
+        // i: where in x the first of the 16 rows lies; further rows follow in steps of `columns`
+        te_i64 i = r * a.columns + at - a.start;
         if (((te_u64)to & 15) == 0 && r + 16 <= a.rows && i >= 0 && i + 15 * a.columns < a.n) {
             *(uint4 *)to = u;
         } else {

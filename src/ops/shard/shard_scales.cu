@@ -51,6 +51,6 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_scales(const __grid_c
     if (((te_u64)to & 3) == 0) {
         *(te_u32 *)to = codes;
     } else {
-        for (int k = 0; k < 4; k++) to[k] = (te_u8)(codes >> (8 * k)); // the caller's memory, of any alignment
+        for (int k = 0; k < 4; k++) to[k] = (te_u8)(codes >> (8 * k)); // the caller's memory may have any alignment
     }
 }

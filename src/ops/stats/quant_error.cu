@@ -1,7 +1,8 @@
 // ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.
 //
 //   block b      elements [b * 8192, (b + 1) * 8192)
-//   thread t its groups of eight: t, t + 256, ..., one after another; then the lanes of a warp are added, then warps
+//   thread t     its groups of eight: t, t + 256, ..., one after another; then the lanes of a warp are added, then the
+//                warps
 //
 // The order of a sum depends on the elements' indices alone; counts are exact. Terms are f32: squares of values below
 // 1e-19 lose bits, as the f32 results would.

@@ -487,6 +487,20 @@ typedef struct definitions {
 static int by_definition(const void *a, const void *b) {
     return strcmp(((const definition *)a)->name, ((const definition *)b)->name);
 }
+static int by_definition_and_part(const void *a, const void *b) {
+    int order = by_definition(a, b);
+    return order ? order : ((const definition *)a)->part - ((const definition *)b)->part;
+}
+/* A function that stands in two parts, for a wing and for its absence: the first counts. */
+static void definitions_sort(definitions *d) {
+    int kept = 0;
+    qsort(d->is, (size_t)d->count, sizeof *d->is, by_definition_and_part);
+    for (int i = 0; i < d->count; i++) {
+        if (kept && !by_definition(&d->is[kept - 1], &d->is[i])) free(d->is[i].name);
+        else d->is[kept++] = d->is[i];
+    }
+    d->count = kept;
+}
 static void definitions_add(definitions *d, const char *name, size_t size, int part) {
     if (d->count == d->capacity) {
         d->capacity = 2 * d->capacity + 256;
@@ -611,7 +625,7 @@ static bool calls_go_down(const list *parts) {
         find_definitions(&d, &body[i], i);
         if (!strcmp(parts->name[i], "ops/table.c")) find_operations(&d, i);
     }
-    qsort(d.is, (size_t)d.count, sizeof *d.is, by_definition);
+    definitions_sort(&d);
     for (int i = 0; i < parts->count; i++) {
         int line = 1;
         for (const char *p = body[i].bytes; p && *p;) {

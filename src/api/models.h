@@ -64,23 +64,6 @@ typedef struct te_causal_lm_desc {
  * with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
-/* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by
- * te_module_set_forward. Its forward gets the query in args->input [b, s, H, d], args->key and args->value [b, s_kv, G,
- * d], rotated and with the cache's part in front, and makes args->outputs.out [b, s, H, d];
- * args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are
- * there. The rest is this desc, which te_module_state gives. */
-typedef struct te_sdpa_desc {
-    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
-    te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, softcap, dropout_p (in training),
-                           * softmax_type and softmax_offset: f32 [H], attention sinks with TE_SOFTMAX_LEARNABLE
-                           * (borrowed for the module's lifetime, differentiable). Its other fields stay 0 */
-    const char *name;     /* copied; NULL => "sdpa" */
-} te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, infinite or NaN, and
- * for a softmax_offset that does not go with softmax_type; TE_ERR_UNSUPPORTED for fields of the rule that it does not
- * read. */
-TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
-
 /* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model
  * (te_causal_lm_create, te_hf_open), in its format. A forward with args->kv_cache takes its ids as those that follow on
  * the cached ones, and adds their keys and values: recording must be off (te_no_grad_begin), and the length then is

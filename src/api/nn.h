@@ -88,6 +88,24 @@ typedef struct te_dot_product_attention_desc {
 /* Makes a DotProductAttention: the core of attention, without projections. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
+/* The core as models that exist have it, their child `sdpa`: te_attention by a rule, without DotProductAttention's
+ * packed tensors, caches, lengths and FP8. Another attention takes its place by te_module_set_forward. Its forward gets
+ * the query in args->input [s, b, H, d], args->key and args->value [s_kv, b, G, d], or by `format` [b, s, H, d] ..., and
+ * makes args->outputs.out of the query's layout. args->attention may have attn_mask_type and window; of a model of
+ * te_causal_lm_create the first is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are there.
+ * The rest is this desc, which te_module_state gives. */
+typedef struct te_sdpa_desc {
+    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
+    te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, softcap, dropout_p (in training),
+                           * softmax_type and softmax_offset: f32 [H], attention sinks with TE_SOFTMAX_LEARNABLE
+                           * (borrowed for the module's lifetime, differentiable). Its other fields stay 0 */
+    const char *name;     /* copied; NULL => "sdpa" */
+} te_sdpa_desc;
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, infinite or NaN, for
+ * a softmax_offset that does not go with softmax_type, and for numbers that are not possible; TE_ERR_UNSUPPORTED for
+ * fields of the rule that it does not read. */
+TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
+
 /* Attention with its projections, of x [s, b, h], [b, s, h], or packed [tokens, h]. Children of self attention:
  * layernorm_qkv (with input_layernorm) or qkv. Children of cross attention: layernorm_query (with input_layernorm) or
  * query_layer, and key_value. Children of both: core_attention; proj; with qk_norm_type q_norm and k_norm, over each

@@ -1,20 +1,25 @@
-/* model/attention.c: attention behind a backend's name: te__attn_backend_class has a row for each. Knows
- * DotProductAttention, te_attention and raw operations; must not know which models call it. */
+/* model/attention.c: attention behind a backend's name: te__attn_backends has a row for each, whose core is an
+ * implementation of the attention core. Knows DotProductAttention and te_attention; must not know which models call
+ * it. */
 
-typedef struct te__attn_backend_class {
+/* A backend. Arguments are as models lay them out, [b, s, H, d]. */
+typedef struct te__attn_backend {
+    te__attn_impl core; /* te's is DotProductAttention */
     const char *name;
-    te_module *(*create)(te_ctx *te, const te_attn_module_desc *d);
-    te_result (*preprocess)(te_module *m, const te_attn_inputs *in, te_attn_args *out);
-    te_tensor *(*call)(te_module *m, const te_attn_args *a);
-    te_tensor *(*postprocess)(te_module *m, te_tensor *x);
-} te__attn_backend_class;
+    te_result (*preprocess)(te_module *m, const te_attn_inputs *in, te_attn_args *out); /* from zeros */
+    /* Adds to the rule of a call what it has beside its masks; NULL: nothing. */
+    te_result (*rule)(te_module *m, const te_attn_args *a, te_attn_rule *x);
+    te_tensor *(*attend)(te_module *m, const te__attn_run *run); /* -> [b, s, H, d_v]; NULL: te */
+    bool no_window_of_0; /* Automodel's window of 0 keys is none */
+} te__attn_backend;
 
-/* The state of a module of sdpa, flex or eager; te's is DotProductAttention's. */
+/* The state of a module of sdpa, flex or eager. */
 typedef struct te__attn_module {
-    te_attn_backend backend;
-    const te__attn_backend_class *steps;
-    te_attn_module_desc desc; /* with defaults; no name */
+    te__attn_core core;
+    bool upstream_windows, upstream_sink_scale;
 } te__attn_module;
+
+static const te__attn_backend *te__attn_backend_of(const te_module *m) { return (const te__attn_backend *)(const void *)m->cls; }
 
 /* ---- masks ---- */
 
@@ -90,7 +95,7 @@ static te_module *te__attn_te_create(te_ctx *te, const te_attn_module_desc *d) {
 
 /* cu_seqlens of packed sequences: one list for queries and keys, or two. */
 static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attention_call *c) {
-    if (((const te__dpa_module *)m->state)->options.qkv_format != TE_THD)
+    if (te__attn_core_of(m)->desc.format != TE_THD)
         return te__fail(m->te, TE_ERR_INVALID,
                         "te attention: cu_seqlens are those of packed sequences, and the module was made with "
                         "qkv_format TE_BSHD; make it with TE_THD");
@@ -114,9 +119,11 @@ static te_result te__attn_window_ok(te_module *m, const char *backend, te_window
                     "%s attention: window (%lld, %lld) without a causal mask; windows go with causal masks", backend,
                     (long long)w.left, (long long)w.right);
 }
+static bool te__attn_call_is_causal(const te_module *m, const te_attn_inputs *in) {
+    return in->is_causal ? in->is_causal == TE_ON : te__attn_is_causal(te__attn_core_of(m)->desc.rule.mask);
+}
 static te_result te__attn_te_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
-    const te_attn_mask own = ((const te__dpa_module *)m->state)->options.attn_mask_type;
-    const bool causal = in->is_causal ? in->is_causal == TE_ON : te__attn_is_causal(own);
+    const bool causal = te__attn_call_is_causal(m, in);
     te_attention_call *c = &out->call;
     te_result r = TE_OK;
     out->q = in->q;
@@ -166,91 +173,45 @@ static te_tensor *te__attn_te_call(te_module *m, const te_attn_args *a) {
 }
 /* [b, s, H d] or [T, H d] as heads. */
 static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
-    const int64_t heads = te__per_rank(m, ((const te__dpa_module *)m->state)->options.num_attention_heads);
-    int64_t shape[TE_MAX_DIMS];
-    if (x->ndim >= TE_MAX_DIMS || x->shape[x->ndim - 1] % heads) {
-        char t[TE__SHAPE_TEXT];
-        te__fail(m->te, TE_ERR_SHAPE,
-                 "te_postprocess_output_for_attn: the input is %s; [.., %lld heads of one size] is needed",
-                 te__shape_text(x, t), (long long)heads);
-        return NULL;
-    }
-    memcpy(shape, x->shape, sizeof(shape));
-    shape[x->ndim - 1] = heads;
-    shape[x->ndim] = x->shape[x->ndim - 1] / heads;
-    return te_tensor_view(x, x->ndim + 1, shape);
+    const int64_t heads = te__per_rank(m, te__attn_core_of(m)->heads);
+    char t[TE__SHAPE_TEXT];
+    if (x->ndim < 4 && x->shape[x->ndim - 1] % heads == 0) return te__heads_apart(x, heads);
+    te__fail(m->te, TE_ERR_SHAPE,
+             "te_postprocess_output_for_attn: the input is %s; [.., %lld heads of one size] is needed",
+             te__shape_text(x, t), (long long)heads);
+    return NULL;
 }
 
 /* ---- what sdpa, flex and eager share ---- */
 
-static const te_attn_module_desc *te__attn_desc(const te_module *m) {
-    return &((const te__attn_module *)m->state)->desc;
-}
-
-/* [b, s, H, d] and [b, H, s, d], into each other. */
-static te_tensor *te__attn_turned(te_tensor *x) { return te_tensor_transpose(x, 1, 2); }
-
 /* Keys that a query sees with its own, -1 for all before it: the one place where conventions meet. */
-static int64_t te__attn_window_keys(const te_attn_module_desc *d, te_attn_backend backend, te_window w) {
-    if (!w.on || w.left < 0 || (d->upstream_windows && backend == TE_ATTN_FLEX && w.left == 0)) return -1;
-    return d->upstream_windows || w.left == INT64_MAX ? w.left : w.left + 1; /* more keys than there are, either way */
+static int64_t te__attn_window_keys(const te_module *m, te_window w) {
+    const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
+    if (!w.on || w.left < 0 || (upstream && te__attn_backend_of(m)->no_window_of_0 && w.left == 0)) return -1;
+    return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* more keys than there are, either way */
 }
 
-/* Shapes, and what none of the three has; turns q, k and v. */
-static te_result te__attn_open(te_module *m, const char *backend, const te_attn_inputs *in, te_attn_args *out) {
-    const te_attn_module_desc *d = te__attn_desc(m);
-    const te_tensor *q = in->q, *k = in->k, *v = in->v;
-    char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
+/* Shapes, and what none of the three has. */
+static te_result te__attn_open(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
+    const char *const backend = te__attn_backend_of(m)->name;
+    te_tensor *const part[3] = {in->q, in->k, in->v};
+    char who[32];
     if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
         in->cu_seqlens_kv_padded || in->max_seqlen || in->max_seqlen_q || in->max_seqlen_kv)
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "%s attention: cu_seqlens or max_seqlen is given, and packed sequences are te's alone; give an "
                         "attention_mask, or make the module with TE_ATTN_TE",
                         backend);
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || q->shape[2] != d->num_attention_heads ||
-        k->shape[2] != d->num_gqa_groups || v->shape[2] != d->num_gqa_groups || q->shape[3] != d->num_qk_channels ||
-        k->shape[3] != d->num_qk_channels || v->shape[3] != d->num_v_channels || k->shape[0] != q->shape[0] ||
-        v->shape[0] != q->shape[0] || v->shape[1] != k->shape[1])
-        return te__fail(m->te, TE_ERR_SHAPE,
-                        "%s attention: q is %s, k %s and v %s; [b, s_q, %d, %lld], [b, s_kv, %d, %lld] and [b, s_kv, "
-                        "%d, %lld] are needed",
-                        backend, te__shape_text(q, t), te__shape_text(k, u), te__shape_text(v, w),
-                        d->num_attention_heads, (long long)d->num_qk_channels, d->num_gqa_groups,
-                        (long long)d->num_qk_channels, d->num_gqa_groups, (long long)d->num_v_channels);
-    out->is_causal = in->is_causal ? in->is_causal == TE_ON : d->attn_mask_type == TE_MASK_CAUSAL;
-    out->window_keys = te__attn_window_keys(d, ((const te__attn_module *)m->state)->backend, in->window);
+    snprintf(who, sizeof(who), "%s attention", backend);
+    if (te__attn_core_shapes(m, who, part) != TE_OK) return te_error_code(m->te);
+    out->q = in->q;
+    out->k = in->k;
+    out->v = in->v;
+    out->is_causal = te__attn_call_is_causal(m, in);
+    out->window_keys = te__attn_window_keys(m, in->window);
     if (out->window_keys >= 0 && te__attn_window_ok(m, backend, in->window, out->is_causal) != TE_OK)
         return te_error_code(m->te);
-    if (in->attention_mask && te__attn_mask_ok(m, backend, in) != TE_OK) return te_error_code(m->te);
-    out->q = te__attn_turned(in->q);
-    out->k = te__attn_turned(in->k);
-    out->v = te__attn_turned(in->v);
-    return out->q && out->k && out->v ? TE_OK : te_error_code(m->te);
-}
-
-/* te_attention's desc of a call, with `masked` (u8 of te_attention's kind, or NULL) beside or in place of the causal
- * mask: sdpa's and flex's. */
-static te_attention_desc te__attn_told_by(te_module *m, const te_attn_args *a, te_tensor *masked) {
-    const te_attn_module_desc *d = te__attn_desc(m);
-    te_attention_desc o = TE_ZERO;
-    o.format = TE_BSHD;
-    o.rule.mask = masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    o.rule.attention_mask = masked;
-    o.rule.softmax_scale = d->softmax_scale;
-    return o;
-}
-/* te_attention of q, k and v [b, H, s, d], whose result lies likewise. */
-static te_tensor *te__attn_heads_first(const te_attn_args *a, const te_attention_desc *d) {
-    te_tensor *q = te__attn_turned(a->q), *k = te__attn_turned(a->k), *v = te__attn_turned(a->v),
-              *o = q && k && v ? te_attention(q, k, v, d) : NULL;
-    return o ? te__attn_turned(o) : NULL;
-}
-static te_tensor *te__attn_heads_last(te_module *m, te_tensor *x) {
-    char t[TE__SHAPE_TEXT];
-    if (x->ndim == 4) return te__attn_turned(x);
-    te__fail(m->te, TE_ERR_SHAPE, "te_postprocess_output_for_attn: the input is %s; [b, H, s, d] is needed",
-             te__shape_text(x, t));
-    return NULL;
+    return in->attention_mask ? te__attn_mask_ok(m, backend, in) : TE_OK;
 }
 
 /* ---- sdpa ---- */
@@ -278,13 +239,16 @@ static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
 }
 
 /* Of sdpa and eager: windows and padding become a mask of elements. */
-static te_result te__attn_elements(te_module *m, const char *backend, const te_attn_inputs *in, te_attn_args *out) {
-    const int64_t b = in->q->ndim == 4 ? in->q->shape[0] : 0, s_q = in->q->ndim == 4 ? in->q->shape[1] : 0,
-                  s_kv = in->k->ndim == 4 ? in->k->shape[1] : 0;
+static te_result te__attn_elements(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
+    const char *const backend = te__attn_backend_of(m)->name;
+    te_result r = te__attn_open(m, in, out);
     uint8_t *tokens = NULL;
     bool all = true;
-    te_result r = te__attn_open(m, backend, in, out);
+    int64_t b, s_q, s_kv;
     if (r != TE_OK) return r;
+    b = in->q->shape[0];
+    s_q = in->q->shape[1];
+    s_kv = in->k->shape[1];
     if (in->sink_weights)
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "%s attention: sink_weights are flex's; make the module with TE_ATTN_FLEX, or TE_ATTN_TE and "
@@ -306,34 +270,29 @@ static te_result te__attn_elements(te_module *m, const char *backend, const te_a
     te__free(m->te, tokens, (size_t)(b * s_kv) + 1);
     return r;
 }
-static te_result te__attn_sdpa_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
-    return te__attn_elements(m, "sdpa", in, out);
-}
 
-static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
-    const te_attn_module_desc *d = te__attn_desc(m);
-    te_attention_desc o = te__attn_told_by(m, a, a->masked);
-    if (te__sdpa_of(m->te)->depth) { /* another function is in force: looked up at the call */
-        te_sdpa_args args = TE_ZERO;
-        args.attn_mask = a->masked ? te__mask_turned(a->masked) : a->added;
-        if (a->masked && !args.attn_mask) return NULL;
-        args.is_causal = !args.attn_mask && a->is_causal;
-        args.scale = d->softmax_scale;
-        args.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
-        args.enable_gqa = a->q->shape[1] != a->k->shape[1];
-        return te_scaled_dot_product_attention(a->q, a->k, a->v, &args);
-    }
-    o.rule.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
-    o.rule.core_attention_bias = a->added;
-    o.rule.core_attention_bias_type = a->added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
-    return te__attn_heads_first(a, &o);
+static te_tensor *te__attn_sdpa_attend(te_module *m, const te__attn_run *run) {
+    te_tensor *q = run->part[0], *k = run->part[1], *v = run->part[2], *masked;
+    const te_attn_rule *x = &run->told.rule;
+    te_sdpa_args args = TE_ZERO;
+    if (!te__sdpa_of(m->te)->depth) return te_attention(q, k, v, &run->told);
+    /* another function is in force: looked up at the call */
+    masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
+    if (x->attention_mask && !masked) return NULL;
+    args.attn_mask = masked ? masked : x->core_attention_bias;
+    args.is_causal = x->mask == TE_MASK_CAUSAL;
+    args.scale = x->softmax_scale;
+    args.dropout_p = x->dropout_p;
+    args.enable_gqa = q->shape[2] != k->shape[2];
+    return te__attn_turned(
+        te_scaled_dot_product_attention(te__attn_turned(q), te__attn_turned(k), te__attn_turned(v), &args));
 }
 
 /* ---- flex ---- */
 
 static te_result te__attn_flex_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     char t[TE__SHAPE_TEXT];
-    te_result r = te__attn_open(m, "flex", in, out);
+    te_result r = te__attn_open(m, in, out);
     if (r != TE_OK) return r;
     out->sink_weights = in->sink_weights;
     if (!in->attention_mask) return TE_OK;
@@ -345,30 +304,31 @@ static te_result te__attn_flex_preprocess(te_module *m, const te_attn_inputs *in
     out->padding = te__mask_of_padding(in->attention_mask);
     return out->padding ? TE_OK : te_error_code(m->te);
 }
-static te_tensor *te__attn_flex_call(te_module *m, const te_attn_args *a) {
-    const te_attn_module_desc *d = te__attn_desc(m);
-    te_attention_desc o = te__attn_told_by(m, a, a->padding);
-    o.rule.bottom_right_diagonal = TE_OFF;
-    if (a->sink_weights && d->upstream_sink_scale) o.rule.softmax_scale = 0.0f;
+static te_result te__attn_flex_rule(te_module *m, const te_attn_args *a, te_attn_rule *x) {
+    x->bottom_right_diagonal = TE_OFF;
     if (a->is_causal) {
-        o.rule.window.on = true;
-        o.rule.window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;
-        o.rule.block_mask =
-            te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[1], a->q->shape[2], a->k->shape[2]);
-        if (!o.rule.block_mask) return NULL;
+        x->window.on = true;
+        x->window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;
+        x->block_mask =
+            te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[2], a->q->shape[1], a->k->shape[1]);
+        if (!x->block_mask) return te_error_code(m->te);
     }
-    if (a->sink_weights) {
-        o.rule.softmax_type = TE_SOFTMAX_LEARNABLE;
-        o.rule.softmax_offset = a->sink_weights;
-    }
-    return te__attn_heads_first(a, &o);
+    if (!a->sink_weights) return TE_OK;
+    if (((const te__attn_module *)m->state)->upstream_sink_scale) x->softmax_scale = 0.0f;
+    x->softmax_type = TE_SOFTMAX_LEARNABLE;
+    x->softmax_offset = a->sink_weights;
+    return TE_OK;
+}
+static te_tensor *te__attn_flex_attend(te_module *m, const te__attn_run *run) {
+    (void)m;
+    return te_attention(run->part[0], run->part[1], run->part[2], &run->told);
 }
 
 /* ---- eager ---- */
 
 static te_result te__attn_eager_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     char t[TE__SHAPE_TEXT];
-    te_result r = te__attn_elements(m, "eager", in, out);
+    te_result r = te__attn_elements(m, in, out);
     if (r == TE_OK && out->masked && out->masked->shape[1] != 1)
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "eager attention: attention_mask is %s; a u8 mask alike for all heads is needed, [b or 1, 1, "
@@ -377,16 +337,17 @@ static te_result te__attn_eager_preprocess(te_module *m, const te_attn_inputs *i
                         te__shape_text(out->masked, t));
     return r;
 }
-static te_tensor *te__attn_eager_call(te_module *m, const te_attn_args *a) {
-    const int64_t s_q = a->q->shape[2], s_kv = a->k->shape[2];
-    te_tensor *masked = a->masked;
-    if (a->is_causal && s_q != s_kv) { /* the softmax's own causal mask ends in the last key, this one begins in the
-                                        * first */
-        masked = te__element_mask(m->te, a->q->shape[0], s_q, s_kv, -1, 0, NULL);
-        if (!masked) return NULL;
-    }
-    return te__eager_attention(a->q, a->k, a->v, masked, a->added, a->is_causal && s_q == s_kv,
-                               te__attn_desc(m)->softmax_scale);
+/* The softmax's own causal mask ends in the last key, and this one begins in the first. */
+static te_result te__attn_eager_rule(te_module *m, const te_attn_args *a, te_attn_rule *x) {
+    const int64_t s_q = a->q->shape[1], s_kv = a->k->shape[1];
+    if (x->mask != TE_MASK_CAUSAL || s_q == s_kv) return TE_OK;
+    te__rule_masks(x, false, te__element_mask(m->te, a->q->shape[0], s_q, s_kv, -1, 0, NULL), NULL);
+    return x->attention_mask ? TE_OK : te_error_code(m->te);
+}
+static te_tensor *te__attn_eager_attend(te_module *m, const te__attn_run *run) {
+    (void)m;
+    return te__attn_turned(te__eager_attention(te__attn_turned(run->part[0]), te__attn_turned(run->part[1]),
+                                               te__attn_turned(run->part[2]), &run->told.rule));
 }
 
 /* ---- the module of sdpa, flex and eager ---- */
@@ -398,9 +359,8 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     te_tensor *keep;
     if (!args->input || !args->key || !args->value)
         return te__fail(m->te, TE_ERR_INVALID, "attention: key and value are needed beside the input (the query)");
-    if (c->attention_mask_q || c->core_attention_bias_type || c->core_attention_bias || c->alibi_slopes ||
-        c->inference_params || c->score_mod || c->qkv_layer || c->kv_layer || c->bottom_right_diagonal ||
-        c->checkpoint_core_attention || (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
+    if (te__option_set(&te__sdpa_call_group, TE__CALL_LENGTHS, c) ||
+        (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "attention: an option of the call (attn_mask_type %d) is te's alone; sdpa, flex and eager take "
                         "attention_mask and a window, and TE_MASK_NONE and "
@@ -429,29 +389,60 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     return keep ? TE_OK : te_error_code(m->te);
 }
 
-/* The three steps of a row of the table. */
-static te_tensor *te__attn_steps(const te__attn_backend_class *c, te_module *m, const te_attn_inputs *in) {
-    te_attn_args a = TE_ZERO;
-    te_tensor *y;
-    te__frame_begin(m->te);
-    y = c->preprocess(m, in, &a) == TE_OK ? c->call(m, &a) : NULL;
-    return te__frame_return(m->te, y ? c->postprocess(m, y) : NULL);
+/* What attends to the arguments. */
+static te_result te__attn_run_of(te_module *m, const te_attn_args *a, te__attn_run *run) {
+    const te_attention_call nothing = TE_ZERO;
+    const te__attn_backend *row = te__attn_backend_of(m);
+    te_attn_rule *x = &run->told.rule;
+    run->part[0] = a->q;
+    run->part[1] = a->k;
+    run->part[2] = a->v;
+    run->told.format = TE_BSHD;
+    te__attn_core_rule(m, &nothing, x);
+    te__rule_masks(x, a->is_causal, a->masked ? a->masked : a->padding, a->added);
+    return row->rule ? row->rule(m, a, x) : TE_OK;
 }
-static te_result te__attn_module_forward(te_module *m, te_forward_args *args) {
+static te_result te__attn_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
     te_attn_inputs in = TE_ZERO;
-    te_tensor *y;
+    te_attn_args a = TE_ZERO;
     te_result r = te__attn_inputs_of(m, args, &in);
-    if (r != TE_OK) return r;
-    y = te__attn_steps(((const te__attn_module *)m->state)->steps, m, &in);
-    return te__output(m, args, y ? te__heads_joined(te_tensor_contiguous(y)) : NULL);
+    if (r == TE_OK) r = te__attn_backend_of(m)->preprocess(m, &in, &a);
+    return r == TE_OK ? te__attn_run_of(m, &a, run) : r;
+}
+static te_tensor *te__attn_attend(te_module *m, te__attn_run *run) {
+    return te__heads_joined(te_tensor_contiguous(te__attn_backend_of(m)->attend(m, run)));
 }
 static void te__attn_module_destroy(te_module *m) {
-    if (((te__attn_module *)m->state)->steps && --te__masks_of(m->te)->mask_users == 0) te__masks_drop(m->te);
+    if (--te__masks_of(m->te)->mask_users == 0) te__masks_drop(m->te);
 }
-static const te_module_class te__attn_module_class = {"Attention", sizeof(te__attn_module), te__attn_module_forward,
-                                                      te__attn_module_destroy, NULL};
 
-static te_module *te__attn_own_create(te_ctx *te, const te_attn_module_desc *d) {
+/* ---- the table ---- */
+
+#define TE__ATTN_CORE                                                                              \
+    {{"Attention", sizeof(te__attn_module), te__attn_core_forward, te__attn_module_destroy, NULL}, \
+     te__attn_prepare,                                                                             \
+     te__attn_attend}
+/* In the order of te_attn_backend, from TE_ATTN_TE on; the backends behind them are other people's kernels. */
+static const te__attn_backend te__attn_backends[] = {
+    {{{NULL, 0, NULL, NULL, NULL}, NULL, NULL}, "te", te__attn_te_preprocess, NULL, NULL, false},
+    {TE__ATTN_CORE, "sdpa", te__attn_elements, NULL, te__attn_sdpa_attend, false},
+    {TE__ATTN_CORE, "flex", te__attn_flex_preprocess, te__attn_flex_rule, te__attn_flex_attend, true},
+    {TE__ATTN_CORE, "eager", te__attn_eager_preprocess, te__attn_eager_rule, te__attn_eager_attend, false}};
+#undef TE__ATTN_CORE
+
+TE_API te_attn_backend te_attn_backend_of(const te_module *m) {
+    int i;
+    if (m && te__dpa_of(m)) return TE_ATTN_TE;
+    for (i = 1; m && i < (int)TE__COUNT(te__attn_backends); i++)
+        if (m->cls == &te__attn_backends[i].core.cls) return (te_attn_backend)(TE_ATTN_TE + i);
+    return TE_ATTN_DEFAULT;
+}
+
+/* ---- creation ---- */
+
+static te_module *te__attn_own_create(te_ctx *te, const te__attn_backend *row, const te_attn_module_desc *d) {
+    te__attn_core core = TE_ZERO;
+    te__attn_module *s;
     te_module *m;
     if (d->qkv_format == TE_THD || d->softmax_type ||
         (d->attn_mask_type != TE_MASK_NONE && d->attn_mask_type != TE_MASK_CAUSAL) || d->parallel.tp_group) {
@@ -463,46 +454,28 @@ static te_module *te__attn_own_create(te_ctx *te, const te_attn_module_desc *d) 
                  d->parallel.tp_group ? "given" : "NULL", (int)TE_BSHD, (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL);
         return NULL;
     }
-    m = te_module_create(te, &te__attn_module_class, d->name);
+    core.desc.name = d->name;
+    core.desc.format = TE_BSHD;
+    core.desc.rule.mask = d->attn_mask_type;
+    core.desc.rule.softmax_scale = d->softmax_scale;
+    core.desc.rule.dropout_p = d->dropout_p;
+    core.heads = d->num_attention_heads;
+    core.groups = d->num_gqa_groups;
+    core.channels = d->num_qk_channels;
+    core.v_channels = d->num_v_channels;
+    m = te__attn_core_create(te, &row->core, "attn_module", &core);
     if (!m) return NULL;
-    ((te__attn_module *)m->state)->desc = *d;
-    ((te__attn_module *)m->state)->desc.name = NULL; /* the module has a copy */
+    te__masks_of(te)->mask_users++;
+    s = (te__attn_module *)m->state;
+    s->upstream_windows = d->upstream_windows;
+    s->upstream_sink_scale = d->upstream_sink_scale;
     return te__module_built(m);
 }
-
-/* ---- the table ---- */
-
-/* In the order of te_attn_backend. Those without functions are other people's kernels. */
-static const te__attn_backend_class te__attn_backends[] = {
-    {NULL, NULL, NULL, NULL, NULL}, /* TE_ATTN_DEFAULT */
-    {"te", te__attn_te_create, te__attn_te_preprocess, te__attn_te_call, te__attn_te_postprocess},
-    {"sdpa", te__attn_own_create, te__attn_sdpa_preprocess, te__attn_sdpa_call, te__attn_heads_last},
-    {"flex", te__attn_own_create, te__attn_flex_preprocess, te__attn_flex_call, te__attn_heads_last},
-    {"eager", te__attn_own_create, te__attn_eager_preprocess, te__attn_eager_call, te__attn_heads_last},
-    {"tilelang", NULL, NULL, NULL, NULL},
-    {"cudnn", NULL, NULL, NULL, NULL},
-    {"magi", NULL, NULL, NULL, NULL}};
-
-TE_API te_attn_backend te_attn_backend_of(const te_module *m) {
-    if (m && m->cls == &te__dpa_class) return TE_ATTN_TE;
-    return m && m->cls == &te__attn_module_class ? ((const te__attn_module *)m->state)->backend : TE_ATTN_DEFAULT;
-}
-/* The row of a module of attention; NULL with the error. */
-static const te__attn_backend_class *te__attn_class_of(te_module *m, const char *who) {
-    const te_attn_backend backend = te_attn_backend_of(m);
-    if (backend) return &te__attn_backends[backend];
-    te__fail(m->te, TE_ERR_INVALID, "%s: the module is a %s; one of te_initialize_attn_module is needed", who,
-             m->cls->name);
-    return NULL;
-}
-
-/* ---- creation ---- */
 
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc) {
     static const char who[] = "te_initialize_attn_module";
     te_attn_module_desc d;
     const char *name;
-    te_module *m;
     if (!te || !te__has_desc(te, desc, who)) return NULL;
     d = *desc;
     if (!d.name) d.name = "attn_module";
@@ -526,8 +499,8 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
                  who, (long long)d.num_qk_channels, (long long)d.num_v_channels);
         return NULL;
     }
-    name = (int)backend >= 0 && backend <= TE_ATTN_MAGI ? te__attn_backends[backend].name : NULL;
-    if (!name || !te__attn_backends[backend].create) {
+    name = (int)backend >= 0 && (int)backend < (int)TE__COUNT(te__attn_names) ? te__attn_names[backend] : NULL;
+    if (!name || backend - TE_ATTN_TE >= (int)TE__COUNT(te__attn_backends)) {
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "%s: Unsupported attention implementation: %s (%d)%s; te (1), sdpa (2), flex (3) and eager (4) are "
                  "possible",
@@ -541,51 +514,79 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
                  (double)d.dropout_p, name);
         return NULL;
     }
-    if (d.softmax_scale == 0.0f) d.softmax_scale = te__floats_divide(1.0, sqrt((double)d.num_qk_channels));
-    m = te__attn_backends[backend].create(te, &d);
-    if (m && backend != TE_ATTN_TE) {
-        ((te__attn_module *)m->state)->backend = backend;
-        ((te__attn_module *)m->state)->steps = &te__attn_backends[backend];
-        te__masks_of(te)->mask_users++;
-    }
-    return m;
+    return backend == TE_ATTN_TE ? te__attn_te_create(te, &d)
+                                 : te__attn_own_create(te, &te__attn_backends[backend - TE_ATTN_TE], &d);
 }
 
 /* ---- calls ---- */
 
-/* The module and its tensors; the row of the table, or NULL with the error. */
-static const te__attn_backend_class *te__attn_check_call(te_module *m, const char *who, const te_tensor *q,
-                                                         const te_tensor *k, const te_tensor *v) {
-    if (q && k && v)
-        return te__same_ctx(q, m->te, who) && te__same_ctx(k, m->te, who) && te__same_ctx(v, m->te, who)
-                   ? te__attn_class_of(m, who)
-                   : NULL;
-    te__fail(m->te, TE_ERR_STATE, "%s: %s is NULL; q, k and v are needed", who, !q ? "q" : !k ? "k" : "v");
+/* The row of a call's module, or NULL with the error. */
+static const te__attn_backend *te__attn_check_call(te_module *m, const char *who, const te_tensor *q, const te_tensor *k,
+                                               const te_tensor *v) {
+    const te_attn_backend backend = te_attn_backend_of(m);
+    if (!q || !k || !v)
+        te__fail(m->te, TE_ERR_STATE, "%s: %s is NULL; q, k and v are needed", who, !q ? "q" : !k ? "k" : "v");
+    else if (!te__same_ctx(q, m->te, who) || !te__same_ctx(k, m->te, who) || !te__same_ctx(v, m->te, who)) return NULL;
+    else if (backend) return &te__attn_backends[backend - TE_ATTN_TE];
+    else
+        te__fail(m->te, TE_ERR_INVALID, "%s: the module is a %s; one of te_initialize_attn_module is needed", who,
+                 m->cls->name);
     return NULL;
 }
+/* Of arguments as models lay them out -> [.., H d_v] of te, [b, s, H, d_v] of the others. */
+static te_tensor *te__attn_call(te_module *m, const te__attn_backend *row, const te_attn_args *a) {
+    te__attn_run run = TE_ZERO;
+    if (!row->attend) return te__attn_te_call(m, a);
+    return te__attn_run_of(m, a, &run) == TE_OK ? row->attend(m, &run) : NULL;
+}
+/* q, k and v from one layout to the other; te has that of models. */
+static bool te__attn_turn(const te__attn_backend *row, te_attn_args *a) {
+    if (!row->attend) return true;
+    a->q = te__attn_turned(a->q);
+    a->k = te__attn_turned(a->k);
+    a->v = te__attn_turned(a->v);
+    return a->q && a->k && a->v;
+}
+
 TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     static const char who[] = "te_preprocess_args_for_attn";
-    const te__attn_backend_class *c;
+    const te__attn_backend *row;
+    te_result r;
     if (!m) return TE_ERR_STATE;
     if (!in || !out) return te__fail(m->te, TE_ERR_STATE, "%s: %s is NULL", who, in ? "out" : "in");
     memset(out, 0, sizeof(*out));
-    c = te__attn_check_call(m, who, in->q, in->k, in->v);
-    return c ? c->preprocess(m, in, out) : te_error_code(m->te);
+    row = te__attn_check_call(m, who, in->q, in->k, in->v);
+    r = row ? row->preprocess(m, in, out) : te_error_code(m->te);
+    return r != TE_OK || te__attn_turn(row, out) ? r : te_error_code(m->te);
 }
 TE_API te_tensor *te_attn_call(te_module *m, const te_attn_args *args) {
-    const te__attn_backend_class *c;
+    const te__attn_backend *row;
+    te_attn_args a;
+    te_tensor *y;
     if (!m || !te__has_desc(m->te, args, "te_attn_call")) return NULL;
-    c = te__attn_check_call(m, "te_attn_call", args->q, args->k, args->v);
-    return c ? c->call(m, args) : NULL;
+    row = te__attn_check_call(m, "te_attn_call", args->q, args->k, args->v);
+    a = *args;
+    y = row && te__attn_turn(row, &a) ? te__attn_call(m, row, &a) : NULL;
+    return y && row->attend ? te__attn_turned(y) : y;
 }
 TE_API te_tensor *te_postprocess_output_for_attn(te_module *m, te_tensor *x) {
     static const char who[] = "te_postprocess_output_for_attn";
-    const te__attn_backend_class *c = m && x && te__same_ctx(x, m->te, who) ? te__attn_class_of(m, who) : NULL;
-    return c ? c->postprocess(m, x) : NULL;
+    const te__attn_backend *row = m && x ? te__attn_check_call(m, who, x, x, x) : NULL;
+    char t[TE__SHAPE_TEXT];
+    if (!row) return NULL;
+    if (!row->attend) return te__attn_te_postprocess(m, x);
+    if (x->ndim == 4) return te__attn_turned(x);
+    te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s; [b, H, s, d] is needed", who, te__shape_text(x, t));
+    return NULL;
 }
 TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in) {
-    const te__attn_backend_class *c;
+    te_attn_args a = TE_ZERO;
+    const te__attn_backend *row;
+    te_tensor *y;
     if (!m || !te__has_desc(m->te, in, "te_attn_forward")) return NULL;
-    c = te__attn_check_call(m, "te_attn_forward", in->q, in->k, in->v);
-    return c ? te__attn_steps(c, m, in) : NULL;
+    row = te__attn_check_call(m, "te_attn_forward", in->q, in->k, in->v);
+    if (!row) return NULL;
+    te__frame_begin(m->te);
+    y = row->preprocess(m, in, &a) == TE_OK ? te__attn_call(m, row, &a) : NULL;
+    return te__frame_return(m->te, y && !row->attend ? te__attn_te_postprocess(m, y) : y);
 }

@@ -94,8 +94,8 @@ TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f) {
 /* The ranks that share sequences in f's module, or NULL. */
 static te__context *te__sdpa_ranks(const te_te_sdpa *f) {
     const te_module *m = f->desc.attn_module;
-    te__context *c = m->cls == &te__dpa_class ? &((te__dpa_module *)m->state)->context : NULL;
-    return c && te__context_size(c) > 1 ? c : NULL;
+    te__dpa_module *s = te__dpa_of(m);
+    return s && te__context_size(&s->context) > 1 ? &s->context : NULL;
 }
 /* A call that does not get to its module: the ranks that wait for this one in there are told. Returns NULL. */
 static te_tensor *te__sdpa_fails(te_te_sdpa *f) {
@@ -139,19 +139,22 @@ static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
         shape[3] = shape[4];
         x = te_tensor_view(x, 4, shape);
     }
-    return te_tensor_transpose(x, 1, 2);
+    return te__attn_turned(x);
 }
 
-/* Runs the module by te_forward_with; dropout_p is that of this call. */
+/* Runs the module by te_forward_with -> [b, s, heads, dv]; dropout_p is that of this call. */
 static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropout_p) {
     te_module *m = f->desc.attn_module;
-    if (m->cls == &te__dpa_class)
-        ((te__dpa_module *)m->state)->options.attention_dropout = f->desc.ignore_dropout ? 0.0f : dropout_p;
+    te__dpa_module *s = te__dpa_of(m);
+    int64_t shape[4];
+    if (s) s->core.desc.rule.dropout_p = f->desc.ignore_dropout ? 0.0f : dropout_p;
     if (!te_forward_with(m, call)) return NULL;
     te__log(f->te, TE_LOG_DEBUG, "te_attention: the call is %s's, with attn_mask_type %d", m->name,
             (int)call->attention.attn_mask_type);
     te__sdpa_count(f, TE__COUNTER(te_hits));
-    return call->outputs.out;
+    memcpy(shape, call->input->shape, sizeof(shape));
+    shape[3] = call->value->shape[3];
+    return te_tensor_view(te_tensor_contiguous(call->outputs.out), 4, shape);
 }
 
 /* Is `mask` of these queries and keys, each by each, or of those of all ranks that share them? A smaller mask stands
@@ -167,9 +170,10 @@ static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, cons
 }
 static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     const te_make_te_sdpa_desc *d = &f->desc;
+    const te__dpa_module *dpa = te__dpa_of(d->attn_module);
     te_forward_args call = TE_ZERO;
     te_tensor *y;
-    int64_t shape[4], step = 1;
+    int64_t step = 1;
     if (args->scale != 0.0f && d->softmax_scale != 0.0f && !(fabsf(args->scale - d->softmax_scale) <= 1e-6f)) {
         if (!te__sdpa_of(f->te)->scale_warned)
             te__warn(f->te,
@@ -200,20 +204,14 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads or sizes", q, k, v, args);
     if (!args->enable_gqa && d->num_kv_heads < d->num_heads && k->shape[1] > d->num_kv_heads)
         step = k->shape[1] / d->num_kv_heads;
-    if (k->shape[1] != step * d->num_kv_heads ||
-        (d->attn_module->cls == &te__dpa_class &&
-         q->shape[3] != ((te__dpa_module *)d->attn_module->state)->options.kv_channels) ||
-        (args->dropout_p > 0.0f && !d->ignore_dropout && d->attn_module->cls != &te__dpa_class))
+    if (k->shape[1] != step * d->num_kv_heads || (dpa && q->shape[3] != dpa->core.channels) ||
+        (args->dropout_p > 0.0f && !d->ignore_dropout && !dpa))
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads, sizes or dropout", q, k, v, args);
-    call.input = te_tensor_transpose(q, 1, 2);
+    call.input = te__attn_turned(q);
     call.key = te__heads_unrepeated(k, d->num_kv_heads);
     call.value = te__heads_unrepeated(v, d->num_kv_heads);
     y = call.input && call.key && call.value ? te__run_dpa(f, &call, args->dropout_p) : te__sdpa_fails(f);
-    shape[0] = q->shape[0];
-    shape[1] = q->shape[2];
-    shape[2] = q->shape[1];
-    shape[3] = v->shape[3];
-    return te_tensor_transpose(te_tensor_view(te_tensor_contiguous(y), 4, shape), 1, 2);
+    return te__attn_turned(y);
 }
 TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_te_sdpa *f = (te_te_sdpa *)user;
@@ -264,7 +262,7 @@ TE_API int64_t te_proj_out_features(const te_module *proj) {
 /* The child `sdpa` that injection knows how to replace, or NULL. */
 static te_module *te__core_of(te_module *m) {
     te_module *core = te_module_find(m, "sdpa");
-    return core && core->cls == &te__sdpa_class ? core : NULL;
+    return core && core->cls == &te__sdpa.cls ? core : NULL;
 }
 static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     const int64_t q_out = te_proj_out_features(te_module_find(m, "q_proj")),
@@ -298,7 +296,7 @@ static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     p->softmax_scale = a.scaling != 0.0f ? a.scaling
                        : core            ? ((const te_sdpa_desc *)core->state)->rule.softmax_scale
                                          : 0.0f;
-    if (p->softmax_scale == 0.0f) p->softmax_scale = te__floats_divide(1.0, sqrt((double)a.head_dim));
+    p->softmax_scale = te__attn_scale(p->softmax_scale, a.head_dim);
     return TE_INJECT_OK;
 }
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params) {
@@ -394,8 +392,6 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
     te_forward_args call = *args;
     te_window *w = &call.attention.window;
-    te_tensor *y;
-    int64_t shape[4];
     if (!f) return m->cls->forward(m, args); /* it has gone to another parent */
     if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) {
         te__sdpa_fails(f);
@@ -410,10 +406,7 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
         te__sdpa_count(f, TE__COUNTER(fallback_other));
         return m->cls->forward(m, args);
     }
-    memcpy(shape, args->input->shape, sizeof(shape));
-    shape[3] = args->value->shape[3];
-    y = te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f);
-    return te__output(m, args, te_tensor_view(te_tensor_contiguous(y), 4, shape));
+    return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
 /* The forward of a module without such a child. Regions that its own leaves open are closed here. */

@@ -85,12 +85,24 @@ static te_tensor *te__mask_turned(te_tensor *mask) {
     return y;
 }
 
+/* The masks of a rule, in place of its own: `masked`, u8 of te_attention's kind, and `added` to the scores; both NULL:
+ * the causal one, or none. */
+static void te__rule_masks(te_attn_rule *x, bool causal, te_tensor *masked, te_tensor *added) {
+    x->mask = masked ? TE_MASK_ARBITRARY : causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    x->attention_mask = masked;
+    x->core_attention_bias = added;
+    x->core_attention_bias_type = added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
+}
+/* [b, s, H, d] and [b, H, s, d], into each other. */
+static te_tensor *te__attn_turned(te_tensor *x) { return te_tensor_transpose(x, 1, 2); }
+
 /* ---- te_attention as that function ---- */
 
 static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_ctx *te = q->te;
     te_attention_desc a = TE_ZERO;
     te_tensor *mask = args->attn_mask;
+    bool masked;
     char s[TE__SHAPE_TEXT], t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
     if (!te__operand(q, k, false, "te_scaled_dot_product_attention") ||
         !te__operand(q, v, false, "te_scaled_dot_product_attention") ||
@@ -118,24 +130,13 @@ static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const
         return NULL;
     }
     a.format = TE_BSHD;
-    a.rule.mask = args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     a.rule.softmax_scale = args->scale;
     a.rule.dropout_p = args->dropout_p;
-    if (mask) {
-        mask = te__mask_of_four(mask);
-        if (!mask) return NULL;
-        if (mask->dtype == TE_U8) {
-            a.rule.mask = TE_MASK_ARBITRARY;
-            mask = a.rule.attention_mask = te__mask_turned(mask);
-        } else {
-            a.rule.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
-            mask = a.rule.core_attention_bias = te_tensor_contiguous(mask);
-        }
-        if (!mask) return NULL;
-    }
-    return te_tensor_transpose(
-        te_attention(te_tensor_transpose(q, 1, 2), te_tensor_transpose(k, 1, 2), te_tensor_transpose(v, 1, 2), &a), 1,
-        2);
+    if (mask && !(mask = te__mask_of_four(mask))) return NULL;
+    masked = mask && mask->dtype == TE_U8;
+    if (mask && !(mask = masked ? te__mask_turned(mask) : te_tensor_contiguous(mask))) return NULL;
+    te__rule_masks(&a.rule, args->is_causal, masked ? mask : NULL, masked ? NULL : mask);
+    return te__attn_turned(te_attention(te__attn_turned(q), te__attn_turned(k), te__attn_turned(v), &a));
 }
 static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     (void)user;

@@ -9,16 +9,18 @@ typedef struct te__option_group {
 
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 #define TE__TYPE te_attention_call
-/* SDPA reads masks without padding and windows alone. */
-static const te__field te__sdpa_call_later[] = {TE__LATER(bottom_right_diagonal),
-                                                TE__LATER(attention_mask),
-                                                TE__LATER(attention_mask_q),
+/* SDPA reads masks without padding and windows alone; other implementations that are not DotProductAttention read the
+ * first TE__CALL_LENGTHS, too, or refuse them in words of their own. */
+enum { TE__CALL_LENGTHS = 7 };
+static const te__field te__sdpa_call_later[] = {TE__LATER(attention_mask),
                                                 TE__LATER(cu_seqlens_q),
                                                 TE__LATER(cu_seqlens_kv),
                                                 TE__LATER(cu_seqlens_q_padded),
                                                 TE__LATER(cu_seqlens_kv_padded),
                                                 TE__LATER(max_seqlen_q),
                                                 TE__LATER(max_seqlen_kv),
+                                                TE__LATER(bottom_right_diagonal),
+                                                TE__LATER(attention_mask_q),
                                                 TE__LATER(pad_between_seqs),
                                                 TE__LATER(core_attention_bias_type),
                                                 TE__LATER(core_attention_bias),
@@ -51,14 +53,16 @@ static const te__field te__sdpa_rule_later[] = {TE__LATER(bottom_right_diagonal)
 static const te__option_group te__sdpa_rule_group = {"rule.", te__sdpa_rule_later, TE__COUNT(te__sdpa_rule_later)};
 static const te__option_group te__sdpa_call_group = {"attention.", te__sdpa_call_later, TE__COUNT(te__sdpa_call_later)};
 
+/* The first field of `options`, from number `first` of their group on, that is set; NULL: none. */
+static const te__field *te__option_set(const te__option_group *group, int first, const void *options) {
+    for (; first < group->num_fields; first++)
+        if (te__field_is_set((const char *)options, &group->fields[first])) return &group->fields[first];
+    return NULL;
+}
 /* False, with an error that names the field, if `options`, of that group, sets one that the module does not read. */
 static bool te__options_ok(te_ctx *te, const char *who, const te__option_group *group, const void *options) {
-    int i;
-    for (i = 0; i < group->num_fields; i++) {
-        if (!te__field_is_set((const char *)options, &group->fields[i])) continue;
-        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, group->name,
-                 group->fields[i].name);
-        return false;
-    }
-    return true;
+    const te__field *f = te__option_set(group, 0, options);
+    if (f)
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, group->name, f->name);
+    return !f;
 }

@@ -79,52 +79,6 @@ static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args 
     return te_autocast_end(m->te) == TE_OK ? y : NULL;
 }
 
-/* ---- SDPA ---- */
-
-static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
-    const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
-    te_attention_desc a = TE_ZERO;
-    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
-    a.format = s->format;
-    a.rule = s->rule;
-    if (args->attention.attn_mask_type) a.rule.mask = args->attention.attn_mask_type;
-    if (args->attention.window.on) a.rule.window = args->attention.window;
-    if (!te_module_is_training(m)) a.rule.dropout_p = 0.0f;
-    a.rule.softmax_offset = te_tensor_cast(s->rule.softmax_offset, TE_F32);
-    if (!args->key || !args->value)
-        return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
-    return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
-}
-static const te_module_class te__sdpa_class = {"SDPA", sizeof(te_sdpa_desc), te__sdpa_forward, NULL, NULL};
-
-TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
-    te_module *m;
-    if (!te || !te__has_desc(te, desc, "te_sdpa_create")) return NULL;
-    if (!(desc->rule.softcap >= 0.0f && desc->rule.softcap <= FLT_MAX)) {
-        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softcap is %g; a positive number, or 0 for none, is needed",
-                 (double)desc->rule.softcap);
-        return NULL;
-    }
-    if (!te__options_ok(te, "te_sdpa_create", &te__sdpa_rule_group, &desc->rule)) return NULL;
-    if (!desc->rule.softmax_offset != (desc->rule.softmax_type != TE_SOFTMAX_LEARNABLE)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_sdpa_create: rule.softmax_offset is %s and rule.softmax_type %d; TE_SOFTMAX_LEARNABLE (%d) needs "
-                 "it, and others do not read it",
-                 desc->rule.softmax_offset ? "given" : "NULL", (int)desc->rule.softmax_type, (int)TE_SOFTMAX_LEARNABLE);
-        return NULL;
-    }
-    if ((int)desc->format < 0 || desc->format > TE_THD) {
-        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: format %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible",
-                 (int)desc->format);
-        return NULL;
-    }
-    m = te__module_named(te, &te__sdpa_class, desc->name, "sdpa");
-    if (!m) return NULL;
-    *(te_sdpa_desc *)m->state = *desc;
-    ((te_sdpa_desc *)m->state)->name = NULL; /* the module has a copy */
-    return te__module_built(m);
-}
-
 /* ---- DecoderAttention ---- */
 
 typedef struct te__decoder_attention {

@@ -1,8 +1,176 @@
-/* nn/core_attention.c: DotProductAttention: the options of the module and of its call become those of te_attention.
- * Knows functions and the module tree; must not know MultiheadAttention. */
+/* nn/core_attention.c: the attention core: its options and those of a call become a rule (te_attn_rule), and an
+ * implementation attends by it. DotProductAttention and SDPA are implementations; rooms above add theirs. Knows
+ * functions and the module tree; must not know MultiheadAttention. */
+
+/* The options of a core. The state of each core begins with them. */
+typedef struct te__attn_core {
+    te_sdpa_desc desc;    /* for what a call does not give; without a name */
+    int heads, groups;    /* of all ranks; 0: as the tensors of a call have them */
+    int64_t channels;     /* of a head; likewise */
+    int64_t v_channels;   /* of a head of values; 0: as the call's have them */
+} te__attn_core;
+
+/* What an implementation reads of a call. */
+typedef struct te__attn_run {
+    te_tensor *part[3];     /* queries, keys and values [.., heads, d] */
+    te_attention_desc told; /* their format, and the rule */
+    te_tensor *packed;      /* DotProductAttention: what `part` lies in, if it reads them there, */
+    te__packing packing;    /* and how they lie */
+    bool fp8_output;
+} te__attn_run;
+
+/* An implementation of the core: a class of modules whose state begins with te__attn_core, and whose forward is
+ * te__attn_core_forward. */
+typedef struct te__attn_impl {
+    te_module_class cls;
+    te_result (*prepare)(te_module *m, const te_forward_args *args, te__attn_run *run); /* fills it; told.format is */
+    te_tensor *(*attend)(te_module *m, te__attn_run *run);
+} te__attn_impl;
+
+static const te__attn_core *te__attn_core_of(const te_module *m) { return (const te__attn_core *)m->state; }
+
+static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
+    const te__attn_impl *const impl = (const te__attn_impl *)(const void *)m->cls;
+    te__attn_run run = TE_ZERO;
+    te_result result;
+    if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
+        te_forward_args call = *args;
+        call.attention.checkpoint_core_attention = false;
+        result = te__module_run_checkpointed(m, &call, true);
+        args->outputs = call.outputs;
+        return result;
+    }
+    run.told.format = te__attn_core_of(m)->desc.format;
+    run.fp8_output = args->fp8_output;
+    result = impl->prepare(m, args, &run);
+    if (result != TE_OK) return result;
+    args->outputs.max_logit = run.told.max_logit;
+    return te__output(m, args, impl->attend(m, &run));
+}
+
+/* Queries, keys and values are there, and have the heads that the core was made for, if it knows them. `who` speaks. */
+static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *const part[3]) {
+    const te__attn_core *s = te__attn_core_of(m);
+    const te_tensor *q = part[0], *k = part[1], *v = part[2];
+    const int64_t heads = te__per_rank(m, s->heads), groups = te__per_rank(m, s->groups), channels = s->channels,
+                  of_v = s->v_channels;
+    const te_qkv_format format = s->desc.format;
+    const int n = format == TE_THD ? 3 : 4;
+    char t[3][TE__SHAPE_TEXT], size[24] = "..";
+    if (!q || !k || !v)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: key and value are needed beside the input (the query)", who);
+    if (!heads || (q->ndim == n && q->shape[n - 2] == heads && q->shape[n - 1] == channels && k->ndim == n &&
+                   k->shape[n - 2] == groups &&
+                   (!of_v || (k->shape[0] == q->shape[0] && k->shape[3] == channels && v->ndim == n &&
+                              v->shape[0] == q->shape[0] && v->shape[1] == k->shape[1] && v->shape[2] == groups &&
+                              v->shape[3] == of_v))))
+        return TE_OK;
+    if (of_v) snprintf(size, sizeof(size), "%lld", (long long)of_v);
+    return te__fail(m->te, TE_ERR_SHAPE,
+                    "%s: q is %s, k %s and v %s; %s each are needed, with %lld heads of %lld channels in q, %lld of "
+                    "%lld in k, and %lld of %s in v",
+                    who, te__shape_text(q, t[0]), te__shape_text(k, t[1]), te__shape_text(v, t[2]),
+                    format == TE_THD    ? "[tokens, heads, channels]"
+                    : format == TE_BSHD ? "[b, s, heads, channels]"
+                                        : "[s, b, heads, channels]",
+                    (long long)heads, (long long)channels, (long long)groups, (long long)channels, (long long)groups,
+                    size);
+}
+
+/* *x: the rule of a call, by the options of the core and of the call. No other place makes one of them. */
+static void te__attn_core_rule(te_module *m, const te_attention_call *c, te_attn_rule *x) {
+    te_tensor *const parameter = te_module_parameter(m, "softmax_offset");
+    *x = te__attn_core_of(m)->desc.rule;
+    if (c->attn_mask_type) x->mask = c->attn_mask_type;
+    if (c->window.on) x->window = c->window;
+    if (c->bottom_right_diagonal) x->bottom_right_diagonal = c->bottom_right_diagonal;
+    if (!te_module_is_training(m)) x->dropout_p = 0.0f;
+    x->core_attention_bias_type = c->core_attention_bias_type;
+    x->core_attention_bias = c->core_attention_bias;
+    x->alibi_slopes = c->alibi_slopes;
+    x->softmax_offset = te_tensor_cast(parameter ? parameter : x->softmax_offset, TE_F32);
+    if (c->score_mod) x->score_mod = *c->score_mod;
+}
+
+/* Are the numbers of a desc possible ones? False with the error recorded. names: those of its mask, format, softmax
+ * type, diagonal and dropout in messages. */
+static bool te__attn_core_ok(te_ctx *te, const char *who, const char *const names[5], const te_sdpa_desc *d) {
+    const te_attn_rule *x = &d->rule;
+    if ((int)x->mask < 0 || x->mask > TE_MASK_ARBITRARY || (int)d->format < 0 || d->format > TE_THD)
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: %s %d, %s %d; masks up to TE_MASK_ARBITRARY (7), TE_SBHD (0) to TE_THD (2) are possible", who,
+                 names[0], (int)x->mask, names[1], (int)d->format);
+    else if ((int)x->softmax_type < 0 || x->softmax_type > TE_SOFTMAX_LEARNABLE || (int)x->bottom_right_diagonal < 0 ||
+             x->bottom_right_diagonal > TE_OFF)
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: %s %d, %s %d; softmax types up to TE_SOFTMAX_LEARNABLE (2), and TE_DEFAULT (0) to TE_OFF (2), "
+                 "are possible",
+                 who, names[2], (int)x->softmax_type, names[3], (int)x->bottom_right_diagonal);
+    else if (!(x->dropout_p >= 0.0f && x->dropout_p <= 1.0f))
+        te__fail(te, TE_ERR_INVALID, "%s: %s %g; it is a probability, 0 to 1", who, names[4], (double)x->dropout_p);
+    else return true;
+    return false;
+}
+/* A module of that implementation, under the desc's name or else `name`. */
+static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name,
+                                       const te__attn_core *core) {
+    te_module *m = te__module_named(te, &impl->cls, core->desc.name, name);
+    te__attn_core *own;
+    if (!m) return NULL;
+    own = (te__attn_core *)m->state;
+    *own = *core;
+    own->desc.name = NULL; /* the module has a copy */
+    if (own->channels) own->desc.rule.softmax_scale = te__attn_scale(own->desc.rule.softmax_scale, own->channels);
+    return m;
+}
+
+/* ---- SDPA ---- */
+
+static te_result te__sdpa_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
+    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
+    run->part[0] = args->input;
+    run->part[1] = args->key;
+    run->part[2] = args->value;
+    te__attn_core_rule(m, &args->attention, &run->told.rule);
+    return te__attn_core_shapes(m, "SDPA", run->part);
+}
+static te_tensor *te__sdpa_attend(te_module *m, te__attn_run *run) {
+    (void)m;
+    return te_attention(run->part[0], run->part[1], run->part[2], &run->told);
+}
+static const te__attn_impl te__sdpa = {{"SDPA", sizeof(te__attn_core), te__attn_core_forward, NULL, NULL},
+                                       te__sdpa_prepare,
+                                       te__sdpa_attend};
+
+TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
+    static const char *const names[5] = {"rule.mask", "format", "rule.softmax_type", "rule.bottom_right_diagonal",
+                                         "rule.dropout_p"};
+    static const char who[] = "te_sdpa_create";
+    te__attn_core core = TE_ZERO;
+    const te_attn_rule *x = &core.desc.rule;
+    if (!te || !te__has_desc(te, desc, who)) return NULL;
+    core.desc = *desc;
+    if (!(x->softcap >= 0.0f && x->softcap <= FLT_MAX)) {
+        te__fail(te, TE_ERR_INVALID, "%s: rule.softcap is %g; a positive number, or 0 for none, is needed", who,
+                 (double)x->softcap);
+        return NULL;
+    }
+    if (!te__options_ok(te, who, &te__sdpa_rule_group, x) || !te__attn_core_ok(te, who, names, desc)) return NULL;
+    if (!x->softmax_offset != (x->softmax_type != TE_SOFTMAX_LEARNABLE)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: rule.softmax_offset is %s and rule.softmax_type %d; TE_SOFTMAX_LEARNABLE (%d) needs it, and "
+                 "others do not read it",
+                 who, x->softmax_offset ? "given" : "NULL", (int)x->softmax_type, (int)TE_SOFTMAX_LEARNABLE);
+        return NULL;
+    }
+    return te__module_built(te__attn_core_create(te, &te__sdpa, "sdpa", &core));
+}
+
+/* ---- DotProductAttention ---- */
 
 typedef struct te__dpa_module {
-    te_attention_options options; /* with defaults */
+    te__attn_core core;
+    bool cross, return_max_logit; /* attention_type, return_max_logit */
     te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call
                                    * needs them */
     te__scaling *scaling;         /* of attention in FP8 */
@@ -11,10 +179,10 @@ typedef struct te__dpa_module {
 } te__dpa_module;
 
 /* Ranks share the heads of attention, whole groups of them. */
-static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode,
-                             const te_attention_options *a) {
-    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) &&
-           te__divides(m, "num_gqa_groups", a->num_gqa_groups);
+static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, int heads,
+                             int groups) {
+    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", heads) &&
+           te__divides(m, "num_gqa_groups", groups);
 }
 
 /* ---- queries, keys and values ---- */
@@ -45,13 +213,13 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
  * so as q, k and v. */
 static bool te__dpa_packing(const te_module *m, const te_attention_call *c, const te_tensor *x, int dim,
                             te__packing *p) {
-    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
-    const int leading = o->qkv_format == TE_THD ? 1 : 2;
+    const te__attn_core *s = te__attn_core_of(m);
+    const int leading = s->desc.format == TE_THD ? 1 : 2;
     const int64_t *of_token = x->shape + leading;
     memset(p, 0, sizeof(*p));
-    p->heads = (int)te__per_rank(m, o->num_attention_heads);
-    p->groups = (int)te__per_rank(m, o->num_gqa_groups);
-    p->head_dim = o->kv_channels;
+    p->heads = (int)te__per_rank(m, s->heads);
+    p->groups = (int)te__per_rank(m, s->groups);
+    p->head_dim = s->channels;
     p->interleaved = dim == -2;
     p->keys = !c->qkv_layer;
     if (x->shape[x->ndim - 1] != p->head_dim) return false;
@@ -65,26 +233,24 @@ static bool te__dpa_packing(const te_module *m, const te_attention_call *c, cons
  * sequences lie side by side under sbhd alone, and have one rule alone: the same for all sequences and heads. */
 static bool te__core_reads_packed(const te_module *m, const te_attention_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
-    const te_attention_options *o = &s->options;
-    const te_attn_mask mask = c->attn_mask_type ? c->attn_mask_type : o->attn_mask_type;
+    const te_sdpa_desc *d = &s->core.desc;
+    const te_attn_mask mask = c->attn_mask_type ? c->attn_mask_type : d->rule.mask;
     te__autocast cast;
     if (c->inference_params || te__context_size(&s->context) > 1 || te__runs_fp8_attention(m, &cast)) return false;
     if (!te__packing_spreads(p)) return true;
-    return o->qkv_format == TE_SBHD && !te__attn_pads(mask) && mask != TE_MASK_ARBITRARY &&
-           !c->core_attention_bias_type && !c->core_attention_bias && !c->alibi_slopes && !c->score_mod &&
-           o->softmax_type == TE_SOFTMAX_VANILLA && !o->return_max_logit;
+    return d->format == TE_SBHD && !te__attn_pads(mask) && mask != TE_MASK_ARBITRARY && !c->core_attention_bias_type &&
+           !c->core_attention_bias && !c->alibi_slopes && !c->score_mod && d->rule.softmax_type == TE_SOFTMAX_VANILLA &&
+           !s->return_max_logit;
 }
 
-/* The three of a call, each a tensor or part of a packed one; *packed: the latter, if they are read where they lie, as
- * *p says. */
-static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_tensor *part[3], te_tensor **packed,
-                               te__packing *p) {
-    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+/* The three of a call, each a tensor or part of a packed one, which run->packed is if they are read where they lie. */
+static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__attn_run *run) {
+    const te_qkv_format format = run->told.format;
     const te_attention_call *c = &args->attention;
-    const int ndim = o->qkv_format == TE_THD ? 3 : 4, dim = c->qkv_interleave_dim ? c->qkv_interleave_dim : -3;
-    te_tensor *x = c->qkv_layer ? c->qkv_layer : c->kv_layer;
+    const int ndim = format == TE_THD ? 3 : 4, dim = c->qkv_interleave_dim ? c->qkv_interleave_dim : -3;
+    te_tensor *x = c->qkv_layer ? c->qkv_layer : c->kv_layer, **part = run->part;
+    te__packing *p = &run->packing;
     int i;
-    *packed = NULL;
     part[0] = args->input;
     part[1] = args->key;
     part[2] = args->value;
@@ -104,10 +270,10 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_ten
                                      : "key or value");
     if (x && te__need_memory(x, "DotProductAttention") == TE_OK && x->buffer && te__dpa_packing(m, c, x, dim, p)) {
         if (te__core_reads_packed(m, c, p)) {
-            *packed = te_tensor_contiguous(x);
-            return *packed && te__packed_views(p, *packed, o->qkv_format, part) ? TE_OK : te_error_code(m->te);
+            run->packed = te_tensor_contiguous(x);
+            return run->packed && te__packed_views(p, run->packed, format, part) ? TE_OK : te_error_code(m->te);
         }
-        if (!p->keys) return te__split_qkv(x, p, o->qkv_format, NULL, part) ? TE_OK : te_error_code(m->te);
+        if (!p->keys) return te__split_qkv(x, p, format, NULL, part) ? TE_OK : te_error_code(m->te);
     }
     if (c->qkv_layer && !te__packed_fits(m->te, "qkv_layer", c->qkv_layer, ndim, 3, dim)) return TE_ERR_SHAPE;
     if (c->kv_layer && !te__packed_fits(m->te, "kv_layer", c->kv_layer, ndim, 2, dim)) return TE_ERR_SHAPE;
@@ -115,24 +281,7 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_ten
         if (c->qkv_layer) part[i] = te__packed_part(c->qkv_layer, 3, dim, i);
         if (c->kv_layer && i > 0) part[i] = te__packed_part(c->kv_layer, 2, dim, i - 1);
     }
-    if (part[0] && part[1] && part[2]) return TE_OK;
-    if (te_error_code(m->te) != TE_OK) return te_error_code(m->te);
-    return te__fail(m->te, TE_ERR_INVALID,
-                    "DotProductAttention: key and value are needed beside the input (the query)");
-}
-static te_result te__dpa_shapes(te_module *m, te_tensor *const part[3]) {
-    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
-    const long long heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
-    const char *const rows = o->qkv_format == TE_THD ? "tokens" : ".., ..";
-    const int ndim = o->qkv_format == TE_THD ? 3 : 4;
-    char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
-    if (part[0]->ndim == ndim && part[0]->shape[ndim - 2] == heads && part[0]->shape[ndim - 1] == o->kv_channels &&
-        part[1]->ndim == ndim && part[1]->shape[ndim - 2] == groups)
-        return TE_OK;
-    return te__fail(m->te, TE_ERR_SHAPE,
-                    "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed",
-                    te__shape_text(part[0], t), te__shape_text(part[1], u), rows, heads, (long long)o->kv_channels,
-                    rows, groups, (long long)o->kv_channels);
+    return part[0] && part[1] && part[2] ? TE_OK : te_error_code(m->te);
 }
 
 /* ---- masks and lengths ---- */
@@ -158,9 +307,8 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
 
 /* cu_seqlens_q and _kv of a padding mask. */
 static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_tensor *const part[3], te_attn_rule *x) {
-    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
-    const te_qkv_format format = o->qkv_format;
-    const bool cross = o->attention_type == TE_ATTENTION_CROSS;
+    const te_qkv_format format = te__attn_core_of(m)->desc.format;
+    const bool cross = ((const te__dpa_module *)m->state)->cross;
     const int seq = format == TE_BSHD ? 1 : 0;
     x->cu_seqlens_q = c->cu_seqlens_q;
     x->cu_seqlens_kv = c->cu_seqlens_kv ? c->cu_seqlens_kv : cross ? NULL : c->cu_seqlens_q;
@@ -199,10 +347,10 @@ static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_te
     return TE_OK;
 }
 
-/* The window of a call, by TransformerEngine's rules (see te_attention_options). */
-static te_result te__dpa_window(te_module *m, te_window w, te_attn_mask mask, te_window *out) {
-    const bool causal = te__attn_is_causal(mask);
-    *out = w;
+/* The window of a rule, by TransformerEngine's rules (see te_attention_options). */
+static te_result te__dpa_window(te_module *m, te_attn_rule *x) {
+    const te_window w = x->window;
+    const bool causal = te__attn_is_causal(x->mask);
     if (!w.on) return TE_OK;
     if (w.left < -1 || w.right < -1 ||
         (causal ? w.left == -1 && w.right > 0 : (w.left == -1) != (w.right == -1) && !(w.left == -1 && w.right == 0)))
@@ -210,9 +358,9 @@ static te_result te__dpa_window(te_module *m, te_window w, te_attn_mask mask, te
                         "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) "
                         "is possible, under others both are numbers of "
                         "keys or both -1, for no bound",
-                        (long long)w.left, (long long)w.right, (int)mask);
-    if (causal) out->right = 0;
-    else if (w.left == -1) out->right = -1;
+                        (long long)w.left, (long long)w.right, (int)x->mask);
+    if (causal) x->window.right = 0;
+    else if (w.left == -1) x->window.right = -1;
     return TE_OK;
 }
 
@@ -228,7 +376,7 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
  * the rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
-    const int heads = s->options.num_attention_heads,
+    const int heads = s->core.heads,
               first = te__group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
     const int64_t n = te__per_rank(m, heads);
     const size_t bytes = (size_t)n * sizeof(float);
@@ -245,73 +393,59 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* *x: the rule of te_attention, zero before, by the options of the module and of its call: no other place makes one of
- * them. Keys and values go through the cache, if there is one. */
-static te_result te__dpa_rule(te_module *m, const te_attention_call *c, te_tensor *part[3], te_attn_rule *x) {
-    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
-    const te_qkv_format format = o->qkv_format;
-    te_attn_mask mask = c->attn_mask_type ? c->attn_mask_type : o->attn_mask_type;
-    te_window window;
+/* Completes the rule of a call by what TransformerEngine asks of masks, and by lengths. Keys and values go through the
+ * cache, if there is one. */
+static te_result te__dpa_masks(te_module *m, const te_attention_call *c, te_tensor *part[3], te_attn_rule *x) {
+    const te_qkv_format format = te__attn_core_of(m)->desc.format;
     te_inference_step step;
     te_result result;
-    if ((int)mask < 0 || mask > TE_MASK_ARBITRARY)
+    if ((int)x->mask < 0 || x->mask > TE_MASK_ARBITRARY)
         return te__fail(
             m->te, TE_ERR_INVALID,
             "DotProductAttention: attn_mask_type %d; TE_MASK_NONE (1) to TE_MASK_ARBITRARY (7) are possible",
-            (int)mask);
-    if (!te__attn_pads(mask) && format == TE_THD && !c->inference_params)
+            (int)x->mask);
+    if (!te__attn_pads(x->mask) && format == TE_THD && !c->inference_params)
         return te__fail(m->te, TE_ERR_INVALID,
                         "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask "
                         "with padding (%d to %d)",
-                        (int)mask, (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
-    if (c->inference_params) mask = te__cached_mask(mask);
-    if (c->inference_params && !te__attn_pads(mask))
+                        (int)x->mask, (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+    if (c->inference_params) x->mask = te__cached_mask(x->mask);
+    if (c->inference_params && !te__attn_pads(x->mask))
         return te__fail(m->te, TE_ERR_INVALID,
                         "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache "
                         "takes the masks before it (1 to 6)",
-                        (int)mask);
-    if (!te__attn_pads(mask) &&
+                        (int)x->mask);
+    if (!te__attn_pads(x->mask) &&
         (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
         return te__fail(
             m->te, TE_ERR_INVALID,
             "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)",
-            (int)mask, (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
-    if (mask == TE_MASK_ARBITRARY && !c->attention_mask)
+            (int)x->mask, (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+    if (x->mask == TE_MASK_ARBITRARY && !c->attention_mask)
         return te__fail(m->te, TE_ERR_INVALID,
                         "DotProductAttention: attention_mask is NULL with attn_mask_type %d (TE_MASK_ARBITRARY), which "
                         "is that tensor",
                         (int)TE_MASK_ARBITRARY);
-    result = te__dpa_window(m, c->window.on ? c->window : o->window, mask, &window);
+    result = te__dpa_window(m, x);
     if (result != TE_OK) return result;
     if (c->inference_params) {
         result = te_inference_params_step(c->inference_params, m, part[1], part[2], format, &step);
         if (result != TE_OK) return result;
-        *x = step.rule;
+        x->cu_seqlens_q = step.rule.cu_seqlens_q;
+        x->cu_seqlens_kv = step.rule.cu_seqlens_kv;
+        x->max_seqlen_q = step.rule.max_seqlen_q;
+        x->page_table = step.rule.page_table;
         part[1] = step.k;
         part[2] = step.v;
-    } else if (te__attn_pads(mask)) {
+    } else if (te__attn_pads(x->mask))
         result = te__dpa_lengths(m, c, part, x);
-        if (result != TE_OK) return result;
-    } else if (mask == TE_MASK_ARBITRARY)
+    else if (x->mask == TE_MASK_ARBITRARY)
         x->attention_mask = c->attention_mask;
-    x->mask = mask;
-    x->window = window;
-    x->softmax_scale = o->softmax_scale;
-    x->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
-    x->bottom_right_diagonal = c->bottom_right_diagonal ? c->bottom_right_diagonal : o->bottom_right_diagonal;
-    x->core_attention_bias_type = c->core_attention_bias_type;
-    x->core_attention_bias = c->core_attention_bias;
-    x->alibi_slopes = c->alibi_slopes;
-    if (x->core_attention_bias_type == TE_ATTN_BIAS_ALIBI && !x->alibi_slopes && m->parallel.size > 1) {
-        if (te__parallel_ready(m) != TE_OK) return te_error_code(m->te);
-        x->alibi_slopes = te__dpa_slopes(m);
-        if (!x->alibi_slopes) return te_error_code(m->te);
-    }
-    x->softmax_type = o->softmax_type;
-    if (o->softmax_type == TE_SOFTMAX_LEARNABLE)
-        x->softmax_offset = te_tensor_cast(te_module_parameter(m, "softmax_offset"), TE_F32);
-    if (c->score_mod) x->score_mod = *c->score_mod;
-    return TE_OK;
+    if (result != TE_OK || x->core_attention_bias_type != TE_ATTN_BIAS_ALIBI || x->alibi_slopes || m->parallel.size < 2)
+        return result;
+    if (te__parallel_ready(m) != TE_OK) return te_error_code(m->te);
+    x->alibi_slopes = te__dpa_slopes(m);
+    return x->alibi_slopes ? TE_OK : te_error_code(m->te);
 }
 
 /* ---- ranks that share sequences ---- */
@@ -440,42 +574,36 @@ static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], c
     return TE_OK;
 }
 
-static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
-    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
-    te__context *context = &((te__dpa_module *)m->state)->context;
-    const bool shares = te__context_size(context) > 1;
-    te_attention_desc a = TE_ZERO;
-    te_tensor *part[3], *packed, *y;
-    te__packing packing;
-    te_result result;
-    if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
-        te_forward_args call = *args;
-        call.attention.checkpoint_core_attention = false;
-        result = te__module_run_checkpointed(m, &call, true);
-        args->outputs = call.outputs;
-        return result;
-    }
-    result = te__dpa_parts(m, args, part, &packed, &packing);
-    if (result == TE_OK && !(packed && te__packing_spreads(&packing))) result = te__dpa_shapes(m, part);
-    a.format = o->qkv_format;
-    if (result == TE_OK) result = te__dpa_rule(m, &args->attention, part, &a.rule);
-    if (result == TE_OK && shares) result = te__dpa_context_choices(m, &args->attention, &a);
-    if (result == TE_OK && shares) result = te__dpa_context_sizes(m, part, &a);
-    if (result == TE_OK && o->return_max_logit) {
-        args->outputs.max_logit = a.max_logit = te__empty_1d(m->te, TE_F32, te__per_rank(m, o->num_attention_heads));
-        if (!a.max_logit) result = te_error_code(m->te);
+static te_result te__dpa_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
+    te__dpa_module *s = (te__dpa_module *)m->state;
+    const bool shares = te__context_size(&s->context) > 1;
+    te_attention_desc *a = &run->told;
+    te_result result = te__dpa_parts(m, args, run);
+    if (result == TE_OK && !(run->packed && te__packing_spreads(&run->packing)))
+        result = te__attn_core_shapes(m, "DotProductAttention", run->part);
+    if (result == TE_OK) te__attn_core_rule(m, &args->attention, &a->rule);
+    if (result == TE_OK) result = te__dpa_masks(m, &args->attention, run->part, &a->rule);
+    if (result == TE_OK && shares) result = te__dpa_context_choices(m, &args->attention, a);
+    if (result == TE_OK && shares) result = te__dpa_context_sizes(m, run->part, a);
+    if (result == TE_OK && s->return_max_logit) {
+        a->max_logit = te__empty_1d(m->te, TE_F32, te__per_rank(m, s->core.heads));
+        if (!a->max_logit) result = te_error_code(m->te);
     }
     if (result == TE_OK) result = te__fork_begin(m);
-    if (result != TE_OK) {
-        if (shares) te__context_attention_run(part, &a, context, result); /* the other ranks are told */
-        return result;
-    }
-    y = shares   ? te__heads_joined(te__context_attention_run(part, &a, context, TE_OK))
-        : packed ? te__heads_joined(te__packed_attention_run(part[0], packed, &packing, &a))
-                 : te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a,
-                                      args->fp8_output);
+    /* the other ranks are told */
+    if (result != TE_OK && shares) te__context_attention_run(run->part, a, &s->context, result);
+    return result;
+}
+static te_tensor *te__dpa_attend(te_module *m, te__attn_run *run) {
+    te__dpa_module *s = (te__dpa_module *)m->state;
+    te_tensor **part = run->part, *y;
+    if (te__context_size(&s->context) > 1)
+        y = te__heads_joined(te__context_attention_run(part, &run->told, &s->context, TE_OK));
+    else if (run->packed)
+        y = te__heads_joined(te__packed_attention_run(part[0], run->packed, &run->packing, &run->told));
+    else y = te__core_attention(m, s->scaling, part[0], part[1], part[2], &run->told, run->fp8_output);
     te__fork_end(m);
-    return te__output(m, args, y);
+    return y;
 }
 static void te__dpa_destroy(te_module *m) {
     te_tensor_release(((te__dpa_module *)m->state)->slopes);
@@ -485,16 +613,22 @@ static te_result te__dpa_reset(te_module *m) {
     te_tensor *offset = te_module_parameter(m, "softmax_offset");
     return offset ? te_tensor_fill(offset, 0.0) : TE_OK;
 }
-static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa_module), te__dpa_forward,
-                                              te__dpa_destroy, te__dpa_reset};
+static const te__attn_impl te__dpa = {
+    {"DotProductAttention", sizeof(te__dpa_module), te__attn_core_forward, te__dpa_destroy, te__dpa_reset},
+    te__dpa_prepare,
+    te__dpa_attend};
+/* The state of a DotProductAttention; NULL for a module of another class. */
+static te__dpa_module *te__dpa_of(const te_module *m) {
+    return m->cls == &te__dpa.cls ? (te__dpa_module *)m->state : NULL;
+}
 
 /* The ranks that share the sequences of m's core; NULL if it is not this class's. */
 static te__context *te__context_of_core(const te_module *core) {
-    return core && core->cls == &te__dpa_class && !core->own_forward ? &((te__dpa_module *)core->state)->context : NULL;
+    te__dpa_module *s = core && !core->own_forward ? te__dpa_of(core) : NULL;
+    return s ? &s->context : NULL;
 }
 static te_result te__context_set(te_module *m, te_group *cp, te_group *p2p, te_cp_comm comm) {
-    te_result result =
-        m->cls == &te__dpa_class ? te__dpa_share(m, "te_set_context_parallel_group", cp, p2p, comm) : TE_OK;
+    te_result result = te__dpa_of(m) ? te__dpa_share(m, "te_set_context_parallel_group", cp, p2p, comm) : TE_OK;
     int i;
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__context_set(m->children[i], cp, p2p, comm);
     return result;
@@ -504,67 +638,55 @@ TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group,
     return m ? te__context_set(m, cp_group, cp_p2p_group, cp_comm_type) : TE_ERR_STATE;
 }
 
-/* Choices of the attention core; false with the error recorded. */
-static bool te__dpa_choices_ok(te_ctx *te, const te_attention_options *o) {
-    const char *const who = "te_dot_product_attention_create";
-    if (o->num_attention_heads < 1 || o->num_gqa_groups < 1 || o->num_attention_heads % o->num_gqa_groups ||
-        o->kv_channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads",
-                 who, o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups);
-        return false;
-    }
-    if ((int)o->attn_mask_type < 0 || o->attn_mask_type > TE_MASK_ARBITRARY || (int)o->qkv_format < 0 ||
-        o->qkv_format > TE_THD) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: attention.attn_mask_type %d, attention.qkv_format %d; masks up to TE_MASK_ARBITRARY (7), TE_SBHD "
-                 "(0) to TE_THD (2) are possible",
-                 who, (int)o->attn_mask_type, (int)o->qkv_format);
-        return false;
-    }
-    if ((int)o->softmax_type < 0 || o->softmax_type > TE_SOFTMAX_LEARNABLE || (int)o->bottom_right_diagonal < 0 ||
-        o->bottom_right_diagonal > TE_OFF) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: attention.softmax_type %d, attention.bottom_right_diagonal %d; softmax types up to "
-                 "TE_SOFTMAX_LEARNABLE (2), and TE_DEFAULT (0) to TE_OFF (2), are "
-                 "possible",
-                 who, (int)o->softmax_type, (int)o->bottom_right_diagonal);
-        return false;
-    }
-    if (!(o->attention_dropout >= 0.0f && o->attention_dropout <= 1.0f)) {
-        te__fail(te, TE_ERR_INVALID, "%s: attention.attention_dropout %g; it is a probability, 0 to 1", who,
-                 (double)o->attention_dropout);
-        return false;
-    }
-    return true;
-}
-
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
+    static const char *const names[5] = {"attention.attn_mask_type", "attention.qkv_format", "attention.softmax_type",
+                                         "attention.bottom_right_diagonal", "attention.attention_dropout"};
+    static const char who[] = "te_dot_product_attention_create";
+    const te_attention_options *o;
+    te__attn_core core = TE_ZERO;
+    te_attn_rule *x = &core.desc.rule;
+    te__dpa_module *s;
     te_module *m;
-    te_attention_options o;
-    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create")) return NULL;
-    o = desc->attention;
-    if (!o.num_gqa_groups) o.num_gqa_groups = o.num_attention_heads;
-    if (!te__dpa_choices_ok(te, &o)) return NULL;
-    m = te__module_named(te, &te__dpa_class, desc->name, "core_attention");
+    if (!te || !te__has_desc(te, desc, who)) return NULL;
+    o = &desc->attention;
+    core.desc.name = desc->name;
+    core.desc.format = o->qkv_format;
+    core.heads = o->num_attention_heads;
+    core.groups = o->num_gqa_groups ? o->num_gqa_groups : o->num_attention_heads;
+    core.channels = o->kv_channels;
+    x->mask = o->attn_mask_type ? o->attn_mask_type : TE_MASK_CAUSAL;
+    x->window = o->window;
+    x->softmax_scale = o->softmax_scale;
+    x->dropout_p = o->attention_dropout;
+    x->bottom_right_diagonal = o->bottom_right_diagonal;
+    x->softmax_type = o->softmax_type;
+    if (core.heads < 1 || core.groups < 1 || core.heads % core.groups || core.channels < 1) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads",
+                 who, core.heads, (long long)core.channels, core.groups);
+        return NULL;
+    }
+    if (!te__attn_core_ok(te, who, names, &core.desc)) return NULL;
+    m = te__attn_core_create(te, &te__dpa, "core_attention", &core);
     if (!m) return NULL;
-    m->takes_packed = true;
-    if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
-    ((te__dpa_module *)m->state)->options = o;
-    ((te__dpa_module *)m->state)->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
-    m->has_fp8_output = true;
-    m->checkpoint = o.checkpoint_core_attention;
-    if (te__dpa_share(m, "te_dot_product_attention_create", desc->parallel.cp_group, desc->parallel.cp_p2p_group,
-                      desc->parallel.cp_comm_type) == TE_OK &&
-        te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o) && o.softmax_type == TE_SOFTMAX_LEARNABLE)
-        te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, o.num_attention_heads), 0);
-    te__rng_open(m, o.rng_tracker_name);
+    s = (te__dpa_module *)m->state;
+    s->cross = o->attention_type == TE_ATTENTION_CROSS;
+    s->return_max_logit = o->return_max_logit;
+    s->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
+    m->takes_packed = m->has_fp8_output = true;
+    m->checkpoint = o->checkpoint_core_attention;
+    if (te__dpa_share(m, who, desc->parallel.cp_group, desc->parallel.cp_p2p_group, desc->parallel.cp_comm_type) ==
+            TE_OK &&
+        te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, core.heads, core.groups) &&
+        o->softmax_type == TE_SOFTMAX_LEARNABLE)
+        te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, core.heads), 0);
+    te__rng_open(m, o->rng_tracker_name);
     return te__module_built(m);
 }
 
 /* ---- caches ---- */
 
 static bool te__cache_module(void *user, te_module *m) {
-    return m->cls != &te__dpa_class || te__cached_layer_of((te_inference_params *)user, m) != NULL;
+    return !te__dpa_of(m) || te__cached_layer_of((te_inference_params *)user, m) != NULL;
 }
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m) {
     if (!c || !m) return TE_ERR_STATE;

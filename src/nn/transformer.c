@@ -58,7 +58,7 @@ static bool te__makes_output(const te_module *child) {
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
                           bool later) {
     const te_module *core = te_module_find(m, "core_attention");
-    return !later && y && y->buffer && core && core->cls == &te__dpa_class && core->built_in && !core->own_forward &&
+    return !later && y && y->buffer && core && te__dpa_of(core) && core->built_in && !core->own_forward &&
            !te__runs_graphs(core) && te__core_reads_packed(core, &args->attention, p);
 }
 static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading) {
@@ -392,7 +392,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     outer = te__modules_of(te)->making;
     te__modules_of(te)->making = m;
     if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE,
-                          &d.attention))
+                          d.attention.num_attention_heads, d.attention.num_gqa_groups))
         return te__mha_built(m, outer);
     blocks[0] = d.attention.num_attention_heads * d.attention.kv_channels;
     blocks[1] = blocks[2] = d.attention.num_gqa_groups * d.attention.kv_channels;

@@ -114,7 +114,7 @@ TE_TEST_DEVICES(modules_name_shapes_and_path) {
     core_desc.attention.kv_channels = 8;
     te_module *core = te_dot_product_attention_create(te, &core_desc);
     REFUSED(te_forward(core, BF16(2, 1, 4, 8)), TE_ERR_INVALID, "core_attention: ", "key and value are needed", NULL);
-    REFUSED(attend(core, BF16(2, 1, 4, 8), BF16(2, 1, 3, 8), BF16(2, 1, 2, 8)), TE_ERR_SHAPE, "core_attention: ", "query [2, 1, 4, 8] and key [2, 1, 3, 8]", NULL);
+    REFUSED(attend(core, BF16(2, 1, 4, 8), BF16(2, 1, 3, 8), BF16(2, 1, 2, 8)), TE_ERR_SHAPE, "core_attention: ", "q is [2, 1, 4, 8], k [2, 1, 3, 8] and v [2, 1, 2, 8]", NULL);
     REFUSED(attend(core, BF16(2, 1, 4, 8), BF16(2, 1, 2, 8), BF16(3, 1, 2, 8)), TE_ERR_SHAPE, "core_attention: ", "v is [3, 1, 2, 8]", "[2, 1, 2, 8]");
     REFUSED(attend(core, BF16(2, 1, 4, 8), BF16(2, 3, 2, 8), BF16(2, 3, 2, 8)), TE_ERR_SHAPE, "core_attention: ", "q is [2, 1, 4, 8] and k is [2, 3, 2, 8]", NULL);
     REFUSED(attend(core, BF16(2, 1, 4, 8), BF16(2, 1, 2, 8), BF16(2, 1, 8)), TE_ERR_SHAPE, "core_attention: ", "q is [2, 1, 4, 8], k [2, 1, 2, 8], v [2, 1, 8]",

@@ -14,6 +14,10 @@ static bool te__attn_is_causal(te_attn_mask mask) {
 static te_attn_mask te__attn_mask_of(const te_attn_rule *x) {
     return x->mask == TE_MASK_DEFAULT ? TE_MASK_CAUSAL : x->mask;
 }
+/* Returns the factor of the scores for heads of d channels: the one that is given, or 1 / sqrt(d). */
+static float te__attn_scale(float given, int64_t d) {
+    return given != 0.0f ? given : te__floats_divide(1.0, sqrt((double)d));
+}
 /* Fills in the defaults of a checked rule; d: the head size of q. Backends and kernels' arguments use the completed
  * rule. */
 static void te__attn_resolve(te_attn_rule *x, int64_t d) {
@@ -23,7 +27,7 @@ static void te__attn_resolve(te_attn_rule *x, int64_t d) {
     else if (te__attn_is_causal(x->mask) || x->bottom_right_diagonal == TE_DEFAULT)
         x->bottom_right_diagonal = TE_ON;
     if (!x->window.on) x->window.left = x->window.right = -1;
-    if (x->softmax_scale == 0.0f) x->softmax_scale = (float)(1.0 / sqrt((double)d));
+    x->softmax_scale = te__attn_scale(x->softmax_scale, d);
 }
 
 /* ---- sizes ---- */

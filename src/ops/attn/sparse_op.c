@@ -38,7 +38,7 @@ static te_result te__sparse_attn_check(te_ctx *te, const char *op, te_op_sparse_
         r = te__fail(te, TE_ERR_UNSUPPORTED,
                      "%s: q is %s, kv %s and indices %s; at most 2^31 - 1 rows of q and kv, and slots, are possible",
                      op, te__shape_text(q, t), te__shape_text(kv, u), te__shape_text(x, v));
-    if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)q->shape[3]));
+    a->softmax_scale = te__attn_scale(a->softmax_scale, q->shape[3]);
     return r;
 }
 static te_result te__check_sparse_attn_fwd(te_ctx *te, te_op_sparse_attn_fwd_args *a) {

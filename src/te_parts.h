@@ -346,30 +346,16 @@
 #include "modules/graphed.c"
 #include "modules/parameters.c"
 #include "modules/step.c"
-#ifndef TE_NO_MOE
-#include "nn/moe.c"
-#endif
 #include "nn/layers.c"
 #include "nn/mlp.c"
 #include "nn/sequential.c"
-#ifndef TE_NO_MOE
-#include "nn/grouped.c"
-#include "nn/grouped_linear.c"
-#include "nn/padding.c"
-#endif
 #include "nn/inference.c"
 #include "nn/fp8_attention.c"
 #include "nn/core_attention.c"
 #include "nn/transformer.c"
-#ifndef TE_NO_LM
-#include "nn/causal_lm.c"
-#endif
+#include "nn/gated_mlp.c"
 #include "io/json.c"
 #include "io/safetensors.c"
-#ifndef TE_NO_LM
-#include "io/hf_config.c"
-#include "io/hf.c"
-#endif
 #include "train/states.c"
 #include "train/groups.c"
 #include "train/initialize.c"
@@ -381,6 +367,42 @@
 #include "train/checkpoint.c"
 #ifndef TE_NO_DIST
 #include "data_parallel/sharding.c"
+#endif
+
+/* moe: mixtures of experts */
+#ifndef TE_NO_MOE
+#include "moe/permute.c"
+#include "moe/router.c"
+#include "moe/grouped.c"
+#include "moe/grouped_linear.c"
+#include "moe/padding.c"
+#include "moe/gate.c"
+#include "moe/experts.c"
+#include "moe/dispatch.c"
+#include "moe/grouped_experts.c"
+#include "moe/expert_files.c"
+#include "moe/moe.c"
+#include "moe/block.c"
+#endif
+
+/* lm: language models that exist */
+#ifndef TE_NO_LM
+#include "nn/causal_lm.c"
+#include "io/hf_config.c"
+#include "io/hf.c"
+#endif
+
+/* lora: adapters */
+#ifndef TE_NO_LORA
+#include "lora/match.c"
+#include "lora/lora.c"
+#include "lora/dora.c"
+#include "lora/adapters.c"
+#include "lora/trained.c"
+#include "lora/apply.c"
+#include "lora/merge.c"
+#include "lora/files.c"
+#include "lora/load.c"
 #endif
 
 /* model: the layer of NeMo Automodel */
@@ -402,24 +424,8 @@
 #include "model/attention.c"
 #include "model/inject.c"
 #endif
-#ifndef TE_NO_LORA
-#include "model/lora_match.c"
-#include "model/lora.c"
-#include "model/dora.c"
-#include "model/lora_adapters.c"
-#include "model/lora_trained.c"
-#include "model/lora_apply.c"
-#include "model/lora_merge.c"
-#include "model/lora_files.c"
-#include "model/lora_load.c"
-#endif
-#ifndef TE_NO_MOE
-#include "model/gate.c"
-#include "model/experts.c"
-#include "model/dispatch.c"
-#include "model/grouped_experts.c"
-#include "model/moe.c"
-#include "model/expert_files.c"
+#if !defined(TE_NO_AUTOMODEL) && !defined(TE_NO_MOE)
+#include "model/moe_backend.c"
 #endif
 
 /* onnx: modules as files */

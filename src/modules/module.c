@@ -450,7 +450,7 @@ static bool te__module_is_transient(const te_module *m, const te_tensor *x) {
 
 /* ---- attributes ---- */
 
-#define TE__LORA "te.lora" /* the key of model/lora.c: a Linear with adapters */
+#define TE__LORA "te.lora" /* the key of lora/lora.c: a Linear with adapters */
 
 static te__attribute *te__module_attribute(const te_module *m, const char *key) {
     int i;

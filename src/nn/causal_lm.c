@@ -163,92 +163,6 @@ static void te__decoder_attention_factors(te_module *m) {
     r->long_factor = s->factors + half;
 }
 
-/* ---- DecoderMLP, and an expert, which is one with other names ---- */
-
-typedef struct te__decoder_mlp {
-    const char *gate, *up, *down; /* names of the children */
-    te_activation activation;     /* gated: one kernel for activation and product */
-} te__decoder_mlp;
-
-/* Memory that the children's outputs may go to, one behind the other, so that the activation reads both without a copy;
- * NULL: to memory of their own. A graph of exported nodes has rows of other numbers. */
-static te_tensor *te__decoder_mlp_halves(te_module *m, const te_tensor *x) {
-    const te__decoder_mlp *s = (const te__decoder_mlp *)m->state;
-    te_module *gate = te_module_find(m, s->gate);
-    const te_tensor *weight = gate && x && x->buffer && !x->te->exporting ? te_module_parameter(gate, "weight") : NULL;
-    return weight && weight->ndim == 2 ? te__halves_empty(x->te, x->dtype, te__rows(x), weight->shape[0]) : NULL;
-}
-static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
-    const te__decoder_mlp *s = (const te__decoder_mlp *)m->state;
-    te_tensor *halves = te__decoder_mlp_halves(m, args->input), *parts[2];
-    te_forward_args in = TE_ZERO;
-    int h;
-    te__hand_on(&in, args);
-    in.input = args->input;
-    for (h = 0; h < 2; h++) {
-        int64_t half = halves ? halves->shape[1] / 2 : 0;
-        te__functions_of(m->te)->place = halves ? te__half(halves, h, 1, &half) : NULL;
-        parts[h] = te__run_child(m, h ? s->up : s->gate, &in);
-    }
-    te__functions_of(m->te)->place = NULL;
-    if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
-        in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
-    else in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
-    return te__output(m, args, te__run_child(m, s->down, &in));
-}
-static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward,
-                                                      NULL, NULL};
-
-/* ---- SparseMoe: experts ----
- *
- * The weights are those of experts.E.w1, w3 and w2, under the names of the file. Three GroupedLinear beside them, w1,
- * w3 and w2, multiply the rows of all experts at once, by sizes that stay on the device: no forward waits for the
- * router's choice. */
-
-typedef struct te__sparse_moe {
-    int experts, chosen; /* of each token */
-    te_activation activation;
-} te__sparse_moe;
-
-/* The parameter of expert i for `m`, the GroupedLinear that is named as the experts' Linears are. */
-static te_tensor *te__expert_parameter(te_module *m, const char *kind, int i) {
-    te_module *expert = te_module_child(te_module_find(te_module_parent(m), "experts"), i);
-    return te_module_parameter(te_module_find(expert, m->name), kind);
-}
-
-static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
-    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
-    te_ctx *te = m->te;
-    const int64_t tokens = te__rows(args->input), rows = tokens * s->chosen, shape[2] = {tokens, te__cols(args->input)};
-    te_forward_args in = TE_ZERO;
-    te_fused_topk_desc choice = TE_ZERO;
-    te_moe_unpermute_desc merge = TE_ZERO;
-    te_tensor *x, *y, *routing = NULL, *counts, *map, *parts[2];
-    if (rows > INT32_MAX)
-        return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible",
-                        (long long)tokens, s->chosen);
-    if (tokens == 0) return te__output(m, args, args->input);
-    x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape);
-    te__hand_on(&in, args);
-    in.input = x;
-    y = te__run_plain(m, "gate", &in);
-    choice.topk = s->chosen;
-    /* In f32: the shares of a token's experts are not rounded, as in transformers. */
-    merge.merging_probs = y ? te_fused_topk_with_score_function(te_tensor_cast(y, TE_F32), &choice, &routing) : NULL;
-    counts = te__empty_1d(te, TE_I64, s->experts);
-    map = routing && counts ? te__moe_mask_map(routing, counts) : NULL;
-    in.input = map ? te__permute("moe_permute", x, map, 0, NULL, NULL, NULL, rows) : NULL;
-    if (!in.input) return te_error_code(te);
-    in.m_splits_tensor = counts;
-    parts[0] = te__run_child(m, "w1", &in);
-    parts[1] = te__run_child(m, "w3", &in);
-    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
-    y = te_moe_unpermute(te__run_child(m, "w2", &in), map, &merge);
-    return te__output(m, args, te_tensor_view(y, args->input->ndim, args->input->shape));
-}
-static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL,
-                                                     NULL};
-
 /* ---- DecoderLayer ---- */
 
 static te_tensor *te__run_on(te_module *m, const char *name, te_tensor *x, const te_forward_args *args) {
@@ -278,32 +192,6 @@ static te_result te__list_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
 }
 static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward, NULL, NULL};
-
-/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they
- * are. Those that are stored quantized have codes of their own. */
-static te_result te__experts_reset(te_module *m) {
-    static const char *const names[] = {"w1", "w3", "w2"};
-    te_result result = TE_OK;
-    int i, part;
-    te__frame_begin(m->te);
-    for (part = 0; part < TE__COUNT(names) && !te__quantizes_weights(m->te) && result == TE_OK; part++) {
-        const te_tensor *first = te_module_parameter(te_module_find(te_module_child(m, 0), names[part]), "weight");
-        te_tensor *all;
-        if (!first || first->buffer || first->quantized) continue;
-        all = te__empty_2d(m->te, first->dtype, m->num_children * te__rows(first), te__cols(first));
-        if (!all) result = te_error_code(m->te);
-        for (i = 0; i < m->num_children && all; i++) {
-            te_tensor *x = te_module_parameter(te_module_find(m->children[i], names[part]), "weight");
-            if (x->buffer || x->quantized) continue; /* it has been given values by itself */
-            x->buffer = all->buffer;
-            x->buffer->refs++;
-            x->offset = i * te__numel(x) * te__dtype_size(x->dtype);
-        }
-    }
-    te__frame_end(m->te, NULL, 0);
-    return result;
-}
-static const te_module_class te__experts_class = {"ModuleList", 0, te__list_forward, NULL, te__experts_reset};
 
 /* ---- DecoderModel, CausalLM ---- */
 
@@ -489,18 +377,6 @@ static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const ch
     te__adopt(parent, name, te_rmsnorm_create(parent->te, &n));
 }
 
-/* A module of this room whose children follow: they are made between these two. */
-static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
-    te_module *m = te_module_create(te, cls, name);
-    *outer = te__modules_of(te)->making;
-    if (m) te__modules_of(te)->making = m;
-    return m;
-}
-static te_module *te__close_part(te_module *m, te_module *outer) {
-    te__modules_of(m->te)->making = outer;
-    return te__module_built(m);
-}
-
 static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_desc *d, int layer, bool slides) {
     const te_lm_rotary *r = slides ? &d->sliding_rotary : &d->rotary;
     const int64_t channels = d->num_attention_heads * d->head_dim, kv_channels = d->num_key_value_heads * d->head_dim;
@@ -536,58 +412,37 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     return te__close_part(m, outer);
 }
 
-static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d, const char *name, const char *gate,
-                                         const char *up, const char *down) {
-    te_module *outer, *m = te__open_part(te, &te__decoder_mlp_class, name, &outer);
-    te__decoder_mlp *s;
+static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d) {
+    te__gated_mlp state = TE_ZERO;
+    te_module *outer, *m;
+    state.gate = "gate_proj";
+    state.up = "up_proj";
+    state.down = "down_proj";
+    state.activation = d->activation;
+    m = te__gated_mlp_open(te, "mlp", &state, &outer);
     if (!m) return NULL;
-    s = (te__decoder_mlp *)m->state;
-    s->gate = gate;
-    s->up = up;
-    s->down = down;
-    s->activation = d->activation;
-    te__add_linear(m, d, gate, d->hidden_size, d->intermediate_size, d->mlp_bias);
-    te__add_linear(m, d, up, d->hidden_size, d->intermediate_size, d->mlp_bias);
-    te__add_linear(m, d, down, d->intermediate_size, d->hidden_size, d->mlp_bias);
+    te__add_linear(m, d, state.gate, d->hidden_size, d->intermediate_size, d->mlp_bias);
+    te__add_linear(m, d, state.up, d->hidden_size, d->intermediate_size, d->mlp_bias);
+    te__add_linear(m, d, state.down, d->intermediate_size, d->hidden_size, d->mlp_bias);
     return te__close_part(m, outer);
 }
-
-/* The product of all experts at once, on weights that they have. */
-static void te__add_grouped(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out) {
-    te_grouped_linear_desc g = TE_ZERO;
-    g.name = name;
-    g.num_gemms = d->num_local_experts;
-    g.in_features = in;
-    g.out_features = out;
-    g.gemm.no_bias = !d->mlp_bias;
-    g.gemm.params_dtype = d->params_dtype;
-    g.gemm.device = d->device;
-    te__adopt(parent, name, te__grouped_create(parent->te, &g, te__expert_parameter));
-}
-static te_module *te__sparse_moe_create(te_ctx *te, const te_causal_lm_desc *d) {
-    te_module *outer, *m = te__open_part(te, &te__sparse_moe_class, "block_sparse_moe", &outer), *list;
-    te_causal_lm_desc later = *d;
-    te__sparse_moe *s;
-    int i;
-    if (!m) return NULL;
-    s = (te__sparse_moe *)m->state;
-    s->experts = d->num_local_experts;
-    s->chosen = d->num_experts_per_tok;
-    s->activation = d->activation;
-    te__add_plain_linear(m, d, "gate", d->hidden_size, d->num_local_experts);
-    list = te_module_create(te, &te__experts_class, "experts");
-    te__adopt(m, "experts", list);
-    later.device = TE_PARAMS_META; /* te__experts_reset gives them their memory */
-    for (i = 0; i < d->num_local_experts && te_error_code(te) == TE_OK; i++) {
-        char name[16];
-        snprintf(name, sizeof(name), "%d", i);
-        te__adopt(list, name, te__decoder_mlp_create(te, &later, name, "w1", "w3", "w2"));
-    }
-    te__add_grouped(m, d, "w1", d->hidden_size, d->intermediate_size);
-    te__add_grouped(m, d, "w3", d->hidden_size, d->intermediate_size);
-    te__add_grouped(m, d, "w2", d->intermediate_size, d->hidden_size);
-    if (te_error_code(te) == TE_OK && d->device != TE_PARAMS_META) te__reset_tree(list);
-    return te__close_part(m, outer);
+static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) {
+    te__moe_block block = TE_ZERO;
+    te_moe_config *c = &block.config;
+    c->name = "block_sparse_moe";
+    c->n_routed_experts = d->num_local_experts;
+    c->n_activated_experts = d->num_experts_per_tok;
+    c->dim = d->hidden_size;
+    c->moe_inter_dim = d->intermediate_size;
+    c->expert_bias = d->mlp_bias;
+    c->dtype = d->params_dtype;
+    c->device = d->device;
+    block.init = d->init;
+    block.activation = d->activation;
+    block.gate = "w1";
+    block.up = "w3";
+    block.down = "w2";
+    return te__moe_block_create(te, &block);
 }
 
 static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *d, int layer, const char *name) {
@@ -601,8 +456,8 @@ static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *
         te__add_norm(m, d, "pre_feedforward_layernorm", d->hidden_size);
         te__add_norm(m, d, "post_feedforward_layernorm", d->hidden_size);
     }
-    if (d->num_local_experts) te__adopt(m, "block_sparse_moe", te__sparse_moe_create(te, d));
-    else te__adopt(m, "mlp", te__decoder_mlp_create(te, d, "mlp", "gate_proj", "up_proj", "down_proj"));
+    if (d->num_local_experts) te__adopt(m, "block_sparse_moe", te__decoder_experts_create(te, d));
+    else te__adopt(m, "mlp", te__decoder_mlp_create(te, d));
     return te__close_part(m, outer);
 }
 

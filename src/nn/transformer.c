@@ -18,6 +18,18 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
+/* A module whose children follow: they are made between these two. */
+static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
+    te_module *m = te_module_create(te, cls, name);
+    *outer = te__modules_of(te)->making;
+    if (m) te__modules_of(te)->making = m;
+    return m;
+}
+static te_module *te__close_part(te_module *m, te_module *outer) {
+    te__modules_of(m->te)->making = outer;
+    return te__module_built(m);
+}
+
 /* Runs the child of that name, looked up at each call: the program may have replaced it. It is there, or te__tree_whole
  * would have found its mark. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {

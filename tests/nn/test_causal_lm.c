@@ -115,7 +115,7 @@ TE_TEST(causal_lm_experts_lie_together) {
             snprintf(part, sizeof part, "experts.%d.w2", e);
             CHECK((const char *)te_tensor_data(te_module_parameter(clm_part(m, part), "weight")) == at + e * CLM_D * CLM_F * 2);
         }
-        CHECK(te_module_parameter(clm_part(m, "w2"), "weight0") == NULL);
+        CHECK(te_module_parameter(clm_part(m, "experts.w2"), "weight0") == NULL);
         te_module *last = clm_part(m, "experts.5.w1"); /* drawn by itself: not the values of expert 0 */
         CHECK(memcmp(test_read(te_module_parameter(last, "weight")), clm_weight(m, 0, "w1"), CLM_D * CLM_F * 4) != 0);
         te_module_destroy(m);

@@ -1,4 +1,4 @@
-/* model/lora_load.c: reading the peft library's folders: adapter_config.json and adapter_model.safetensors. Knows the
+/* lora/load.c: reading the peft library's folders: adapter_config.json and adapter_model.safetensors. Knows the
  * sites of adapters, what is trained beside them, and the files; must not know what adapters compute. Nothing in them
  * is trusted: the model changes when all names, shapes and options have been found good. */
 

@@ -1,4 +1,4 @@
-/* model/lora_files.c: writing adapters as the peft library's folders: adapter_config.json and
+/* lora/files.c: writing adapters as the peft library's folders: adapter_config.json and
  * adapter_model.safetensors. Knows the sites of adapters, what is trained beside them, and the files; must not know
  * what adapters compute. */
 

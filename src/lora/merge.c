@@ -1,4 +1,4 @@
-/* model/lora_merge.c: te_lora_merge and te_lora_remove. Knows the sites of adapters and what shares their weights; must
+/* lora/merge.c: te_lora_merge and te_lora_remove. Knows the sites of adapters and what shares their weights; must
  * not know files. */
 
 /* ---- who else has a weight ---- */

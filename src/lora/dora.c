@@ -1,4 +1,4 @@
-/* model/dora.c: DoRA on Linears: a trained length for each row of W + alpha / dim B A (Liu et al. 2024). Knows Linear,
+/* lora/dora.c: DoRA on Linears: a trained length for each row of W + alpha / dim B A (Liu et al. 2024). Knows Linear,
  * its adapters and the factors of rows; must not know how adapters are chosen, or files.
  *
  * y = x V^T * m / |V| + b, V = W + alpha / dim B A, with the lengths |V| of V's rows taken as constants in the backward

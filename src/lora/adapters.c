@@ -1,4 +1,4 @@
-/* model/lora_adapters.c: giving adapters to a site, and taking them away. Knows the forward passes with adapters; must
+/* lora/adapters.c: giving adapters to a site, and taking them away. Knows the forward passes with adapters; must
  * not know how sites are chosen, or files. */
 
 static te_result te__lora_fill_uniform(void *user, te_tensor *weight) {

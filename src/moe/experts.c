@@ -1,5 +1,5 @@
-/* model/experts.c: what the experts of a rank compute: products with a weight for each group of rows, the activation
- * between them, biases and the weights of the choice. Knows rows that are sorted by expert; must not know where they
+/* moe/experts.c: what experts are made of: products with a stack of weights, one for each group of rows, biases that the
+ * choice weights, activations. Knows rows that are sorted by expert; must not know where they
  * come from. */
 
 /* How the products of groups are made. */
@@ -241,31 +241,25 @@ static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_t
 /* ---- the activation ---- */
 
 static bool te__expert_is_gated(te_expert_activation a) { return a != TE_EXPERT_RELU2; }
-static te_tensor *te__expert_activate(te_tensor *h, te_expert_activation activation, const te_moe_config *c) {
-    te_activation_params params = TE_ZERO;
+/* The function that an activation of experts is, and its numbers. */
+static te_activation te__expert_function(te_expert_activation activation, const te_moe_config *c,
+                                         te_activation_params *params) {
     te_activation a = activation == TE_EXPERT_RELU2   ? TE_SRELU
                       : activation == TE_EXPERT_GEGLU ? TE_GEGLU
                                                       : TE_CLAMPED_SWIGLU;
     if (activation == TE_EXPERT_SWIGLU && c->swiglu_limit > 0.0f) {
-        params.limit = c->swiglu_limit;
-        params.alpha = 1.0f;
-        params.no_glu_linear_offset = true;
+        params->limit = c->swiglu_limit;
+        params->alpha = 1.0f;
+        params->no_glu_linear_offset = true;
     } else if (activation == TE_EXPERT_SWIGLU) {
         a = TE_SWIGLU;
     } else if (a == TE_CLAMPED_SWIGLU) {
-        params.limit = c->activation_limit;
-        params.alpha = c->activation_alpha;
-        if (activation == TE_EXPERT_QUICK_GEGLU) params.glu_interleave_size = 1;
+        params->limit = c->activation_limit;
+        params->alpha = c->activation_alpha;
+        if (activation == TE_EXPERT_QUICK_GEGLU) params->glu_interleave_size = 1;
     }
-    return h ? te_activate(h, a, &params) : NULL;
+    return a;
 }
-/* The same times the weights of the choice, or of all rows 1. */
-static te_tensor *te__expert_between(const te__expert_rows *r, te_tensor *h, const te_moe_config *c) {
-    te_tensor *a = te__expert_activate(h, c->expert_activation, c);
-    return c->apply_router_weight_after_down ? a : te__scale_rows(a, r->probs);
-}
-
-/* ---- an expert ---- */
 
 /* MXFP8 where its blocks stay within an expert's weight; what a context says about it, it says once. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
@@ -282,17 +276,4 @@ static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
                  (long long)te__expert_dim(c), (long long)c->moe_inter_dim);
     te__moe_of(te)->told_mxfp8_plain = true;
     return TE__EXPERTS_GROUPED;
-}
-
-/* Both products of the experts whose stacks are m's parameters: [R, dim]. With apply_router_weight_after_down the
- * weights of the choice are the caller's. */
-static te_tensor *te__expert_compute(te_module *m, const te_moe_config *c, te__expert_way way,
-                                     const te__expert_rows *r) {
-    te_tensor *up = te_module_parameter(m, "gate_and_up_projs"), *down = te_module_parameter(m, "down_projs"),
-              *down_bias = te_module_parameter(m, "down_proj_bias"), *y;
-    if (te__need_memory(up, m->cls->name) != TE_OK || te__need_memory(down, m->cls->name) != TE_OK) return NULL;
-    y = te__expert_product(r, way, r->x, up, te_module_parameter(m, "gate_up_proj_bias"));
-    y = y ? te__expert_between(r, y, c) : NULL;
-    y = y ? te__expert_product(r, way, y, down, c->apply_router_weight_after_down ? down_bias : NULL) : NULL;
-    return y && down_bias && !c->apply_router_weight_after_down ? te__weighted_bias(r, y, down_bias) : y;
 }

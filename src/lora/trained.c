@@ -1,4 +1,4 @@
-/* model/lora_trained.c: parameters that are trained beside adapters: those of modules_to_save, and biases. Knows the
+/* lora/trained.c: parameters that are trained beside adapters: those of modules_to_save, and biases. Knows the
  * sites of adapters and parameters; must not know files.
  *
  * Such a parameter is a copy. The module keeps the tensor that it had, and gets it back when the adapters are taken

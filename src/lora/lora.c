@@ -1,4 +1,4 @@
-/* model/lora.c: the products that can have adapters, and their forward passes with these. Knows the classes that
+/* lora/lora.c: the products that can have adapters, and their forward passes with these. Knows the classes that
  * multiply, embeddings and the module tree; must not know how adapters are chosen, or files.
  *
  * A *site* is one product of a module, its *owner*. Its adapters are the children lora_A and lora_B of its *holder*:

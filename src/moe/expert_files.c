@@ -1,4 +1,4 @@
-/* model/expert_files.c: the weights of experts between files with Hugging Face's names and the parameters of this
+/* moe/expert_files.c: the weights of experts between files with Hugging Face's names and the parameters of this
  * rank's experts. Knows both layouts; must not know how either is used. */
 
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count) {
@@ -16,7 +16,6 @@ TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, 
 }
 
 enum { TE__GATE_PROJ, TE__UP_PROJ, TE__DOWN_PROJ, TE__PROJS, TE__MISSING_SHOWN = 5 };
-static const char *const te__proj_names[TE__PROJS] = {"gate_proj", "up_proj", "down_proj"};
 
 /* The memory of one projection of local expert i, seen as a file has it: [out, in], or of a bias [out]. */
 static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
@@ -68,7 +67,7 @@ static te_result te__each_proj(te_module *m, const char *prefix, te__proj_fn fn,
              proj < TE__PROJS && result == TE_OK; proj++)
             for (bias = 0; bias <= (s->config.expert_bias ? 1 : 0) && result == TE_OK; bias++) {
                 int length = snprintf(name, sizeof(name), "%sexperts.%d.%s.%s", prefix ? prefix : "", first + i,
-                                      te__proj_names[proj], bias ? "bias" : "weight");
+                                      s->proj[proj], bias ? "bias" : "weight");
                 if (length >= (int)sizeof(name))
                     return te__fail(m->te, TE_ERR_INVALID,
                                     "the prefix has %d characters; names of at most %d are possible",

@@ -1,4 +1,4 @@
-/* nn/padding.c: Fp8Padding, Fp8Unpadding: rows of zeros behind groups of rows, by maps of chunks. Knows the sizes of a
+/* moe/padding.c: Fp8Padding, Fp8Unpadding: rows of zeros behind groups of rows, by maps of chunks. Knows the sizes of a
  * call as GroupedLinear takes them; must not know products. */
 
 typedef struct te__padding_module {

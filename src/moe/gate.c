@@ -1,4 +1,4 @@
-/* model/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and
+/* moe/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and
  * FakeBalancedGate. Knows the router's operations; must not know experts. */
 
 typedef struct te__moe_state {
@@ -93,7 +93,9 @@ static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t t
 
 typedef struct te__gate_module {
     te_moe_config config;
+    te_init init;
     te_dtype precision;
+    bool maps; /* weights and choice are [T, E], f32 and a map of bytes; else lists [T, K] */
     te_group *cp_group;
     te_tensor *load;       /* f32 [E] */
     uint64_t load_cleared; /* its version while nothing has been counted */
@@ -101,101 +103,57 @@ typedef struct te__gate_module {
     uint64_t master_of;    /* the version of the buffer that holds it, rounded */
 } te__gate_module;
 
-/* One choice; also what its backward pass reads. */
-typedef struct te__gate_choice {
-    te_score_function score;
-    bool over_all, all_scores, bias_in_probs, biased, zero_other_groups;
-    te_switch normalise;
-    float scale;
-    int topk, groups, group_topk, group_best;
-} te__gate_choice;
-
-/* saved: logits, topk_indices or NULL, the bias or NULL. */
-static te_result te__gate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
-                                   te_tensor **dx, const bool *needs) {
-    const te__gate_choice *c = (const te__gate_choice *)state;
-    te_op_moe_router_bwd_args args = TE_ZERO;
-    te_tensor *g = te_tensor_contiguous(dy[0]);
-    (void)needs;
-    args.logits = saved[0];
-    if (c->all_scores)
-        args.dprobs = g;
-    else
-        args.dtopk_probs = g;
-    args.topk_indices = saved[1];
-    args.expert_bias = saved[2];
-    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    args.topk = c->topk;
-    args.score_function = c->score;
-    args.use_pre_softmax = c->over_all;
-    args.scaling_factor = c->scale;
-    args.all_scores = c->all_scores;
-    args.norm_topk_prob = c->normalise;
-    args.bias_in_probs = c->bias_in_probs;
-    return g && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
-}
-/* Weights [T, K] in `dtype`, and *indices; or, with all_scores, the scores of all experts. */
-static te_tensor *te__gate_choose(te_tensor *logits, const te__gate_choice *c, te_tensor *bias, te_dtype dtype,
-                                  te_tensor **indices) {
-    te_ctx *te = logits->te;
-    te_op_moe_router_fwd_args args = TE_ZERO;
-    te_tensor *saved[3], *y = te__empty_2d(te, dtype, te__rows(logits), c->all_scores ? te__cols(logits) : c->topk);
-    if (!c->all_scores) *indices = te__empty_2d(te, TE_I32, te__rows(logits), c->topk);
-    if (!y || (!c->all_scores && !*indices)) return NULL;
-    args.logits = logits;
-    args.expert_bias = c->biased ? bias : NULL;
-    if (c->all_scores) {
-        args.probs = y;
-    } else {
-        args.topk_probs = y;
-        args.topk_indices = *indices;
-    }
-    args.topk = c->topk;
-    args.score_function = c->score;
-    args.use_pre_softmax = c->over_all;
-    args.num_groups = c->groups;
-    args.group_topk = c->group_topk;
-    args.group_best = c->group_best;
-    args.zero_other_groups = c->zero_other_groups;
-    args.scaling_factor = c->scale;
-    args.all_scores = c->all_scores;
-    args.norm_topk_prob = c->normalise;
-    args.bias_in_probs = c->bias_in_probs;
-    saved[0] = logits;
-    saved[1] = c->all_scores ? NULL : *indices;
-    saved[2] = c->bias_in_probs ? bias : NULL;
-    return te__record("gate", te__checked(y, te_op_moe_router_fwd(te, &args)), te__gate_backward, c, sizeof(*c),
-                      &logits, 1, saved, 3);
-}
-static te__gate_choice te__gate_choice_of(const te_moe_config *c, bool has_bias) {
-    te__gate_choice y = TE_ZERO;
+/* The router of a gate with this bias of the choice, or NULL. */
+static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tensor *bias) {
+    te_op_moe_router_fwd_args y = TE_ZERO;
     bool sigmoid = c->score_func == TE_GATE_SIGMOID || c->score_func == TE_GATE_SIGMOID_WITH_BIAS;
-    y.score = sigmoid                                 ? TE_SCORE_SIGMOID
-              : c->score_func == TE_GATE_SQRTSOFTPLUS ? TE_SCORE_SQRTSOFTPLUS
-                                                      : TE_SCORE_SOFTMAX;
-    y.over_all =
+    y.score_function = sigmoid                                 ? TE_SCORE_SIGMOID
+                       : c->score_func == TE_GATE_SQRTSOFTPLUS ? TE_SCORE_SQRTSOFTPLUS
+                                                               : TE_SCORE_SOFTMAX;
+    y.use_pre_softmax =
         c->score_func == TE_GATE_SOFTMAX_WITH_BIAS || (c->score_func == TE_GATE_SOFTMAX && c->softmax_before_topk);
-    y.biased = has_bias && c->score_func != TE_GATE_SOFTMAX;
-    y.bias_in_probs = y.biased && c->score_func == TE_GATE_SIGMOID && c->router_weight_uses_score_correction_bias;
-    y.normalise = c->norm_topk_prob ? TE_ON : TE_OFF;
-    y.scale = c->route_scale;
+    y.expert_bias = c->score_func != TE_GATE_SOFTMAX ? bias : NULL;
+    y.bias_in_probs =
+        y.expert_bias && c->score_func == TE_GATE_SIGMOID && c->router_weight_uses_score_correction_bias;
+    y.norm_topk_prob = c->norm_topk_prob ? TE_ON : TE_OFF;
+    y.scaling_factor = c->route_scale;
     y.topk = c->n_activated_experts;
     if (c->n_expert_groups > 1 && c->score_func != TE_GATE_SOFTMAX && c->score_func != TE_GATE_SQRTSOFTPLUS) {
-        y.groups = c->n_expert_groups;
+        y.num_groups = c->n_expert_groups;
         y.group_topk = c->n_limited_groups;
-        y.group_best = c->score_func == TE_GATE_SIGMOID && !has_bias ? 1 : 2;
+        y.group_best = c->score_func == TE_GATE_SIGMOID && !bias ? 1 : 2;
         y.zero_other_groups = c->rules_of_automodel && c->score_func != TE_GATE_SIGMOID_WITH_BIAS;
     }
     return y;
+}
+/* The choice, and its weights in `dtype`: *indices [T, K], or of maps the map u8 [T, E]. */
+static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args router,
+                                  te_dtype dtype, te_tensor **indices) {
+    te_ctx *te = logits->te;
+    te_tensor *y = te__empty_2d(te, dtype, te__rows(logits), s->maps ? te__cols(logits) : router.topk);
+    *indices = s->maps ? te__empty_like(logits, TE_U8) : te__empty_2d(te, TE_I32, te__rows(logits), router.topk);
+    if (!y || !*indices) return NULL;
+    if (s->maps) {
+        router.probs = y;
+        router.routing_map = *indices;
+    } else {
+        router.topk_probs = y;
+        router.topk_indices = *indices;
+    }
+    return te__run_router("gate", logits, &router);
 }
 
 /* ---- load and auxiliary loss ---- */
 
 /* How many tokens each expert gets, f32 [E]. */
-static te_tensor *te__gate_count(te_tensor *indices, te_tensor *padding, int64_t experts) {
+static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, te_tensor *padding) {
+    const int64_t experts = s->config.n_routed_experts;
     te_ctx *te = indices->te;
     te_op_moe_local_ids_args args = TE_ZERO;
     te_tensor *counts = te__empty_1d(te, TE_I32, experts), *load = te__empty_1d(te, TE_F32, experts);
+    if (s->maps)
+        return counts && load && te__moe_mask_map(indices, counts) ? te__checked(load, te_tensor_copy(load, counts))
+                                                                   : NULL;
     args.experts = indices;
     args.dropped = padding;
     args.local = te__empty_like(indices, TE_I32);
@@ -216,11 +174,10 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
 
 /* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division
  * is by 1. *met: the exchanges between ranks have begun. */
-static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, const te__gate_choice *choice,
-                                    te_tensor *bias, te_tensor *load, te_tensor *padding, bool *met) {
+static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
+                                    te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
     const te_moe_config *c = &s->config;
-    te__gate_choice all = *choice;
     te_fused_moe_aux_loss_desc d = TE_ZERO;
     te_op_axpby_args divide = TE_ZERO;
     te_op_sum_args sum = TE_ZERO;
@@ -228,12 +185,13 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     bool cp = te__group_size(s->cp_group) > 1;
     int i;
     all.all_scores = true;
-    all.biased = all.bias_in_probs;
-    all.groups = all.group_topk = all.group_best = 0;
+    if (!all.bias_in_probs) all.expert_bias = NULL;
+    all.num_groups = all.group_topk = all.group_best = 0;
     all.zero_other_groups = false;
-    all.scale = 1.0f;
-    if (c->n_activated_experts == 1) all.normalise = TE_OFF;
-    scores = te__gate_choose(logits, &all, bias, TE_F32, NULL);
+    all.scaling_factor = 1.0f;
+    if (c->n_activated_experts == 1) all.norm_topk_prob = TE_OFF;
+    all.probs = te__empty_2d(te, TE_F32, te__rows(logits), te__cols(logits));
+    scores = all.probs ? te__run_router("gate", logits, &all) : NULL;
     ones = te__empty_1d(te, TE_F32, te__rows(logits));
     tokens = te__empty_1d(te, TE_F32, 1);
     if (!scores || !ones || !tokens || te_tensor_fill(ones, 1.0) != TE_OK) return NULL;
@@ -310,7 +268,7 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) 
               *row = te_module_parameter(m, "bias");
     te_tensor *bias = te_module_parameter(m, "e_score_correction_bias"), *logits, *weights, *indices = NULL, *padding,
               *load = NULL;
-    te__gate_choice choice = te__gate_choice_of(c, bias != NULL);
+    const te_op_moe_router_fwd_args router = te__gate_router(c, bias);
     bool counts = c->gate_bias_update_factor > 0.0f && te_module_is_training(m), aux = te__gate_has_loss(m);
     te_dtype precision;
     if (!x || te__need_memory(weight, "Gate") != TE_OK || !te__moe_padding(m, args, te__rows(x), &padding))
@@ -319,9 +277,9 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) 
     logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision),
                        row ? te_tensor_cast(row, precision) : NULL);
     if (!logits) return te_error_code(te);
-    weights = te__gate_choose(logits, &choice, bias, c->router_weights_fp32 ? TE_F32 : x->dtype, &indices);
+    weights = te__gate_choose(s, logits, router, c->router_weights_fp32 ? TE_F32 : x->dtype, &indices);
     if (!weights) return te_error_code(te);
-    if (counts || aux) load = te__gate_count(indices, padding, c->n_routed_experts);
+    if (counts || aux) load = te__gate_count(s, indices, padding);
     if ((counts || aux) && !load) return te_error_code(te);
     if (counts && !te__quant_of(te)->replaying && !te->warming) { /* a checkpoint's second run has been counted */
         te_op_axpby_args add = TE_ZERO;
@@ -331,7 +289,7 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) 
         if (te_op_axpby(te, &add) != TE_OK) return te_error_code(te);
     }
     if (aux) {
-        args->outputs.aux_loss = te__gate_aux_loss(s, logits, &choice, bias, load, padding, met);
+        args->outputs.aux_loss = te__gate_aux_loss(s, logits, router, load, padding, met);
         if (!args->outputs.aux_loss) return te_error_code(te);
         weights = te__attach_loss(weights, te_scale(args->outputs.aux_loss, c->aux_loss_coeff));
     }
@@ -346,10 +304,7 @@ static te_result te__gate_forward(te_module *m, te_forward_args *args) {
 static te_result te__gate_reset(te_module *m) {
     te__gate_module *s = (te__gate_module *)m->state;
     te_tensor *row = te_module_parameter(m, "bias"), *bias = te_module_parameter(m, "e_score_correction_bias");
-    te_init init = TE_ZERO;
-    te_result result;
-    init.std = s->config.init_std;
-    result = te__init_weight(m, te_module_parameter(m, "weight"), &init, TE_PARALLEL_NONE, NULL);
+    te_result result = te__init_weight(m, te_module_parameter(m, "weight"), &s->init, TE_PARALLEL_NONE, NULL);
     if (result == TE_OK && row) result = te_tensor_fill(row, 0.0);
     if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
     if (s->master) te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
@@ -364,11 +319,37 @@ static void te__gate_destroy(te_module *m) {
 static const te_module_class te__gate_class = {"Gate", sizeof(te__gate_module), te__gate_forward, te__gate_destroy,
                                                te__gate_reset};
 
+/* c: checked. */
+static te_module *te__gate_create(te_ctx *te, const te_moe_config *c, const te_init *init, bool maps,
+                                  te_dtype precision, te_group *cp_group) {
+    const int64_t experts = c->n_routed_experts;
+    te_module *m = te__module_named(te, &te__gate_class, c->name, "gate");
+    te__gate_module *s;
+    if (!m) return NULL;
+    s = (te__gate_module *)m->state;
+    s->config = *c;
+    s->config.name = NULL;
+    s->init = *init;
+    s->maps = maps;
+    s->precision = precision;
+    s->cp_group = cp_group;
+    te__params_on(m, c->device);
+    te__add_weight(m, "weight", c->dtype, experts, c->dim);
+    if (c->router_bias) te__add_weight(m, "bias", c->dtype, experts, 0);
+    te_module_set_requires_grad(m, !c->no_train_gate);
+    te__frame_begin(te);
+    if (c->gate_bias_update_factor > 0.0f || c->force_e_score_correction_bias)
+        te_module_add_buffer(m, "e_score_correction_bias", te_tensor_zeros(te, TE_F32, 1, &experts));
+    if (c->gate_bias_update_factor > 0.0f) {
+        s->load = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &experts));
+        s->load_cleared = te_tensor_version(s->load);
+    }
+    te__frame_end(te, NULL, 0);
+    return te__module_built(m);
+}
 TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group) {
     te_moe_config c;
-    te_module *m;
-    te__gate_module *s;
-    int64_t experts;
+    te_init init = TE_ZERO;
     if (!te__moe_config_ok(te, "te_gate_create", config, &c)) return NULL;
     if (gate_precision && !te__is_float(gate_precision)) {
         te__fail(te, TE_ERR_DTYPE,
@@ -383,27 +364,8 @@ TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dty
                  (double)c.gate_bias_update_factor);
         return NULL;
     }
-    m = te__module_named(te, &te__gate_class, c.name, "gate");
-    if (!m) return NULL;
-    s = (te__gate_module *)m->state;
-    s->config = c;
-    s->config.name = NULL;
-    s->precision = gate_precision;
-    s->cp_group = cp_group;
-    te__params_on(m, c.device);
-    te__add_weight(m, "weight", c.dtype, c.n_routed_experts, c.dim);
-    if (c.router_bias) te__add_weight(m, "bias", c.dtype, c.n_routed_experts, 0);
-    te_module_set_requires_grad(m, !c.no_train_gate);
-    experts = c.n_routed_experts;
-    te__frame_begin(te);
-    if (c.gate_bias_update_factor > 0.0f || c.force_e_score_correction_bias)
-        te_module_add_buffer(m, "e_score_correction_bias", te_tensor_zeros(te, TE_F32, 1, &experts));
-    if (c.gate_bias_update_factor > 0.0f) {
-        s->load = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &experts));
-        s->load_cleared = te_tensor_version(s->load);
-    }
-    te__frame_end(te, NULL, 0);
-    return te__module_built(m);
+    init.std = c.init_std;
+    return te__gate_create(te, &c, &init, false, gate_precision, cp_group);
 }
 
 TE_API te_tensor *te_gate_expert_load(te_module *m) {

@@ -1,4 +1,4 @@
-/* model/lora_match.c: patterns of module names: the part of regular expressions that NeMo Automodel's and peft's lists
+/* lora/match.c: patterns of module names: the part of regular expressions that NeMo Automodel's and peft's lists
  * of modules use. Knows text alone; must not know modules.
  *
  * A pattern becomes a program of one step a character or operator (Thompson 1968), and a match moves all places of the

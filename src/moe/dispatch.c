@@ -1,4 +1,4 @@
-/* model/dispatch.c: tokens on their way to the ranks of their experts and back: gathered by all ranks, or exchanged
+/* moe/dispatch.c: tokens on their way to the ranks of their experts and back: gathered by all ranks, or exchanged
  * between them. Knows groups and maps of rows; must not know what experts compute. */
 
 /* Where a rank's tokens go. Of both dispatchers: the copies of tokens are sorted by expert, and `map` says where each
@@ -6,10 +6,11 @@
 typedef struct te__dispatch {
     te_group *group;
     int ranks, local;    /* ranks that share the experts, experts of each */
-    te_tensor *map;      /* index map of the tokens that this rank sorts */
+    te_tensor *map;      /* index map of the tokens that this rank sorts, or, where topk is 0, mask map */
     int64_t topk, tokens; /* of a token; this rank's */
+    int64_t copies;      /* at most so many of all tokens, of a mask map */
     te_dtype dtype;      /* of the tokens */
-    te_tensor *weights;  /* f32 [tokens that this rank sorts, topk] */
+    te_tensor *weights;  /* f32 [tokens that this rank sorts, topk], or [tokens, experts] */
     int64_t longest;     /* gathered: the most tokens of a rank; each rank's places among the gathered ones are so
                           * many */
     int64_t *send, *recv; /* exchanged: rows to and from each rank */
@@ -153,7 +154,7 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
     te_tensor *saved[4];
     if (!rows) return NULL;
     desc.merging_probs = d->weights;
-    desc.map_type = TE_MAP_INDEX;
+    desc.map_type = d->topk ? TE_MAP_INDEX : TE_MAP_MASK;
     if (weighted) return te_moe_unpermute(rows, d->map, &desc);
     memset(saved, 0, sizeof(saved));
     state.topk = args.topk = d->topk;
@@ -161,7 +162,7 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
     state.dtype = rows->dtype;
     args.x = rows;
     args.row_id_map = saved[0] = d->map;
-    args.y = te__empty_2d(rows->te, rows->dtype, te__numel(d->map) / d->topk, te__cols(rows));
+    args.y = te__empty_2d(rows->te, rows->dtype, d->topk ? te__numel(d->map) / d->topk : d->tokens, te__cols(rows));
     if (!args.y) return NULL;
     return te__record("combine", te__checked(args.y, te_op_moe_unpermute(rows->te, &args)), te__unpermute_backward,
                       &state, sizeof(state), &rows, 1, saved, 4);
@@ -195,6 +196,19 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
+/* The rows of all experts, which this rank has, by a map u8 [tokens, experts] of the choice. Their numbers stay on the
+ * device. weighted: with their weights. */
+static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
+    if (d->copies > INT32_MAX)
+        return te__fail(x->te, TE_ERR_SHAPE,
+                        "experts: %lld copies of %lld tokens, one for each expert of each; at most 2^31 are possible",
+                        (long long)d->copies, (long long)d->tokens);
+    r->sizes = te__empty_1d(x->te, TE_I64, d->local);
+    d->map = r->sizes ? te__moe_mask_map(choice, r->sizes) : NULL;
+    r->x = d->map ? te__permute("dispatch", x, d->map, 0, NULL, weighted ? d->weights : NULL, &r->probs, d->copies)
+                  : NULL;
+    return r->x ? TE_OK : te_error_code(x->te);
+}
 /* torch: the rows of this rank's experts, of the tokens of all ranks. on_host: their numbers are wanted on the host as
  * well, and no other rows; ids: and the expert of each row. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,

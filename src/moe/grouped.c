@@ -1,4 +1,4 @@
-/* nn/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product,
+/* moe/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product,
  * and GroupedLinear's state; must not know its parameters, or what chooses the groups.
  *
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies

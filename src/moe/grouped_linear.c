@@ -1,5 +1,5 @@
-/* nn/grouped_linear.c: GroupedLinear: its parameters, one stack of each kind, and its calls. Knows the products of
- * groups (nn/grouped.c) and the module tree; must not know what chooses the groups. */
+/* moe/grouped_linear.c: GroupedLinear: its parameters, one stack of each kind, and its calls. Knows the products of
+ * groups (moe/grouped.c) and the module tree; must not know what chooses the groups. */
 
 /* The biases of all groups as one tensor [n, out], the output `bias` of return_bias. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,

@@ -1,4 +1,4 @@
-/* model/lora_apply.c: te_lora_apply: which sites of a tree get adapters, and what is trained beside them. Knows
+/* lora/apply.c: te_lora_apply: which sites of a tree get adapters, and what is trained beside them. Knows
  * patterns of names and how adapters are given; must not know files. */
 
 /* ---- options ---- */
@@ -96,7 +96,7 @@ typedef struct te__lora_choice {
 static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
     const te_module *up = m->parent ? m->parent->parent : NULL, *holder = te__lora_holder(s);
-    if (up && up->cls == &te__experts_class)
+    if (up && up->cls == &te__block_experts_class)
         te__fail(m->te, TE_ERR_UNSUPPORTED,
                  "LoRA: \"%s\" is an expert's, and a GroupedLinear multiplies by the weights of all experts together; "
                  "leave experts out (exclude_modules)",

@@ -1,11 +1,6 @@
-/* model/moe.c: the MLP of shared experts, and MoE: a gate, experts, shared experts and projections as one module. Knows
- * gates and experts as modules; must not know how tokens travel. */
+/* model/moe_backend.c: an MoE whose parts a te_moe_backend names. Knows backends, and makers of gates and experts; must
+ * not know what they compute. */
 
-/* m's new child, or NULL with an error. */
-static te_module *te__moe_child(te_module *m, const char *name, te_module *child) {
-    if (child) te__adopt(m, name, child);
-    return m->te->error_code == TE_OK ? child : NULL;
-}
 static te_module *te__moe_linear(te_module *m, const char *name, te_linear_backend backend, const te_moe_config *c,
                                  int64_t in, int64_t out, bool bias) {
     te_linear_module_desc d = TE_ZERO;
@@ -19,31 +14,11 @@ static te_module *te__moe_linear(te_module *m, const char *name, te_linear_backe
     return te__moe_child(m, name, te_initialize_linear_module(m->te, &d));
 }
 
-/* ---- the MLP of shared experts ---- */
-
-typedef struct te__moe_mlp {
-    te_moe_config config;
-} te__moe_mlp;
-
-static te_result te__moe_mlp_forward(te_module *m, te_forward_args *args) {
-    te__moe_mlp *s = (te__moe_mlp *)m->state;
-    te_forward_args call = TE_ZERO;
-    const bool gated = te__expert_is_gated(s->config.shared_expert_activation);
-    te_tensor *half[2];
-    call.input = args->input;
-    call.is_first_microbatch = args->is_first_microbatch;
-    half[0] = gated ? te__run_child(m, "gate_proj", &call) : NULL;
-    half[1] = te__run_child(m, "up_proj", &call);
-    if (!half[1] || (gated && !half[0])) return te_error_code(m->te);
-    call.input =
-        te__expert_activate(gated ? te_concat(half, 2, -1) : half[1], s->config.shared_expert_activation, &s->config);
-    return te__output(m, args, te__run_child(m, "down_proj", &call));
-}
-static const te_module_class te__moe_mlp_class = {"MLP", sizeof(te__moe_mlp), te__moe_mlp_forward, NULL, NULL};
-
 static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_linear_backend linear) {
     const int64_t each = c->shared_expert_inter_dim ? c->shared_expert_inter_dim : c->moe_inter_dim;
-    te_module *m, *outer = te__modules_of(te)->making;
+    const bool gated = te__expert_is_gated(c->shared_expert_activation);
+    te__gated_mlp state = TE_ZERO;
+    te_module *m, *outer;
     int64_t inter;
     if (c->shared_expert_activation != TE_EXPERT_SWIGLU && c->shared_expert_activation != TE_EXPERT_RELU2) {
         te__fail(te, TE_ERR_INVALID,
@@ -58,76 +33,17 @@ static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_line
         return NULL;
     }
     inter = c->n_shared_experts * each;
-    m = te_module_create(te, &te__moe_mlp_class, "shared_experts");
+    if (gated) state.gate = "gate_proj";
+    state.up = "up_proj";
+    state.down = "down_proj";
+    state.activation = te__expert_function(c->shared_expert_activation, c, &state.params);
+    m = te__gated_mlp_open(te, "shared_experts", &state, &outer);
     if (!m) return NULL;
-    ((te__moe_mlp *)m->state)->config = *c;
-    te__modules_of(te)->making = m;
-    if (te__expert_is_gated(c->shared_expert_activation))
-        te__moe_linear(m, "gate_proj", linear, c, c->dim, inter, c->expert_bias);
-    te__moe_linear(m, "up_proj", linear, c, c->dim, inter, c->expert_bias);
-    te__moe_linear(m, "down_proj", linear, c, inter, c->dim, c->expert_bias);
-    te__modules_of(te)->making = outer;
-    return te__module_built(m);
+    if (gated) te__moe_linear(m, state.gate, linear, c, c->dim, inter, c->expert_bias);
+    te__moe_linear(m, state.up, linear, c, c->dim, inter, c->expert_bias);
+    te__moe_linear(m, state.down, linear, c, inter, c->dim, c->expert_bias);
+    return te__close_part(m, outer);
 }
-
-/* ---- MoE ---- */
-
-typedef struct te__moe_module {
-    te_moe_config config;
-    bool fake_gate;
-} te__moe_module;
-
-/* The shared experts' output, times sigmoid of the gate's. */
-static te_tensor *te__moe_shared(te_module *m, te_tensor *x, const te_forward_args *outer) {
-    te_forward_args call = TE_ZERO;
-    te_tensor *z, *g, *half[2];
-    int64_t shape[2];
-    call.input = x;
-    call.is_first_microbatch = outer->is_first_microbatch;
-    z = te__run_child(m, "shared_experts", &call);
-    if (!z || !((te__moe_module *)m->state)->config.shared_expert_gate) return z;
-    shape[0] = te__rows(x);
-    shape[1] = 1;
-    half[0] = te__run_child(m, "shared_expert_gate", &call);
-    half[1] = te_tensor_full(x->te, x->dtype, 2, shape, 1.0);
-    g = half[0] && half[1] ? te_concat(half, 2, -1) : NULL;
-    g = g ? te_activate(g, TE_GLU, NULL) : NULL; /* sigmoid(g) times 1 */
-    return g ? te__scale_rows(z, te_tensor_cast(g, TE_F32)) : NULL;
-}
-static te_result te__moe_forward(te_module *m, te_forward_args *args) {
-    te__moe_module *s = (te__moe_module *)m->state;
-    const bool projects = s->config.moe_latent_size != 0;
-    te_forward_args gate = TE_ZERO, call = TE_ZERO, back = TE_ZERO;
-    te_tensor *x = te__moe_matrix(m, args->input, s->config.dim), *latent = x, *y, *z = NULL;
-    gate.input = x;
-    gate.attention.attention_mask = args->attention.attention_mask;
-    gate.user = call.user = args->user;
-    call.is_first_microbatch = back.is_first_microbatch = args->is_first_microbatch;
-    call.topk_weights = x ? te__run_child(m, "gate", &gate) : NULL;
-    call.topk_indices = gate.outputs.topk_indices;
-    call.attention.attention_mask = args->attention.attention_mask;
-    if (call.topk_weights && projects) {
-        back.input = x;
-        latent = te__run_child(m, "fc1_latent_proj", &back);
-    }
-    if (!x && !s->fake_gate) te__gate_misses(te_module_find(m, "gate"), te_error_code(m->te));
-    if (!call.topk_weights || !latent) return te__experts_refuse(te__experts_of(m), te_error_code(m->te));
-    call.input = latent;
-    y = te__run_child(m, "experts", &call);
-    if (y && projects) {
-        back.input = y;
-        y = te__run_child(m, "fc2_latent_proj", &back);
-    }
-    if (y && s->config.n_shared_experts > 0) {
-        z = te__moe_shared(m, x, args);
-        y = z ? te_add(y, z) : NULL;
-    }
-    args->outputs.aux_loss = y ? gate.outputs.aux_loss : NULL;
-    args->outputs.topk_indices = y ? gate.outputs.topk_indices : NULL;
-    return te__output(m, args,
-                      y && args->input->ndim != 2 ? te_tensor_view(y, args->input->ndim, args->input->shape) : y);
-}
-static const te_module_class te__moe_class = {"MoE", sizeof(te__moe_module), te__moe_forward, NULL, NULL};
 
 /* The experts, by the table of te_moe_create. */
 static te_module *te__moe_experts_create(te_ctx *te, const te_moe_config *c, const te_moe_backend *given) {
@@ -191,13 +107,10 @@ TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const t
     te_module *m, *outer;
     if (!te__moe_config_ok(te, "te_moe_create", config, &c) || !te__has_moe_backend(te, backend, "te_moe_create"))
         return NULL;
-    m = te__module_named(te, &te__moe_class, c.name, "moe");
+    m = te__moe_open(te, &c, &outer);
     if (!m) return NULL;
-    c.name = NULL;
-    ((te__moe_module *)m->state)->config = c;
     ((te__moe_module *)m->state)->fake_gate = backend->fake_balanced_gate;
-    outer = te__modules_of(te)->making;
-    te__modules_of(te)->making = m;
+    c.name = NULL;
     if (te__moe_child(m, "gate",
                       backend->fake_balanced_gate
                           ? te_fake_balanced_gate_create(te, &c, 0, backend->fake_gate_noise)
@@ -211,6 +124,5 @@ TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const t
         if (c.moe_latent_size)
             te__moe_linear(m, "fc2_latent_proj", backend->linear, &c, c.moe_latent_size, c.dim, c.expert_bias);
     }
-    te__modules_of(te)->making = outer;
-    return te__module_built(m);
+    return te__close_part(m, outer);
 }

@@ -1,14 +1,34 @@
-/* model/grouped_experts.c: GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE: the parameters of a rank's
- * experts, and their calls. Knows dispatchers and what experts compute; must not know gates. */
+/* moe/grouped_experts.c: GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE: the parameters of a rank's
+ * experts, and the call of all experts, those of moe/block.c included. Knows dispatchers and products; must not know
+ * gates. */
+
+enum { TE__EXPERTS_UP, TE__EXPERTS_DOWN, TE__EXPERTS_PRODUCTS }; /* the two products of an expert */
 
 typedef struct te__experts_module {
     te_moe_config config;
+    te_activation activation; /* between the products */
+    te_activation_params params;
     te_experts_backend way;
     te_group *group;
     int ranks, local; /* ranks that share the experts, experts of each */
     bool exchanges;   /* rows travel, and not all tokens */
     bool gmm;         /* the class knows grouped products with sizes of the host */
+    /* GroupedLinears that a product is made of, whose outputs stand side by side; NULL: stacks of weights */
+    const char *linears[TE__EXPERTS_PRODUCTS][2];
+    const char *proj[3]; /* names of gate, up and down in files */
 } te__experts_module;
+
+typedef struct te__experts_call te__experts_call;
+/* y, the output of one of the products of x, and what a program adds to it. */
+typedef te_tensor *(*te__experts_add_fn)(te_module *m, const te__experts_call *c, int product, te_tensor *x,
+                                         te_tensor *y);
+struct te__experts_call {
+    const te_forward_args *args;
+    te__expert_way way; /* of products with stacks */
+    te__expert_rows rows;
+    const int64_t *splits; /* sizes that GroupedLinears get; NULL: rows.sizes, on the device */
+    te__experts_add_fn add; /* NULL: nothing */
+};
 
 static int64_t te__up_size(const te_moe_config *c) {
     return (te__expert_is_gated(c->expert_activation) ? 2 : 1) * c->moe_inter_dim;
@@ -19,6 +39,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
                                    te_tensor **indices, te_tensor **padding) {
     te__experts_module *s = (te__experts_module *)m->state;
     te_tensor *w = args->topk_weights, *k = args->topk_indices;
+    bool map;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     *x = te__moe_matrix(m, args->input, te__expert_dim(&s->config));
     if (!*x) return te_error_code(m->te);
@@ -35,18 +56,23 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) ||
         !te__need_float(w, m->cls->name))
         return te_error_code(m->te);
+    map = k->dtype == TE_U8 && s->linears[0][1];
     if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 ||
-        !te__is_index(k->dtype))
+        !(map ? w->shape[1] == s->local : te__is_index(k->dtype)))
         return te__fail(
             m->te, TE_ERR_SHAPE,
             "%s: topk_weights are %s and topk_indices %s %s; both must be [%lld, K], and indices i32 or i64",
             m->cls->name, te__shape_text(w, a), te_dtype_name(k->dtype), te__shape_text(k, b), (long long)te__rows(*x));
     if (!te__moe_padding(m, args, te__rows(*x), padding)) return te_error_code(m->te);
+    if (map && *padding)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "%s: padding with a map of the choice; lists of experts go with it",
+                        m->cls->name);
     d->group = s->group;
     d->ranks = s->ranks;
     d->local = s->local;
     d->tokens = te__rows(*x);
-    d->topk = w->shape[1];
+    d->topk = map ? 0 : w->shape[1];
+    d->copies = d->tokens * s->config.n_activated_experts;
     w = te_tensor_contiguous(w);
     d->weights = w ? te_tensor_cast(w, TE_F32) : NULL;
     *indices = te_tensor_contiguous(k);
@@ -62,11 +88,12 @@ static te_result te__experts_refuse(te_module *m, te_result result) {
 static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host,
                                   te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
-    const bool ids = s->config.expert_bias && !s->config.apply_router_weight_after_down;
+    const bool before = !s->config.apply_router_weight_after_down, ids = s->config.expert_bias && before;
     te_tensor *x = NULL, *indices, *padding;
     te_result result = te__experts_begin(m, args, d, &x, &indices, &padding);
     if (result != TE_OK) return te__experts_refuse(m, result);
     d->dtype = x->dtype;
+    if (!d->topk) return te__mapped_rows(d, x, indices, before, rows);
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
                         : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
@@ -83,24 +110,123 @@ static te_result te__experts_back(te_module *m, te_forward_args *args, const te_
                       y && args->input->ndim != 2 ? te_tensor_view(y, args->input->ndim, args->input->shape) : y);
 }
 
-/* ---- GroupedExperts, GroupedExpertsDeepEP ---- */
+/* ---- the call ---- */
 
 static te__expert_way te__experts_way(te_module *m) {
     const te__experts_module *s = (const te__experts_module *)m->state;
+    if (s->linears[0][0]) return TE__EXPERTS_GROUPED;
     if (s->way == TE_EXPERTS_TORCH_MM_MXFP8) return te__mxfp8_way(m->te, &s->config);
     return s->way == TE_EXPERTS_TORCH_MM || (s->way == TE_EXPERTS_GMM && s->gmm) ? TE__EXPERTS_GROUPED
                                                                                  : TE__EXPERTS_LOOP;
 }
-static te_result te__grouped_experts_forward(te_module *m, te_forward_args *args) {
+/* Child `name`, which takes rows of all experts and their sizes; *bias: its output of that name, [E, out], or NULL. */
+static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, const char *name, te_tensor *x,
+                                    const int64_t *splits, te_tensor **bias) {
+    te_forward_args args = TE_ZERO;
+    te_tensor *y;
+    if (!x) return NULL;
+    te__hand_on(&args, c->args);
+    args.input = x;
+    args.m_splits = splits;
+    if (!splits) args.m_splits_tensor = c->rows.sizes;
+    y = te__run_child(m, name, &args);
+    if (bias) *bias = args.outputs.bias;
+    return y;
+}
+/* *bias: [E, out], not added yet, since the weights of the choice multiply it; or NULL. */
+static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, int product, te_tensor *x,
+                                      te_tensor **bias) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    const bool down = product == TE__EXPERTS_DOWN;
+    const char *const *name = s->linears[product];
+    te_tensor *parts[2], *w, *y;
+    int i;
+    *bias = NULL;
+    if (!x) return NULL;
+    if (name[0]) {
+        for (i = 0; i < 2 && name[i]; i++) parts[i] = te__experts_child(m, c, name[i], x, c->splits, bias);
+        y = i == 2 ? te_concat(parts, 2, -1) : parts[0];
+    } else {
+        te_tensor *added = te_module_parameter(m, down ? "down_proj_bias" : "gate_up_proj_bias");
+        w = te_module_parameter(m, down ? "down_projs" : "gate_and_up_projs");
+        if (te__need_memory(w, m->cls->name) != TE_OK) return NULL;
+        if (down && !s->config.apply_router_weight_after_down) {
+            *bias = added;
+            added = NULL;
+        }
+        y = te__expert_product(&c->rows, c->way, x, w, added);
+    }
+    return y && c->add ? c->add(m, c, product, x, y) : y;
+}
+/* Both products, and the activation between them times the weights of the choice: [R, dim]. With
+ * apply_router_weight_after_down these are the caller's. */
+static te_tensor *te__experts_compute(te_module *m, const te__experts_call *c) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    te_tensor *bias, *y = te__experts_product(m, c, TE__EXPERTS_UP, c->rows.x, &bias);
+    y = y ? te_activate(y, s->activation, &s->params) : NULL;
+    if (!s->config.apply_router_weight_after_down) y = te__scale_rows(y, c->rows.probs);
+    y = te__experts_product(m, c, TE__EXPERTS_DOWN, y, &bias);
+    return y && bias ? te__weighted_bias(&c->rows, y, bias) : y;
+}
+
+/* Rows and weights with each expert's padded to the blocks of the recipe. `splits` receives the padded sizes. */
+static te_result te__pad_rows(te_module *m, te__experts_call *c, int64_t *splits) {
     te__experts_module *s = (te__experts_module *)m->state;
-    te__expert_way way = te__experts_way(m);
+    te__expert_rows *rows = &c->rows;
+    te_forward_args args = TE_ZERO;
+    int64_t shape[2];
+    te_tensor *p;
+    args.input = rows->x;
+    args.m_splits = rows->host;
+    args.padded_m_splits = splits;
+    shape[0] = te__rows(rows->x);
+    shape[1] = 1;
+    rows->x = te__run_child(m, "fp8_padding", &args);
+    args.input = te_tensor_view(rows->probs, 2, shape);
+    p = rows->x && args.input ? te__run_child(m, "fp8_padding", &args) : NULL;
+    shape[0] = p ? te__rows(p) : 0;
+    rows->probs = p ? te_tensor_view(p, 1, shape) : NULL;
+    rows->sizes = rows->probs ? te__moe_splits(m->te, NULL, splits, s->local, 1, NULL) : NULL;
+    if (rows->sizes && rows->ids) rows->ids = te__ids_of_sizes(m->te, splits, s->local);
+    c->splits = splits;
+    return rows->sizes ? TE_OK : te_error_code(m->te);
+}
+/* The results of a GroupedExpertsTE, which pads rows for the recipe in force. */
+static te_tensor *te__te_experts_compute(te_module *m, te__experts_call *c) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    const size_t bytes = (size_t)s->local * sizeof(int64_t);
+    int64_t *padded;
+    te__autocast cast;
+    te_tensor *y = NULL;
+    c->splits = c->rows.host;
+    if (!te__autocast_of(m, &cast) || !cast.enabled) return te__experts_compute(m, c);
+    padded = (int64_t *)te__alloc(m->te, bytes);
+    if (!padded) return NULL;
+    if (te__pad_rows(m, c, padded) == TE_OK)
+        y = te__experts_child(m, c, "fp8_unpadding", te__experts_compute(m, c), c->rows.host, NULL);
+    te__free(m->te, padded, bytes);
+    return y;
+}
+static te_result te__experts_run(te_module *m, te_forward_args *args, te__experts_add_fn add) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    const bool on_host = s->linears[0][0] && !s->linears[0][1]; /* GroupedExpertsTE */
+    te__experts_call c = TE_ZERO;
     te__dispatch d = TE_ZERO;
-    te__expert_rows rows = TE_ZERO;
-    te_result result = te__experts_rows(m, args, &d, way == TE__EXPERTS_LOOP, &rows);
-    if (result == TE_OK) result = te__experts_back(m, args, &d, te__expert_compute(m, &s->config, way, &rows), &rows);
+    te_result result;
+    c.args = args;
+    c.way = te__experts_way(m);
+    c.add = add;
+    result = te__experts_rows(m, args, &d, on_host || c.way == TE__EXPERTS_LOOP, &c.rows);
+    if (result == TE_OK) {
+        te_tensor *y = on_host ? te__te_experts_compute(m, &c) : te__experts_compute(m, &c);
+        result = te__experts_back(m, args, &d, y, &c.rows);
+    }
     te__dispatch_close(m->te, &d);
     return result;
 }
+static te_result te__experts_forward(te_module *m, te_forward_args *args) { return te__experts_run(m, args, NULL); }
+
+/* ---- GroupedExperts, GroupedExpertsDeepEP ---- */
 
 static const struct te__stacked_name {
     const char *name;
@@ -124,9 +250,9 @@ static te_result te__stacked_reset(te_module *m) {
     return result;
 }
 static const te_module_class te__grouped_experts_class = {"GroupedExperts", sizeof(te__experts_module),
-                                                          te__grouped_experts_forward, NULL, te__stacked_reset};
+                                                          te__experts_forward, NULL, te__stacked_reset};
 static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(te__experts_module),
-                                                 te__grouped_experts_forward, NULL, te__stacked_reset};
+                                                 te__experts_forward, NULL, te__stacked_reset};
 
 /* A stack [n, rows, cols], or without rows [n, cols]. */
 static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
@@ -162,6 +288,10 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     s = (te__experts_module *)m->state;
     s->config = c;
     s->config.name = NULL;
+    s->activation = te__expert_function(c.expert_activation, &c, &s->params);
+    s->proj[0] = "gate_proj";
+    s->proj[1] = "up_proj";
+    s->proj[2] = "down_proj";
     s->way = backend->experts ? backend->experts : te_ctx_is_cuda(te) ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
     s->group = backend->ep_group;
     s->ranks = ranks;
@@ -195,68 +325,8 @@ TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_conf
 
 /* ---- GroupedExpertsTE ---- */
 
-/* One product of all experts; *bias: [E, out], or NULL. */
-static te_tensor *te__te_product(te_module *m, const char *child, te_tensor *x, const int64_t *splits,
-                                 const te_forward_args *outer, te_tensor **bias) {
-    te_forward_args args = TE_ZERO;
-    te_tensor *y;
-    if (!x) return NULL;
-    args.input = x;
-    args.m_splits = splits;
-    args.is_first_microbatch = outer->is_first_microbatch;
-    y = te__run_child(m, child, &args);
-    if (bias) *bias = args.outputs.bias;
-    return y;
-}
-/* Rows and weights with each expert's padded to the blocks of the recipe. `splits` receives the padded sizes. */
-static te_result te__pad_rows(te_module *m, te__expert_rows *rows, int64_t *splits, bool ids) {
-    te__experts_module *s = (te__experts_module *)m->state;
-    te_forward_args args = TE_ZERO;
-    int64_t shape[2];
-    te_tensor *p;
-    args.input = rows->x;
-    args.m_splits = rows->host;
-    args.padded_m_splits = splits;
-    shape[0] = te__rows(rows->x);
-    shape[1] = 1;
-    rows->x = te__run_child(m, "fp8_padding", &args);
-    args.input = te_tensor_view(rows->probs, 2, shape);
-    p = rows->x && args.input ? te__run_child(m, "fp8_padding", &args) : NULL;
-    shape[0] = p ? te__rows(p) : 0;
-    rows->probs = p ? te_tensor_view(p, 1, shape) : NULL;
-    rows->sizes = rows->probs ? te__moe_splits(m->te, NULL, splits, s->local, 1, NULL) : NULL;
-    if (rows->sizes && ids) rows->ids = te__ids_of_sizes(m->te, splits, s->local);
-    return rows->sizes && (!ids || rows->ids) ? TE_OK : te_error_code(m->te);
-}
-static te_result te__te_experts_forward(te_module *m, te_forward_args *args) {
-    te__experts_module *s = (te__experts_module *)m->state;
-    te_ctx *te = m->te;
-    te__autocast cast;
-    te__dispatch d = TE_ZERO;
-    te__expert_rows rows = TE_ZERO;
-    te_tensor *y = NULL, *bias = NULL;
-    te_result result = te__experts_rows(m, args, &d, true, &rows);
-    const size_t bytes = (size_t)s->local * sizeof(int64_t);
-    int64_t *padded = NULL;
-    if (result == TE_OK) {
-        bool pads = te__autocast_of(m, &cast) && cast.enabled;
-        padded = pads ? (int64_t *)te__alloc(te, bytes) : NULL;
-        if (!pads || (padded && te__pad_rows(m, &rows, padded, rows.ids != NULL) == TE_OK)) {
-            const int64_t *splits = pads ? padded : rows.host;
-            y = te__te_product(m, "gate_up_linear", rows.x, splits, args, NULL);
-            if (y) y = te__expert_between(&rows, y, &s->config);
-            y = te__te_product(m, "down_linear", y, splits, args, &bias);
-            if (y && bias) y = te__weighted_bias(&rows, y, bias); /* the module would add it whatever the weight is */
-            if (pads) y = te__te_product(m, "fp8_unpadding", y, rows.host, args, NULL);
-        }
-        result = te__experts_back(m, args, &d, y, &rows);
-    }
-    if (padded) te__free(te, padded, bytes);
-    te__dispatch_close(te, &d);
-    return result;
-}
 static const te_module_class te__te_experts_class = {"GroupedExpertsTE", sizeof(te__experts_module),
-                                                     te__te_experts_forward, NULL, NULL};
+                                                     te__experts_forward, NULL, NULL};
 
 static void te__te_child(te_module *m, const char *name, int64_t in, int64_t out, bool return_bias) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -286,6 +356,8 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     if (!m) return NULL;
     s = (te__experts_module *)m->state;
     m->meta = false; /* its own parameters: there are none */
+    s->linears[TE__EXPERTS_UP][0] = "gate_up_linear";
+    s->linears[TE__EXPERTS_DOWN][0] = "down_linear";
     outer = te__modules_of(te)->making;
     te__modules_of(te)->making = m;
     pad.num_gemms = s->local;

@@ -1,0 +1,134 @@
+/* moe/block.c: the mixture of experts of a language model that exists: an MoE whose experts are modules of their own.
+ * Knows Linears, GroupedLinears and MoE; must not know models, or files.
+ *
+ * The weights are those of experts.E.GATE, UP and DOWN, Linears with the names that the model's files have. Three
+ * GroupedLinears of the same names beside them, children of `experts`, multiply the rows of all experts at once, by
+ * sizes that stay on the device: no forward waits for the gate's choice. */
+
+/* What a model says about its mixture. Zero-initialised. */
+typedef struct te__moe_block {
+    te_moe_config config; /* those of the gate, sizes, expert_bias, dtype, device, name. Not read: shared experts, latent
+                           * projections, expert_activation, init_std */
+    te_init init;
+    te_activation activation;     /* a gated one */
+    const char *gate, *up, *down; /* names of an expert's Linears; literals */
+} te__moe_block;
+
+static te_module *te__block_expert(const te_module *experts, int i) { return te_module_child(experts, i); }
+
+/* The parameter of expert i for `m`, the GroupedLinear that is named as the experts' Linears are. */
+static te_tensor *te__block_parameter(te_module *m, const char *kind, int i) {
+    return te_module_parameter(te_module_find(te__block_expert(te_module_parent(m), i), m->name), kind);
+}
+
+/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they
+ * are. Those that are stored quantized have codes of their own. */
+static te_result te__block_experts_reset(te_module *m) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    te_result result = TE_OK;
+    int i, part;
+    te__frame_begin(m->te);
+    for (part = 0; part < TE__COUNT(s->proj) && !te__quantizes_weights(m->te) && result == TE_OK; part++) {
+        const te_tensor *first = te_module_parameter(te_module_find(te__block_expert(m, 0), s->proj[part]), "weight");
+        te_tensor *all;
+        if (!first || first->buffer || first->quantized) continue;
+        all = te__empty_2d(m->te, first->dtype, s->local * te__rows(first), te__cols(first));
+        if (!all) result = te_error_code(m->te);
+        for (i = 0; i < s->local && all; i++) {
+            te_tensor *x = te_module_parameter(te_module_find(te__block_expert(m, i), s->proj[part]), "weight");
+            if (x->buffer || x->quantized) continue; /* it has been given values by itself */
+            x->buffer = all->buffer;
+            x->buffer->refs++;
+            x->offset = i * te__numel(x) * te__dtype_size(x->dtype);
+        }
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+static const te_module_class te__block_experts_class = {"Experts", sizeof(te__experts_module), te__experts_forward,
+                                                        NULL, te__block_experts_reset};
+
+/* ---- making ---- */
+
+/* A Linear of an expert, which has no memory before te__block_experts_reset; or the product of all experts by their
+ * weights. */
+static void te__block_linear(te_module *parent, const te__moe_block *b, const char *name, int64_t in, int64_t out,
+                             bool grouped) {
+    te_linear_desc l = TE_ZERO;
+    te_grouped_linear_desc g = TE_ZERO;
+    l.gemm.no_bias = !b->config.expert_bias;
+    l.gemm.params_dtype = b->config.dtype;
+    if (grouped) {
+        g.name = name;
+        g.num_gemms = b->config.n_routed_experts;
+        g.in_features = in;
+        g.out_features = out;
+        g.gemm = l.gemm;
+        g.gemm.device = b->config.device;
+        te__adopt(parent, name, te__grouped_create(parent->te, &g, te__block_parameter));
+        return;
+    }
+    l.name = name;
+    l.in_features = in;
+    l.out_features = out;
+    l.gemm.device = TE_PARAMS_META;
+    l.gemm.init = b->init;
+    te__adopt(parent, name, te_linear_create(parent->te, &l));
+}
+static void te__block_linears(te_module *parent, const te__moe_block *b, bool grouped) {
+    te__block_linear(parent, b, b->gate, b->config.dim, b->config.moe_inter_dim, grouped);
+    te__block_linear(parent, b, b->up, b->config.dim, b->config.moe_inter_dim, grouped);
+    te__block_linear(parent, b, b->down, b->config.moe_inter_dim, b->config.dim, grouped);
+}
+static te_module *te__block_expert_create(te_ctx *te, const te__moe_block *b, const char *name) {
+    te__gated_mlp state = TE_ZERO;
+    te_module *outer, *m;
+    state.gate = b->gate;
+    state.up = b->up;
+    state.down = b->down;
+    state.activation = b->activation;
+    m = te__gated_mlp_open(te, name, &state, &outer);
+    if (!m) return NULL;
+    te__block_linears(m, b, false);
+    return te__close_part(m, outer);
+}
+static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
+    te_module *outer, *m = te__open_part(te, &te__block_experts_class, "experts", &outer);
+    te__experts_module *s;
+    int i;
+    if (!m) return NULL;
+    s = (te__experts_module *)m->state;
+    s->config = b->config;
+    s->config.name = NULL;
+    s->activation = b->activation;
+    s->ranks = 1;
+    s->local = b->config.n_routed_experts;
+    s->linears[TE__EXPERTS_UP][0] = s->proj[0] = b->gate;
+    s->linears[TE__EXPERTS_UP][1] = s->proj[1] = b->up;
+    s->linears[TE__EXPERTS_DOWN][0] = s->proj[2] = b->down;
+    for (i = 0; i < s->local && te_error_code(te) == TE_OK; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "%d", i);
+        te__adopt(m, name, te__block_expert_create(te, b, name));
+    }
+    te__block_linears(m, b, true);
+    m = te__close_part(m, outer);
+    if (m && b->config.device != TE_PARAMS_META) te__reset_tree(m);
+    return m;
+}
+
+/* The mixture of a language model's layer; NULL with the error. */
+static te_module *te__moe_block_create(te_ctx *te, const te__moe_block *given) {
+    te__moe_block b = *given;
+    te_module *outer, *m;
+    /* In f32: the shares of a token's experts are not rounded, as in transformers. */
+    b.config.router_weights_fp32 = b.config.apply_router_weight_after_down = true;
+    if (!te__moe_config_ok(te, "te__moe_block_create", &b.config, &b.config)) return NULL;
+    m = te__moe_open(te, &b.config, &outer);
+    if (!m) return NULL;
+    ((te__moe_module *)m->state)->in_layer = true;
+    b.config.name = NULL;
+    te__moe_child(m, "gate", te__gate_create(te, &b.config, &b.init, true, TE_DTYPE_NONE, NULL));
+    te__moe_child(m, "experts", te__block_experts_create(te, &b));
+    return te__close_part(m, outer);
+}

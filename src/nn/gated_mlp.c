@@ -1,0 +1,49 @@
+/* nn/gated_mlp.c: the MLP of two or three Linears with names of its maker's choice: those of language models and the
+ * experts of a mixture. Knows activations and the module tree; must not know who makes its Linears. */
+
+/* `gate` is NULL where the activation has one factor. */
+typedef struct te__gated_mlp {
+    const char *gate, *up, *down; /* names of the children; literals */
+    te_activation activation;
+    te_activation_params params;
+} te__gated_mlp;
+
+/* Memory that the children's outputs may go to, one behind the other, so that the activation reads both without a copy;
+ * NULL: to memory of their own. A graph of exported nodes has rows of other numbers. */
+static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
+    const te__gated_mlp *s = (const te__gated_mlp *)m->state;
+    te_module *gate = s->gate ? te_module_find(m, s->gate) : NULL;
+    const te_tensor *weight;
+    if (!gate || gate->cls != &te__linear_class || s->activation == TE_CLAMPED_SWIGLU) return NULL;
+    weight = x && x->buffer && !x->te->exporting ? te_module_parameter(gate, "weight") : NULL;
+    return weight && weight->ndim == 2 ? te__halves_empty(x->te, x->dtype, te__rows(x), weight->shape[0]) : NULL;
+}
+static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
+    const te__gated_mlp *s = (const te__gated_mlp *)m->state;
+    te_tensor *halves = te__gated_mlp_halves(m, args->input), *parts[2] = {NULL, NULL};
+    te_forward_args in = TE_ZERO;
+    int h;
+    te__hand_on(&in, args);
+    in.input = args->input;
+    for (h = s->gate ? 0 : 1; h < 2; h++) {
+        int64_t half = halves ? halves->shape[1] / 2 : 0;
+        te__functions_of(m->te)->place = halves ? te__half(halves, h, 1, &half) : NULL;
+        parts[h] = te__run_child(m, h ? s->up : s->gate, &in);
+    }
+    te__functions_of(m->te)->place = NULL;
+    if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
+        in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
+    else {
+        in.input = s->gate ? te_concat(parts, 2, -1) : parts[1];
+        in.input = in.input ? te_activate(in.input, s->activation, &s->params) : NULL;
+    }
+    return te__output(m, args, te__run_child(m, s->down, &in));
+}
+static const te_module_class te__gated_mlp_class = {"MLP", sizeof(te__gated_mlp), te__gated_mlp_forward, NULL, NULL};
+
+/* An MLP without its Linears, which its maker adds before te__close_part. */
+static te_module *te__gated_mlp_open(te_ctx *te, const char *name, const te__gated_mlp *state, te_module **outer) {
+    te_module *m = te__open_part(te, &te__gated_mlp_class, name, outer);
+    if (m) *(te__gated_mlp *)m->state = *state;
+    return m;
+}

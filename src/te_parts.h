@@ -257,7 +257,6 @@
 #include "nn/fp8_attention.c"
 #include "nn/core_attention.c"
 #include "nn/transformer.c"
-#include "nn/causal_lm.c"
 #include "train/states.c"
 #include "train/groups.c"
 #include "train/initialize.c"
@@ -268,8 +267,9 @@
 #include "train/scaler.c"
 #include "io/json.c"
 #include "io/safetensors.c"
-#include "io/hf_config.c"
-#include "io/hf.c"
+#include "io/folder.c"
+#include "io/config_keys.c"
+#include "io/rope_keys.c"
 #include "io/onnx_proto.c"
 #include "io/onnx_graph.c"
 #include "io/onnx_memory.c"
@@ -279,6 +279,13 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+
+/* lm: language models that exist, and their folders */
+#include "lm/families.c"
+#include "lm/config.c"
+#include "lm/causal_lm.c"
+#include "lm/names.c"
+#include "lm/folder.c"
 
 /* model: the layer of NeMo Automodel */
 #include "model/patches.c"

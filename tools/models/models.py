@@ -35,6 +35,10 @@ SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_lay
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=2.5)
 GEMMA3 = dict(full_attention=dict(rope_type="linear", rope_theta=100000.0, factor=8.0), sliding_attention=dict(rope_type="default", rope_theta=10000.0))
+LONGROPE = dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75, short_factor=[1.0, 1.05, 1.1, 1.2, 1.4, 1.6], long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+PARTIAL = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)
+MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=40)
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
 
 # name, config class, what differs from SIZES, the largest size of a file
 CASES = [
@@ -49,6 +53,13 @@ CASES = [
     ("gemma3", "Gemma3", dict(head_dim=16, sliding_window=5, query_pre_attn_scalar=20, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
                               rope_parameters=GEMMA3), None),
     ("mixtral", "Mixtral", dict(num_local_experts=4, num_experts_per_tok=2), None),
+    ("phi3", "Phi3", dict(sliding_window=5, rope_parameters=PARTIAL, max_position_embeddings=32, original_max_position_embeddings=32), "40KB"),
+    # 12 and 3 ids turn by short_factor, also with the 12 that continue them; 24 by long_factor.
+    ("phi3_longrope", "Phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=23, num_key_value_heads=4, tie_word_embeddings=True), None),
+    ("qwen3_moe", "Qwen3Moe", dict(**MOE, mlp_only_layers=[1], norm_topk_prob=True), None),
+    ("qwen3_moe_stacked", "Qwen3Moe", dict(**MOE, decoder_sparse_step=2, use_sliding_window=True, sliding_window=5), None),
+    ("gemma3_vision", "Gemma3Vision", dict(head_dim=16, sliding_window=5, query_pre_attn_scalar=20, layer_types=["sliding_attention", "full_attention", "full_attention"],
+                                           rope_parameters=GEMMA3), "60KB"),
     ("mixtral_many", "Mixtral", dict(num_local_experts=8, num_experts_per_tok=3, sliding_window=4), "60KB"),
 ]
 

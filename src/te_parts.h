@@ -356,6 +356,9 @@
 #include "nn/gated_mlp.c"
 #include "io/json.c"
 #include "io/safetensors.c"
+#include "io/folder.c"
+#include "io/config_keys.c"
+#include "io/rope_keys.c"
 #include "train/states.c"
 #include "train/groups.c"
 #include "train/initialize.c"
@@ -387,9 +390,11 @@
 
 /* lm: language models that exist */
 #ifndef TE_NO_LM
-#include "nn/causal_lm.c"
-#include "io/hf_config.c"
-#include "io/hf.c"
+#include "lm/families.c"
+#include "lm/config.c"
+#include "lm/causal_lm.c"
+#include "lm/names.c"
+#include "lm/folder.c"
 #endif
 
 /* lora: adapters */

@@ -7,6 +7,7 @@
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
+    int rotary_dim;                 /* the first so many channels of a head are rotated, an even number; 0 => all */
     te_rope_scaling scaling;        /* for longer contexts; 0 => none. The lists of TE_ROPE_LONGROPE are copied */
 } te_lm_rotary;
 
@@ -54,7 +55,12 @@ typedef struct te_causal_lm_desc {
     const bool *sliding_layers;  /* [num_hidden_layers]: which layers have it; NULL => all. Copied */
     te_lm_rotary rotary, sliding_rotary; /* of layers without and with a window */
     int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS, and how many of them a
-                                                 * token goes to, by the softmax of these; 0 => none */
+                                                 * token goes to; 0 => none */
+    int64_t moe_intermediate_size; /* the size inside an expert; 0 => intermediate_size */
+    te_switch norm_topk_prob;    /* what a token's experts weigh: on, the softmax of their scores alone; off, their
+                                  * shares of the softmax of all scores; 0 => on */
+    const bool *dense_layers;    /* [num_hidden_layers]: which layers have an MLP in place of experts; NULL => none.
+                                  * Copied */
     te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;     /* of parameters; 0 => the context's */
     te_init init;                /* of weights */

@@ -442,16 +442,67 @@ TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, t
 
 /* ---- writing ---- */
 
+/* A tensor of a file in host memory, as its bytes are there: what is written again without being understood. */
+typedef struct te__st_stored {
+    char *name;
+    const te__st_dtype *type;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    uint64_t bytes;
+    void *data;
+} te__st_stored;
+
+static void te__st_stored_free(te_ctx *te, te__st_stored *list, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        te__free_string(te, list[i].name);
+        te__free(te, list[i].data, (size_t)list[i].bytes);
+    }
+    if (list) te__free(te, list, (size_t)n * sizeof(te__st_stored));
+}
+/* Reads tensor `index` of a file into *to, which owns a name and memory then; after an error as well. */
+static bool te__st_keep(te_safetensors *f, int index, te__st_stored *to) {
+    const te__st_entry *x = &f->entries[index];
+    te__text why = TE_ZERO;
+    bool fine;
+    memset(to, 0, sizeof(*to));
+    to->name = te__copy_string(f->te, x->e.name);
+    to->type = x->type;
+    to->ndim = x->e.ndim;
+    memcpy(to->shape, x->e.shape, sizeof(to->shape));
+    to->bytes = x->e.bytes;
+    if (to->bytes > (uint64_t)SIZE_MAX / 2)
+        return te__st_fail(f, TE_ERR_OUT_OF_MEMORY, "tensor " TE__ST_NAME " has %llu bytes", x->e.name,
+                           (unsigned long long)to->bytes);
+    to->data = to->name ? te__alloc(f->te, (size_t)to->bytes) : NULL;
+    if (!to->data) return false;
+    fine = te__file_read_at(&f->file, f->data_start + x->e.offset, to->data, (size_t)to->bytes, &why);
+    if (!fine) te__fail(f->te, TE_ERR_IO, "%s", te__text_str(&why));
+    te__text_free(&why);
+    return fine;
+}
+
+/* What a file gets: a tensor, or bytes. */
+typedef struct te__st_part {
+    const char *name;
+    const te__st_dtype *type;
+    int ndim;
+    const int64_t *shape;
+    uint64_t bytes;
+    const te_tensor *tensor; /* or NULL: */
+    const void *data;
+} te__st_part;
+
 /* Wide formats first, as the reference does, so that each tensor is aligned to its own elements; then by name: equal
  * content gives equal files. */
 static int te__st_by_width(const void *a, const void *b) {
-    const te_safetensors_item *x = (const te_safetensors_item *)a, *y = (const te_safetensors_item *)b;
-    int wide = te_dtype_bits(y->tensor->dtype) - te_dtype_bits(x->tensor->dtype);
+    const te__st_part *x = (const te__st_part *)a, *y = (const te__st_part *)b;
+    int wide = y->type->bits - x->type->bits;
     return wide ? wide : strcmp(x->name, y->name);
 }
 
-static int te__st_by_item_name(const void *a, const void *b) {
-    return strcmp(((const te_safetensors_item *)a)->name, ((const te_safetensors_item *)b)->name);
+static int te__st_by_part_name(const void *a, const void *b) {
+    return strcmp(((const te__st_part *)a)->name, ((const te__st_part *)b)->name);
 }
 
 static te_result te__st_item_ok(te_ctx *te, const char *path, const te_safetensors_item *item) {
@@ -473,7 +524,7 @@ static te_result te__st_item_ok(te_ctx *te, const char *path, const te_safetenso
     return TE_OK;
 }
 
-static void te__st_put_header(te__text *t, const te_safetensors_item *items, int num_items, const te_metadata *metadata,
+static void te__st_put_header(te__text *t, const te__st_part *parts, int num_parts, const te_metadata *metadata,
                               int num_metadata) {
     uint64_t at = 0;
     int i, k;
@@ -485,17 +536,16 @@ static void te__st_put_header(te__text *t, const te_safetensors_item *items, int
         te__text_put(t, ":");
         te__json_put_string(t, metadata[i].value);
     }
-    if (num_metadata > 0) te__text_put(t, num_items ? "}," : "}");
-    for (i = 0; i < num_items; i++) {
-        const te_tensor *x = items[i].tensor;
-        for (k = 0; te__st_dtypes[k].dtype != x->dtype; k++) {}
+    if (num_metadata > 0) te__text_put(t, num_parts ? "}," : "}");
+    for (i = 0; i < num_parts; i++) {
+        const te__st_part *x = &parts[i];
         if (i) te__text_put(t, ",");
-        te__json_put_string(t, items[i].name);
-        te__text_printf(t, ":{\"dtype\":\"%s\",\"shape\":[", te__st_dtypes[k].name);
+        te__json_put_string(t, x->name);
+        te__text_printf(t, ":{\"dtype\":\"%s\",\"shape\":[", x->type->name);
         for (k = 0; k < x->ndim; k++) te__text_printf(t, k ? ",%lld" : "%lld", (long long)x->shape[k]);
         te__text_printf(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
-                        (unsigned long long)(at + te_tensor_bytes(x)));
-        at += te_tensor_bytes(x);
+                        (unsigned long long)(at + x->bytes));
+        at += x->bytes;
     }
     te__text_put(t, "}");
     while (t->n % 8 && !t->oom) te__text_put(t, " ");
@@ -531,8 +581,8 @@ static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_res
     return result;
 }
 
-/* Header and data to a temporary file, then into place. `items` are sorted and valid. */
-static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
+/* Header and data to a temporary file, then into place. `parts` are sorted and valid. */
+static te_result te__st_write(te_ctx *te, const char *path, const te__st_part *parts, int num_parts,
                               const te__text *header) {
     te__file_out out;
     te__text why = TE_ZERO;
@@ -545,25 +595,82 @@ static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors
     te__file_out_begin(&out, path, &why);
     te__file_out_write(&out, raw, 8);
     te__file_out_write(&out, header->s, header->n);
-    for (i = 0; i < num_items && result == TE_OK && !out.failed; i++)
-        result = te__st_store(te, &out, items[i].tensor, staging);
+    for (i = 0; i < num_parts && result == TE_OK && !out.failed; i++) {
+        if (parts[i].tensor) result = te__st_store(te, &out, parts[i].tensor, staging);
+        else te__file_out_write(&out, parts[i].data, (size_t)parts[i].bytes);
+    }
     te__free(te, staging, TE__ST_CHUNK);
     return te__st_end(te, &out, &why, result);
 }
 
-TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
-                                      const te_metadata *metadata, int num_metadata) {
+/* Sorts the parts, which are valid, and writes them. */
+static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *parts, int n,
+                                    const te_metadata *metadata, int num_metadata) {
     te__text header = TE_ZERO;
-    te_safetensors_item *sorted;
+    te_result result = TE_OK;
+    int i;
+    qsort(parts, (size_t)n, sizeof(*parts), te__st_by_part_name);
+    for (i = 1; i < n && result == TE_OK; i++)
+        if (strcmp(parts[i - 1].name, parts[i].name) == 0)
+            result = te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " is given twice", path, parts[i].name);
+    qsort(parts, (size_t)n, sizeof(*parts), te__st_by_width);
+    header.memory = &te->host_allocator;
+    te__st_put_header(&header, parts, n, metadata, num_metadata);
+    if (result == TE_OK && header.oom)
+        result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the header: %s", path, te__no_memory_text);
+    if (result == TE_OK && header.n > TE__ST_MAX_HEADER)
+        result = te__fail(te, TE_ERR_INVALID, "%s: a header of %llu bytes; readers accept %d", path,
+                          (unsigned long long)header.n, (int)TE__ST_MAX_HEADER);
+    if (result == TE_OK) result = te__st_write(te, path, parts, n, &header);
+    te__text_free(&header);
+    return result;
+}
+/* te_safetensors_write, with tensors that are bytes in host memory beside the items. */
+static te_result te__st_write_with(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
+                                   const te__st_stored *stored, int num_stored, const te_metadata *metadata,
+                                   int num_metadata) {
+    const size_t bytes = (size_t)(num_items + num_stored) * sizeof(te__st_part);
+    te__st_part *parts;
     te_result result = TE_OK;
     int i, k;
-    if (!te) return TE_ERR_STATE;
     if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not
                                                          * replace a good file */
+    for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
+    if (result != TE_OK) return result;
+    parts = (te__st_part *)te__alloc_zero(te, bytes);
+    if (!parts) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < num_items; i++) {
+        const te_tensor *x = items[i].tensor;
+        for (k = 0; te__st_dtypes[k].dtype != x->dtype; k++) {}
+        parts[i].name = items[i].name;
+        parts[i].type = &te__st_dtypes[k];
+        parts[i].ndim = x->ndim;
+        parts[i].shape = x->shape;
+        parts[i].bytes = te_tensor_bytes(x);
+        parts[i].tensor = x;
+    }
+    for (i = 0; i < num_stored; i++) {
+        te__st_part *p = &parts[num_items + i];
+        p->name = stored[i].name;
+        p->type = stored[i].type;
+        p->ndim = stored[i].ndim;
+        p->shape = stored[i].shape;
+        p->bytes = stored[i].bytes;
+        p->data = stored[i].data;
+    }
+    result = te__st_write_parts(te, path, parts, num_items + num_stored, metadata, num_metadata);
+    te__free(te, parts, bytes);
+    return result;
+}
+
+TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
+                                      const te_metadata *metadata, int num_metadata) {
+    int i, k;
+    if (!te) return TE_ERR_STATE;
+    if (te->error_code != TE_OK) return te->error_code;
     if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
-    for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
-    for (i = 0; i < num_metadata && result == TE_OK; i++) {
+    for (i = 0; i < num_metadata; i++) {
         if (!metadata[i].key || !metadata[i].value || !te__is_utf8(metadata[i].key) || !te__is_utf8(metadata[i].value))
             return te__fail(te, TE_ERR_INVALID, "%s: metadata entry %d is not two texts in UTF-8", path, i);
         for (k = 0; k < i; k++)
@@ -571,24 +678,5 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
                 return te__fail(te, TE_ERR_INVALID, "%s: metadata key " TE__ST_NAME " is given twice", path,
                                 metadata[i].key);
     }
-    if (result != TE_OK) return result;
-    sorted = (te_safetensors_item *)te__alloc(te, (size_t)num_items * sizeof(*sorted));
-    if (!sorted) return TE_ERR_OUT_OF_MEMORY;
-    if (num_items) memcpy(sorted, items, (size_t)num_items * sizeof(*sorted));
-    qsort(sorted, (size_t)num_items, sizeof(*sorted), te__st_by_item_name);
-    for (i = 1; i < num_items && result == TE_OK; i++)
-        if (strcmp(sorted[i - 1].name, sorted[i].name) == 0)
-            result = te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " is given twice", path, sorted[i].name);
-    qsort(sorted, (size_t)num_items, sizeof(*sorted), te__st_by_width);
-    header.memory = &te->host_allocator;
-    te__st_put_header(&header, sorted, num_items, metadata, num_metadata);
-    if (result == TE_OK && header.oom)
-        result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the header: %s", path, te__no_memory_text);
-    if (result == TE_OK && header.n > TE__ST_MAX_HEADER)
-        result = te__fail(te, TE_ERR_INVALID, "%s: a header of %llu bytes; readers accept %d", path,
-                          (unsigned long long)header.n, (int)TE__ST_MAX_HEADER);
-    if (result == TE_OK) result = te__st_write(te, path, sorted, num_items, &header);
-    te__text_free(&header);
-    te__free(te, sorted, (size_t)num_items * sizeof(*sorted));
-    return result;
+    return te__st_write_with(te, path, items, num_items, NULL, 0, metadata, num_metadata);
 }

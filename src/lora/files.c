@@ -72,10 +72,9 @@ static bool te__peft_look(void *user, te_module *m) {
 }
 /* Is the table of a tied model trained? */
 static bool te__peft_ties(const te_module *root) {
-    const te_module *table =
-        root->cls == &te__causal_lm_class ? te_module_find((te_module *)(uintptr_t)root, "model.embed_tokens") : NULL;
+    const te_module *table = te__lm_tied_table(root);
     const te__trained *t = table ? te__trained_of(table) : NULL;
-    return t && t->whole && te__is_tied_table(table);
+    return t && t->whole;
 }
 /* The base model: what the program has said, or the folder that it came from. */
 static const char *te__peft_base(const te_module *model) {
@@ -84,8 +83,7 @@ static const char *te__peft_base(const te_module *model) {
     const char *folder;
     for (m = model; m; m = m->parent)
         if (te_module_attribute(m, TE__LORA_BASE, &value)) return ((const te__lora_name *)value)->text;
-    for (m = model; m && m->cls != &te__causal_lm_class; m = m->parent) {}
-    folder = m ? ((const te__causal_lm *)m->state)->folder : NULL;
+    folder = te__lm_folder(model);
     return folder && te__is_utf8(folder) ? folder : NULL;
 }
 static void te__peft_put_config(te__text *t, const te__lora_list *l) {

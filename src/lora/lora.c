@@ -255,9 +255,7 @@ static te_result te__lora_all(te__lora_list *l, te_module *model, const char *wh
 /* The embedding's table where the model multiplies by it as well (tie_word_embeddings): no module says so, CausalLM
  * reads it. */
 static bool te__is_tied_table(const te_module *m) {
-    const te_module *up = m->parent ? m->parent->parent : NULL;
-    return m->cls == &te__embedding_class && up && up->cls == &te__causal_lm_class &&
-           ((const te__causal_lm *)up->state)->desc.tie_word_embeddings;
+    return m->cls == &te__embedding_class && m->parent && te__lm_tied_table(m->parent->parent) == m;
 }
 
 /* ---- what adapters add to weights ---- */

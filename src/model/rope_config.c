@@ -1,7 +1,7 @@
 /* model/rope_config.c: the rotary embedding that a config.json names, as the models of NeMo Automodel read it. Knows
  * the keys; must not know how anything is rotated.
  *
- * The keys of te__hf_rope_keys (io/hf_config.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the
+ * The keys of te__hf_rope_keys (io/rope_keys.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the
  * public struct has 0 for them. */
 
 typedef struct te__rope_text {
@@ -194,7 +194,7 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
     return TE_OK;
 }
 
-/* As te__hf_rotary has it: a number that is missing is NAN. */
+/* As te__hf_rope has it: a number that is missing is NAN. */
 static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
 static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim,
                                    te_rope_scaling *s) {
@@ -235,19 +235,17 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
         desc.scaling.type = TE_ROPE_LONGROPE;
         result = te__rope_longrope(te, who, rope, dim, &desc.scaling);
     } else {
-        te__hf_config c = TE_ZERO;
+        te__json j = TE_ZERO;
         te__hf_rope r = TE_ZERO;
-        te_lm_rotary lm = TE_ZERO;
-        c.j.te = te;
-        c.j.path = who;
-        c.original_max_position_embeddings = -1;
-        c.max_position_embeddings = rope->max_position_embeddings ? rope->max_position_embeddings : -1;
+        te__hf_lengths l = TE_ZERO;
+        j.te = te;
+        j.path = who;
+        l.original = -1;
+        l.max_position = rope->max_position_embeddings ? rope->max_position_embeddings : -1;
         r.type = (char *)(uintptr_t)types[type];
-        r.theta = rope->rope_theta;
         r.factor = te__or_nan(rope->factor);
         r.low_freq_factor = te__or_nan(rope->low_freq_factor);
         r.high_freq_factor = te__or_nan(rope->high_freq_factor);
-        r.partial_rotary_factor = (double)NAN;
         r.beta_fast = te__or_nan(rope->beta_fast);
         r.beta_slow = te__or_nan(rope->beta_slow);
         r.mscale = te__or_nan(rope->mscale);
@@ -255,8 +253,9 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
         r.attention_factor = te__or_nan(rope->attention_factor);
         r.truncate = rope->no_truncate ? 0 : -1;
         r.original = rope->original_max_position_embeddings ? rope->original_max_position_embeddings : -1;
-        if (!te__hf_rotary(&c, &r, "rope_theta", rope->rope_theta, &lm)) return te_error_code(te);
-        desc.scaling = lm.scaling;
+        if (!te__hf_positive(&j, "rope_theta", rope->rope_theta, 0, &desc.base) ||
+            !te__hf_scaling(&j, &r, &l, &desc.scaling))
+            return te_error_code(te);
     }
     if (result == TE_OK) *rotary = desc;
     return result;

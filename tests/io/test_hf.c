@@ -656,8 +656,6 @@ TE_TEST(hf_refuses_relatives) {
     static const struct {
         const char *text, *says[3];
     } cases[] = {
-        {"{\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", \"hidden_size\": 8}, \"vision_config\": {}}",
-         {"model_type is \"gemma3\", Gemma 3 with vision", "gemma3_text are there", "t = Gemma3ForCausalLM(m.config.text_config); t.model = m.model.language_model; t.tie_weights(); t.save_pretrained(NEW)"}},
         {"{\"model_type\": \"llama4\", \"text_config\": {\"model_type\": \"llama4_text\", \"layer_types\": [\"chunked_attention\"]}}",
          {"model_type is \"llama4\", Llama 4 with vision", "llama, mistral,", "1 to 3 open (llama)"}},
         {"{\"layer_types\": [\"chunked_attention\", \"full_attention\"], \"model_type\": \"llama4_text\"}", {"model_type is \"llama4_text\", Llama 4 with chunked", "llama, mistral,", "1 to 3 open"}},

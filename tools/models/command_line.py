@@ -97,8 +97,7 @@ def relatives(llama, refused, root, ids):
     """Folders that do not open; then the line of Python that the message ends with is carried out, and what it writes opens."""
     def convert(folder, *says):
         line = refused([folder, *ids], *says).partition("with transformers: ")[2]
-        exec(line, dict(AutoModelForCausalLM=transformers.AutoModelForCausalLM, Gemma3ForCausalLM=transformers.Gemma3ForCausalLM,
-                        Gemma3ForConditionalGeneration=transformers.Gemma3ForConditionalGeneration, FOLDER=folder, NEW=folder + ".new"))
+        exec(line, dict(AutoModelForCausalLM=transformers.AutoModelForCausalLM))
 
     def compare(name, model, folder):
         sequences = [[int(i) for i in line.split()] for line in open(ids[1])]
@@ -115,15 +114,6 @@ def relatives(llama, refused, root, ids):
     os.remove(folder + "/model.safetensors")
     convert(folder, "refused.pickled/pytorch_model.bin")
     compare("refused pickled", model, folder)
-
-    folder = root + "/refused.vision"
-    text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, sliding_window=8)
-    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
-    torch.manual_seed(5)
-    model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1))
-    model.save_pretrained(folder)
-    convert(folder, "refused.vision/config.json", 'model_type is "gemma3", Gemma 3 with vision')
-    compare("refused vision", model, folder + ".new")
 
 
 def refusals(llama, root):

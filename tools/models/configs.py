@@ -14,9 +14,19 @@ GONE = object()  # the key is taken out
 SLIDING, FULL = "sliding_attention", "full_attention"
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16)
+SHARE = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)
+LONGROPE = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.5, 2.0], long_factor=[2.0, 3.0, 4.0, 8.0])
+SU = dict(type="su", original_max_position_embeddings=10, short_factor=[1.0, 1.1, 1.5, 2.0], long_factor=[2.0, 3.0, 4.0, 8.0])
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64, bos_token_id=None,
              eos_token_id=None, pad_token_id=None)
 GEMMA = dict(head_dim=8, query_pre_attn_scalar=20)
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+
+
+class Text(dict):
+    """Changes of text_config."""
+
+
 BASES = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", dict(sliding_window=5)),
@@ -26,6 +36,9 @@ BASES = {
     "gemma": ("Gemma", dict(head_dim=8)),
     "gemma2": ("Gemma2", dict(sliding_window=5, **GEMMA)),
     "gemma3": ("Gemma3", dict(sliding_window=5, **GEMMA)),
+    "phi3": ("Phi3", dict(original_max_position_embeddings=16)),
+    "qwen3_moe": ("Qwen3Moe", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)),
+    "vision": ("Gemma3Vision", dict(sliding_window=5, **GEMMA)),
 }
 
 # base, changes, and None where the logits are those of transformers, or what the refusal says
@@ -130,13 +143,58 @@ VARIANTS = [
     ("gemma3", dict(final_logit_softcapping=0.5), None),
     ("gemma3", dict(attn_logit_softcapping=1.0), "attn_logit_softcapping is 1, and transformers computes a gemma3_text without"),
     ("gemma3", dict(use_bidirectional_attention=False), None),
+    ("phi3", dict(rope_parameters=SHARE), None),
+    ("phi3", dict(rope_parameters=GONE, partial_rotary_factor=0.5), None),
+    ("phi3", dict(rope_parameters=SHARE, partial_rotary_factor=1.0), None),
+    ("phi3", dict(rope_parameters=dict(SHARE, partial_rotary_factor=0.4)), "rotates 3 of 8 channels"),
+    ("phi3", dict(rope_parameters=dict(SHARE, partial_rotary_factor=1.5)), "partial_rotary_factor is 1.5"),
+    ("phi3", dict(rope_parameters=LONGROPE), None),
+    ("phi3", dict(rope_parameters=dict(LONGROPE, attention_factor=0.7, partial_rotary_factor=0.5, short_factor=[1.0, 1.5], long_factor=[2.0, 3.0])), None),
+    ("phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=24), None),
+    ("phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=GONE), None),
+    ("phi3", dict(rope_parameters=dict(LONGROPE, original_max_position_embeddings=8), max_position_embeddings=16), None),
+    ("phi3", dict(rope_parameters=GONE, rope_scaling=SU, rope_theta=100.0), None),
+    ("phi3", dict(rope_parameters=dict(LONGROPE, rope_type="linear", factor=2.0)), 'rope_type is "linear"; a phi3 has default and longrope'),
+    ("phi3", dict(rope_parameters=dict(LONGROPE, partial_rotary_factor=0.5)), "short_factor has 4 numbers and long_factor 4; 2 are needed"),
+    ("phi3", dict(num_key_value_heads=None), None),
+    ("phi3", dict(sliding_window=5, rms_norm_eps=GONE), None),
+    ("phi3", dict(resid_pdrop=0.1), "resid_pdrop is 0.1"),
+    ("qwen3_moe", dict(norm_topk_prob=GONE), None),
+    ("qwen3_moe", dict(num_experts_per_tok=3, norm_topk_prob=False), None),
+    ("qwen3_moe", dict(num_experts_per_tok=5), "num_experts_per_tok is 5 and num_local_experts 4"),
+    ("qwen3_moe", dict(num_local_experts=GONE, num_experts=4), None),
+    ("qwen3_moe", dict(num_local_experts=GONE), "with num_local_experts 128 each"),
+    ("qwen3_moe", dict(num_experts_per_tok=GONE), "num_experts_per_tok is 8 and num_local_experts 4"),
+    ("qwen3_moe", dict(moe_intermediate_size=0), "moe_intermediate_size is 0"),
+    ("qwen3_moe", dict(decoder_sparse_step=0), "decoder_sparse_step is 0"),
+    ("qwen3_moe", dict(decoder_sparse_step=GONE, mlp_only_layers=GONE, intermediate_size=7), None),
+    ("qwen3_moe", dict(mlp_only_layers=[7, 7]), None),
+    ("qwen3_moe", dict(use_sliding_window=True, sliding_window=5, max_window_layers=2), None),
+    ("qwen3_moe", dict(use_sliding_window=True, sliding_window=GONE), None),
+    ("qwen3_moe", dict(sliding_window=5), None),
+    ("vision", dict(tie_word_embeddings=GONE), None),
+    ("vision", dict(text_config=GONE), "text_config is missing, and a gemma3 needs it"),
+    ("vision", dict(final_logit_softcapping=1.0, vocab_size=3), None),
+    ("vision", Text(layer_types=GONE, _sliding_window_pattern=GONE, sliding_window_pattern=2), None),
+    ("vision", Text(model_type=GONE, tie_word_embeddings=False), None),
+    ("vision", Text(rope_parameters=GONE, rope_theta=50.0, rope_local_base_freq=20.0), None),
+    ("vision", Text(final_logit_softcapping=1.0), "final_logit_softcapping is 1, and transformers computes a gemma3 without"),
+    ("vision", Text(model_type="llama"), 'text_config has model_type "llama"; that of a gemma3 is gemma3_text'),
+    ("vision", Text(head_dim=0), "head_dim is 0"),
 ]
 
 
-def make(folder, family, extra):
+def fresh(family, keys):
+    """A model of transformers with these keys."""
+    if family == "Gemma3Vision":
+        return transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(text_config=keys, vision_config=VISION, mm_tokens_per_image=1))
     kind = "Gemma3Text" if family == "Gemma3" else family
+    return getattr(transformers, family + "ForCausalLM")(getattr(transformers, kind + "Config")(**keys))
+
+
+def make(folder, family, extra):
     torch.manual_seed(3)
-    model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, kind + "Config")(**{**SIZES, **extra}))
+    model = fresh(family, {**SIZES, **extra})
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.normal_(1.0 if p.dim() == 1 and "norm" in name and not family.startswith("Gemma") else 0.0, 0.2)
@@ -154,8 +212,9 @@ def edited(base, folder, changes):
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(base, folder)
     config = json.load(open(base + "/config.json"))
+    keys = config["text_config"] if isinstance(changes, Text) else config
     for key, value in changes.items():
-        config.pop(key, None) if value is GONE else config.update({key: value})
+        keys.pop(key, None) if value is GONE else keys.update({key: value})
     json.dump(config, open(folder + "/config.json", "w"))
 
 

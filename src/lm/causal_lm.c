@@ -1,4 +1,4 @@
-/* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must
+/* lm/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must
  * not know files. */
 
 /* ---- a cache of keys and values ---- */
@@ -86,7 +86,7 @@ typedef struct te__decoder_attention {
     int64_t head_dim;
     bool norm; /* of each head */
     te_rotary_desc rotary;
-    float *factors; /* [head_dim], both lists of its longrope; NULL: it has none */
+    float *factors; /* [head_dim] at most, both lists of its longrope; NULL: it has none */
 } te__decoder_attention;
 
 /* A projection of `x` as heads [b, s, n, d]; normalised and rotated if they are queries or keys. */
@@ -150,10 +150,10 @@ static const te_module_class te__decoder_attention_class = {"DecoderAttention", 
                                                             te__decoder_attention_forward,
                                                             te__decoder_attention_destroy, NULL};
 /* The lists of longrope become the module's own. */
-static void te__decoder_attention_factors(te_module *m) {
+static void te__decoder_attention_factors(te_module *m, int rotary_dim) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
     te_rope_scaling *r = &s->rotary.scaling;
-    const int64_t half = s->head_dim / 2;
+    const int64_t half = (rotary_dim ? rotary_dim : s->head_dim) / 2;
     if (r->type != TE_ROPE_LONGROPE || !r->short_factor || !r->long_factor) return;
     s->factors = (float *)te__alloc(m->te, (size_t)s->head_dim * sizeof(float));
     if (!s->factors) return;
@@ -204,9 +204,13 @@ typedef struct te__carried_file {
 
 typedef struct te__causal_lm {
     te_causal_lm_desc desc; /* defaults filled in; without its pointers */
-    char *config;           /* the text of config.json, where it came from a folder; or NULL */
-    te__carried_file *carried; /* the tokenizer's files, and how to generate */
-    char *folder;           /* that folder, as te_hf_open was given it; or NULL */
+    /* of the folder that it came from; NULL, where there is none: */
+    char *folder;                 /* as te_hf_open was given it */
+    char *config;                 /* the text of config.json */
+    const te__lm_rule *names;     /* how its tensors become parameters */
+    te__carried_file *carried;    /* the tokenizer's files, and how to generate */
+    te__st_stored *kept;          /* tensors that are no parameters */
+    int num_kept;
 } te__causal_lm;
 static void te__carried_free(te_ctx *te, te__carried_file *f) {
     while (f) {
@@ -294,6 +298,7 @@ static void te__causal_lm_destroy(te_module *m) {
     te__free_string(m->te, s->config);
     te__free_string(m->te, s->folder);
     te__carried_free(m->te, s->carried);
+    te__st_stored_free(m->te, s->kept, s->num_kept);
 }
 static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward,
                                                     te__causal_lm_destroy, NULL};
@@ -392,7 +397,9 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
     s->rotary.scaling = r->scaling;
-    te__decoder_attention_factors(m);
+    /* whose floor is rotary_dim, however it is rounded */
+    if (r->rotary_dim) s->rotary.rotary_percent = ((float)r->rotary_dim + 0.5f) / (float)d->head_dim;
+    te__decoder_attention_factors(m, r->rotary_dim);
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
@@ -433,7 +440,8 @@ static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc
     c->n_routed_experts = d->num_local_experts;
     c->n_activated_experts = d->num_experts_per_tok;
     c->dim = d->hidden_size;
-    c->moe_inter_dim = d->intermediate_size;
+    c->moe_inter_dim = d->moe_intermediate_size ? d->moe_intermediate_size : d->intermediate_size;
+    c->softmax_before_topk = d->norm_topk_prob == TE_OFF; /* else a softmax of the chosen: shares of a sum of 1 */
     c->expert_bias = d->mlp_bias;
     c->dtype = d->params_dtype;
     c->device = d->device;
@@ -456,7 +464,8 @@ static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *
         te__add_norm(m, d, "pre_feedforward_layernorm", d->hidden_size);
         te__add_norm(m, d, "post_feedforward_layernorm", d->hidden_size);
     }
-    if (d->num_local_experts) te__adopt(m, "block_sparse_moe", te__decoder_experts_create(te, d));
+    if (d->num_local_experts && !(d->dense_layers && d->dense_layers[layer]))
+        te__adopt(m, "block_sparse_moe", te__decoder_experts_create(te, d));
     else te__adopt(m, "mlp", te__decoder_mlp_create(te, d));
     return te__close_part(m, outer);
 }
@@ -484,6 +493,13 @@ static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *
     return te__close_part(m, outer);
 }
 
+static bool te__lm_rotary_ok(te_ctx *te, const char *who, const char *which, int rotary_dim, int64_t head_dim) {
+    if (rotary_dim >= 0 && rotary_dim <= head_dim && rotary_dim % 2 == 0) return true;
+    te__fail(te, TE_ERR_INVALID,
+             "%s: %s.rotary_dim is %d of %lld channels of a head; an even number of these is possible, 0 for all", who,
+             which, rotary_dim, (long long)head_dim);
+    return false;
+}
 /* Fills the defaults; false with the error recorded where sizes do not fit. */
 static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
     const char *const who = "te_causal_lm_create";
@@ -503,6 +519,9 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
                  d->num_key_value_heads);
         return false;
     }
+    if (!te__lm_rotary_ok(te, who, "rotary", d->rotary.rotary_dim, d->head_dim) ||
+        !te__lm_rotary_ok(te, who, "sliding_rotary", d->sliding_rotary.rotary_dim, d->head_dim))
+        return false;
     if (!te_activation_is_gated(d->activation)) {
         te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who,
                  (int)d->activation, (int)TE_SWIGLU);
@@ -516,7 +535,19 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
                  who, d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
         return false;
     }
+    if (!te__is_switch(d->norm_topk_prob) || d->moe_intermediate_size < 0 ||
+        (!d->num_local_experts && (d->norm_topk_prob || d->moe_intermediate_size || d->dense_layers))) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: norm_topk_prob %d, moe_intermediate_size %lld, dense_layers %s and num_local_experts %d; the "
+                 "first is a te_switch, the second 0 or more, and without experts all stay 0",
+                 who, (int)d->norm_topk_prob, (long long)d->moe_intermediate_size, d->dense_layers ? "given" : "NULL",
+                 d->num_local_experts);
+        return false;
+    }
     return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) &&
+           te__layer_desc_ok(te, who, d->hidden_size,
+                             d->moe_intermediate_size ? d->moe_intermediate_size : d->intermediate_size,
+                             d->params_dtype) &&
            te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);
 }
 
@@ -534,9 +565,23 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
     if (!d.tie_word_embeddings) te__add_plain_linear(m, &d, "lm_head", d.hidden_size, d.vocab_size);
     s = (te__causal_lm *)m->state;
     s->desc = d;
-    s->desc.sliding_layers = NULL;
+    s->desc.sliding_layers = s->desc.dense_layers = NULL;
     s->desc.rotary.scaling.short_factor = s->desc.rotary.scaling.long_factor = NULL;
     s->desc.sliding_rotary.scaling.short_factor = s->desc.sliding_rotary.scaling.long_factor = NULL;
     s->desc.name = NULL;
     return te__close_part(m, outer);
+}
+
+/* ---- what rooms above this one ask ---- */
+
+/* The embedding that a model multiplies by as well (tie_word_embeddings); NULL: `model` is no such model. */
+static te_module *te__lm_tied_table(const te_module *model) {
+    return model && model->cls == &te__causal_lm_class && ((const te__causal_lm *)model->state)->desc.tie_word_embeddings
+               ? te_module_find((te_module *)(uintptr_t)model, "model.embed_tokens")
+               : NULL;
+}
+/* The folder that the model around `m` came from; NULL: none. */
+static const char *te__lm_folder(const te_module *m) {
+    while (m && m->cls != &te__causal_lm_class) m = m->parent;
+    return m ? ((const te__causal_lm *)m->state)->folder : NULL;
 }

@@ -1,14 +1,22 @@
-/* io/hf.c: folders of Hugging Face transformers: opening and writing. Knows config.json by io/hf_config.c and weights
- * by io/safetensors.c; must not know what a model computes.
+/* lm/folder.c: folders of Hugging Face transformers: opening and writing. Knows config.json by lm/config.c, weights by
+ * io/safetensors.c, and what they are in a model by lm/names.c; must not know what a model computes.
  *
  * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken
  * for what the files have. */
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20 };
 
+/* What becomes of a tensor. */
+typedef enum te__hf_use {
+    TE__HF_UNKNOWN,
+    TE__HF_PARAMETER,
+    TE__HF_KEPT /* for te_hf_save */
+} te__hf_use;
+
 typedef struct te__hf_shard {
     char *name; /* of the file, in the folder */
     te_safetensors *file;
+    char *use; /* [tensors], of te__hf_use; NULL: not known yet */
 } te__hf_shard;
 
 /* A line of model.safetensors.index.json. */
@@ -19,35 +27,32 @@ typedef struct te__hf_place {
 typedef struct te__hf_folder {
     te_ctx *te;
     const char *path;
-    te__text config, config_path, index, index_path; /* config: parsed in place */
-    char *config_text;                               /* config.json as it was */
+    te__text config, config_path, index, index_path; /* index: parsed in place */
     te__carried_file *carried;
-    te__hf_config c;
+    te__st_stored *kept; /* tensors that the model does without */
+    int num_kept;
+    te__lm_config c;
+    const te__lm_family *family;
+    const te__lm_rule *names; /* the layout of the family that the files have */
+    te_module *model;
     te__hf_shard *shards;
     int num_shards, cap_shards;
     te__hf_place *places;
     int num_places, cap_places;
 } te__hf_folder;
 
-static bool te__hf_join(te__text *t, te_ctx *te, const char *folder, const char *name) {
-    t->memory = &te->host_allocator;
-    te__text_clear(t);
-    te__text_printf(t, "%s%s%s", folder, folder[0] && te__is_slash(folder[strlen(folder) - 1]) ? "" : "/", name);
-    if (t->oom) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s", te__no_memory_text);
-    return !t->oom;
-}
-
 static void te__hf_folder_close(te__hf_folder *f) {
     int i;
-    te__hf_config_close(&f->c);
+    te__lm_config_close(&f->c);
     for (i = 0; i < f->num_shards; i++) {
+        if (f->shards[i].use) te__free(f->te, f->shards[i].use, (size_t)te_safetensors_count(f->shards[i].file));
         te_safetensors_close(f->shards[i].file);
         te__free_string(f->te, f->shards[i].name);
     }
     te__free(f->te, f->shards, (size_t)f->cap_shards * sizeof(te__hf_shard));
     te__free(f->te, f->places, (size_t)f->cap_places * sizeof(te__hf_place));
-    te__free_string(f->te, f->config_text);
     te__carried_free(f->te, f->carried);
+    te__st_stored_free(f->te, f->kept, f->num_kept);
     te__text_free(&f->config);
     te__text_free(&f->config_path);
     te__text_free(&f->index);
@@ -76,6 +81,7 @@ static int te__hf_open_shard(te__hf_folder *f, const char *name) {
     if (!te__grow(f->te, (void **)&f->shards, &f->cap_shards, f->num_shards, sizeof(te__hf_shard))) return -1;
     s = &f->shards[f->num_shards];
     s->name = te__copy_string(f->te, name);
+    s->use = NULL;
     if (!s->name) return -1;
     s->file = te__hf_join(&path, f->te, f->path, name) ? te_safetensors_open(f->te, path.s) : NULL;
     te__text_free(&path);
@@ -234,7 +240,9 @@ static bool te__hf_carry(te__hf_folder *f) {
                                         "tokenizer.model.v3",
                                         "tekken.json",
                                         "chat_template.jinja",
-                                        "chat_template.json"};
+                                        "chat_template.json",
+                                        "preprocessor_config.json",
+                                        "processor_config.json"};
     te__text path = TE_ZERO, why = TE_ZERO;
     bool fine = true;
     int i;
@@ -272,16 +280,32 @@ static bool te__hf_write_carried(te_ctx *te, const te__carried_file *file, const
 
 /* ---- names and shapes ---- */
 
-static int64_t te__hf_num_tensors(const te__hf_folder *f) {
-    int64_t n = 0;
-    int k;
-    for (k = 0; k < f->num_shards; k++) n += te_safetensors_count(f->shards[k].file);
-    return n;
+/* Finds the layout of the family's row that most tensors of the files have the names of. */
+static void te__hf_choose_names(te__hf_folder *f) {
+    int64_t most = -1;
+    int l, i, k;
+    for (l = 0; l < TE__LM_LAYOUTS && f->family->layouts[l]; l++) {
+        int64_t n = 0;
+        for (k = 0; k < f->num_shards; k++)
+            for (i = 0; i < te_safetensors_count(f->shards[k].file); i++)
+                n += te__lm_knows(f->family->layouts[l], te_safetensors_at(f->shards[k].file, i)->name);
+        if (n > most) f->names = f->family->layouts[l];
+        most = te__max(most, n);
+    }
 }
 
-/* Modules cost memory, too: there are not more layers and experts than the files have tensors. */
+/* Modules cost memory, too: there are not more layers and experts than the files have tensors, or, where a tensor has
+ * all experts of a layer, matrices. */
 static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
-    const int64_t have = te__hf_num_tensors(f), need = (int64_t)d->num_hidden_layers * te__max(d->num_local_experts, 1);
+    int64_t have = 0, need = 0;
+    int i, k;
+    for (k = 0; k < f->num_shards; k++)
+        for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
+            const te_safetensors_entry *e = te_safetensors_at(f->shards[k].file, i);
+            have += e->ndim == 3 ? te__max(te__min(e->shape[0], (int64_t)e->bytes), 1) : 1;
+        }
+    for (i = 0; i < d->num_hidden_layers; i++)
+        need += d->dense_layers && d->dense_layers[i] ? 1 : te__max(d->num_local_experts, 1);
     if (need <= have) return true;
     if (d->num_local_experts)
         te__fail(f->te, TE_ERR_FORMAT,
@@ -293,9 +317,17 @@ static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d)
     return false;
 }
 
-/* A tensor that the model does without. */
-static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
-    return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) ||
+/* Is it a tensor of a larger model around the text? */
+static bool te__hf_is_around(const te__hf_folder *f, const char *name) {
+    int i;
+    for (i = 0; f->family->inner && i < TE__COUNT(f->family->inner->kept) && f->family->inner->kept[i]; i++)
+        if (te__starts_with(name, f->family->inner->kept[i])) return true;
+    return false;
+}
+/* Is it a tensor that the model does without? */
+static bool te__hf_is_spare(const te__hf_folder *f, const te_causal_lm_desc *d, const char *name) {
+    char head[TE__LM_NAME];
+    return (d->tie_word_embeddings && te__lm_file_name(f->names, "lm_head.weight", head) && strcmp(name, head) == 0) ||
            te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
@@ -335,104 +367,134 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
 /* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that
  * differ. */
 static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
-    int table_shard, head_shard;
-    const te_safetensors_entry *table = te__hf_find(f, "model.embed_tokens.weight", &table_shard),
-                               *head = te__hf_find(f, "lm_head.weight", &head_shard);
+    char table_name[TE__LM_NAME], head_name[TE__LM_NAME];
+    const te_safetensors_entry *table = NULL, *head = NULL;
+    int table_shard = 0, head_shard = 0;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int64_t at;
+    if (te__lm_file_name(f->names, "model.embed_tokens.weight", table_name))
+        table = te__hf_find(f, table_name, &table_shard);
+    if (te__lm_file_name(f->names, "lm_head.weight", head_name)) head = te__hf_find(f, head_name, &head_shard);
     if (!d->tie_word_embeddings || !head || !table) return true; /* a table that is missing is found missing later */
     if (head->dtype != table->dtype || head->ndim != table->ndim ||
         memcmp(head->shape, table->shape, (size_t)table->ndim * sizeof(int64_t)) != 0)
         return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT,
-                           "tensor \"lm_head.weight\" is %s %s and \"model.embed_tokens.weight\" %s %s, and by %s they "
-                           "are one (tie_word_embeddings)",
-                           te_dtype_name(head->dtype), te__dims_text(head->ndim, head->shape, a),
+                           "tensor \"%s\" is %s %s and \"%s\" %s %s, and by %s they are one (tie_word_embeddings)",
+                           head_name, te_dtype_name(head->dtype), te__dims_text(head->ndim, head->shape, a), table_name,
                            te_dtype_name(table->dtype), te__dims_text(table->ndim, table->shape, b), f->config_path.s);
     at = te__hf_first_difference(f, head_shard, head, table_shard, table);
     if (at == (int64_t)table->bytes || at < 0) return at >= 0;
     return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT,
-                       "tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte %lld, and by %s "
-                       "they are one: set tie_word_embeddings to "
-                       "false, or take lm_head.weight out",
-                       (long long)at, f->config_path.s);
+                       "tensor \"%s\" differs from \"%s\" at byte %lld, and by %s they are one: set "
+                       "tie_word_embeddings to false, or take %s out",
+                       head_name, table_name, (long long)at, f->config_path.s, head_name);
 }
 
-typedef struct te__hf_walk {
-    te__hf_folder *f;
-    int64_t seen; /* parameters that are in the files */
-} te__hf_walk;
-
-static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__hf_walk *w = (te__hf_walk *)user;
-    te__hf_folder *f = w->f;
-    const te_safetensors_entry *e;
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+static char *te__hf_use_of(te__hf_folder *f, int shard, const te_safetensors_entry *e) {
+    return &f->shards[shard].use[(const te__st_entry *)(const void *)e - f->shards[shard].file->entries];
+}
+/* Has the file the tensor `name`, of this shape? It is a parameter then. */
+static bool te__hf_has(te__hf_folder *f, const char *name, int ndim, const int64_t *shape) {
     int shard;
-    (void)m;
-    if (kind != TE_ENTRY_PARAMETER) return true;
-    e = te__hf_find(f, path, &shard);
+    const te_safetensors_entry *e = te__hf_find(f, name, &shard);
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!e) {
         te__fail(f->te, TE_ERR_FORMAT, "%s has no tensor " TE__ST_NAME ", which a %s of %s needs",
-                 f->num_places ? f->index_path.s : f->shards[0].file->path, path, f->c.model_type, f->config_path.s);
+                 f->num_places ? f->index_path.s : f->shards[0].file->path, name, f->c.model_type, f->config_path.s);
         return false;
     }
-    if (e->ndim != x->ndim || memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) != 0) {
-        te__st_fail(f->shards[shard].file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and by %s it is %s", path,
-                    te__dims_text(e->ndim, e->shape, a), f->config_path.s, te__shape_text(x, b));
-        return false;
-    }
-    if (!te__is_float(e->dtype)) {
-        te__st_fail(f->shards[shard].file, TE_ERR_UNSUPPORTED,
-                    "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", path, te_dtype_name(e->dtype));
-        return false;
-    }
-    w->seen++;
+    if (e->ndim != ndim || memcmp(e->shape, shape, (size_t)ndim * sizeof(int64_t)) != 0)
+        return te__st_fail(f->shards[shard].file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and by %s it is %s",
+                           name, te__dims_text(e->ndim, e->shape, a), f->config_path.s, te__dims_text(ndim, shape, b));
+    if (!te__is_float(e->dtype))
+        return te__st_fail(f->shards[shard].file, TE_ERR_UNSUPPORTED,
+                           "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", name,
+                           te_dtype_name(e->dtype));
+    *te__hf_use_of(f, shard, e) = TE__HF_PARAMETER;
+    return true;
+}
+static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_folder *f = (te__hf_folder *)user;
+    te__lm_group g;
+    char name[TE__LM_NAME];
+    int64_t shape[TE_MAX_DIMS];
+    int i, ndim;
+    (void)m, (void)x;
+    if (kind != TE_ENTRY_PARAMETER || te__lm_group_of(f->names, f->model, path, &g) != 0) return true;
+    ndim = te__lm_file_shape(&g, f->model, shape);
+    for (i = 0; i < g.count[TE__LM_FILE]; i++)
+        if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__hf_has(f, name, ndim, shape)) return false;
     return true;
 }
 
-/* Every parameter is in the files, and the files have nothing else. */
-static bool te__hf_check(te__hf_folder *f, te_module *m, const te_causal_lm_desc *d) {
-    te__hf_walk w;
+/* Every parameter is in the files, and the files have nothing else but what te_hf_save writes as it was. */
+static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
     int i, k;
-    w.f = f;
-    w.seen = 0;
-    if (!te_module_visit_tensors(m, te__hf_compare, &w)) return false;
-    for (k = 0; k < f->num_shards && w.seen < te__hf_num_tensors(f); k++)
+    for (k = 0; k < f->num_shards; k++) {
+        f->shards[k].use = (char *)te__alloc_zero(f->te, (size_t)te_safetensors_count(f->shards[k].file));
+        if (!f->shards[k].use) return false;
+    }
+    if (!te_module_visit_tensors(f->model, te__hf_compare, f)) return false;
+    for (k = 0; k < f->num_shards; k++)
         for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
-            const char *name = te_safetensors_at(f->shards[k].file, i)->name, *dot = strrchr(name, '.');
-            char path[512];
-            size_t n = dot ? (size_t)(dot - name) : 0;
-            te_module *owner = NULL;
-            if (n < sizeof(path)) {
-                memcpy(path, name, n);
-                path[n] = 0;
-                owner = te_module_find(m, path);
-            }
-            if ((owner && te_module_parameter(owner, dot ? dot + 1 : name)) || te__hf_is_spare(d, name)) continue;
-            te__st_fail(f->shards[k].file, TE_ERR_FORMAT,
-                        "tensor " TE__ST_NAME " has no place in the %s of %s (%d layers%s)", name, f->c.model_type,
-                        f->config_path.s, d->num_hidden_layers, d->tie_word_embeddings ? ", tied embeddings" : "");
-            return false;
+            const char *name = te_safetensors_at(f->shards[k].file, i)->name;
+            if (f->shards[k].use[i] == TE__HF_PARAMETER || te__hf_is_spare(f, d, name)) continue;
+            f->shards[k].use[i] = TE__HF_KEPT;
+            if (te__hf_is_around(f, name)) continue;
+            return te__st_fail(f->shards[k].file, TE_ERR_FORMAT,
+                               "tensor " TE__ST_NAME " has no place in the %s of %s (%d layers%s)", name,
+                               f->c.model_type, f->config_path.s, d->num_hidden_layers,
+                               d->tie_word_embeddings ? ", tied embeddings" : "");
         }
     return true;
 }
+/* Reads the tensors around the text, for te_hf_save: at that time the folder may have gone. */
+static bool te__hf_keep(te__hf_folder *f) {
+    int i, k, n = 0;
+    for (k = 0; k < f->num_shards; k++)
+        for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) n += f->shards[k].use[i] == TE__HF_KEPT;
+    if (!n) return true;
+    f->kept = (te__st_stored *)te__alloc_zero(f->te, (size_t)n * sizeof(te__st_stored));
+    if (!f->kept) return false;
+    f->num_kept = n;
+    for (k = 0, n = 0; k < f->num_shards; k++)
+        for (i = 0; i < te_safetensors_count(f->shards[k].file); i++)
+            if (f->shards[k].use[i] == TE__HF_KEPT && !te__st_keep(f->shards[k].file, i, &f->kept[n++])) return false;
+    return true;
+}
 
+/* Reads a group's tensors of the file, and gives their values to its parameters. */
+static te_result te__hf_load_group(te__hf_folder *f, const te__lm_group *g) {
+    const int n = g->count[TE__LM_FILE];
+    te_tensor **parts = (te_tensor **)te__alloc_zero(f->te, (size_t)n * sizeof(te_tensor *));
+    te_result result = parts ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    char name[TE__LM_NAME];
+    int i, shard;
+    te__frame_begin(f->te);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te__lm_member(g, TE__LM_FILE, i, name);
+        te__hf_find(f, name, &shard);
+        parts[i] = te_safetensors_read(f->shards[shard].file, name);
+        if (!parts[i]) result = te_error_code(f->te);
+    }
+    if (result == TE_OK) result = te__lm_take_in(g, f->model, parts);
+    te__frame_end(f->te, NULL, 0);
+    if (parts) te__free(f->te, parts, (size_t)n * sizeof(te_tensor *));
+    return result;
+}
 static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_folder *f = (te__hf_folder *)user;
     const te_safetensors_entry *e;
-    te_result result;
+    te__lm_group g;
+    char name[TE__LM_NAME];
     int shard;
     (void)m;
-    if (kind != TE_ENTRY_PARAMETER) return true;
-    e = te__hf_find(f, path, &shard);
-    if (!x->quantized && e->dtype == x->dtype) return te_safetensors_read_into(f->shards[shard].file, path, x) == TE_OK;
-    te__frame_begin(f->te);
-    {
-        te_tensor *value = te_tensor_cast(te_safetensors_read(f->shards[shard].file, path), x->dtype);
-        result = !value ? te_error_code(f->te) : x->quantized ? te__primary_start(x, value) : te_tensor_copy(x, value);
-    }
-    te__frame_end(f->te, NULL, 0);
-    return result == TE_OK;
+    if (kind != TE_ENTRY_PARAMETER || te__lm_group_of(f->names, f->model, path, &g) != 0) return true;
+    te__lm_member(&g, TE__LM_FILE, 0, name);
+    e = te__hf_find(f, name, &shard);
+    if (te__lm_is_whole(&g) && !x->quantized && e->dtype == x->dtype)
+        return te_safetensors_read_into(f->shards[shard].file, name, x) == TE_OK;
+    return te__hf_load_group(f, &g) == TE_OK;
 }
 
 /* The model that the configuration describes; an error names the file, as those of a module's forward name the
@@ -446,36 +508,45 @@ static te_module *te__hf_create(te__hf_folder *f, const te_causal_lm_desc *d) {
     memcpy(f->te->module_path, before, sizeof(before));
     return m;
 }
+/* The format of the embedding's table in the files; f32 where they have none, which the comparison refuses. */
+static te_dtype te__hf_dtype(te__hf_folder *f) {
+    char name[TE__LM_NAME];
+    int shard;
+    const te_safetensors_entry *table =
+        te__lm_file_name(f->names, "model.embed_tokens.weight", name) ? te__hf_find(f, name, &shard) : NULL;
+    return table && te__is_float(table->dtype) ? table->dtype : TE_F32;
+}
+/* Gives the model what te_hf_save needs. */
+static bool te__hf_hand_over(te__hf_folder *f) {
+    te__causal_lm *s = (te__causal_lm *)f->model->state;
+    s->folder = te__copy_string(f->te, f->path);
+    s->config = te__copy_string(f->te, f->config.s);
+    s->names = f->names;
+    s->carried = f->carried;
+    s->kept = f->kept;
+    s->num_kept = f->num_kept;
+    f->carried = NULL;
+    f->kept = NULL;
+    f->num_kept = 0;
+    return s->folder && s->config;
+}
 static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     te_causal_lm_desc d;
-    const te_safetensors_entry *table;
-    te_module *m;
-    int shard;
-    if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config)) return NULL;
-    f->config_text = te__copy_string(f->te, f->config.s);
-    if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) ||
-        !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) || !te__hf_ties(f, &d) ||
-        !te__hf_sizes_are_there(f, &d))
+    if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config) ||
+        !te__lm_config_read(&f->c, f->te, f->config_path.s, f->config.s, &f->family) ||
+        !te__lm_config_desc(&f->c, f->family, &d) || !te__hf_open_weights(f))
         return NULL;
-    table = te__hf_find(f, "model.embed_tokens.weight", &shard);
-    /* else the comparison refuses it */
-    d.params_dtype = desc && desc->params_dtype            ? desc->params_dtype
-                     : table && te__is_float(table->dtype) ? table->dtype
-                                                           : TE_F32;
+    te__hf_choose_names(f);
+    if (!te__hf_ties(f, &d) || !te__hf_sizes_are_there(f, &d)) return NULL;
+    d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : te__hf_dtype(f);
     d.device = TE_PARAMS_META;
     d.init.no_init = true;
-    m = te__hf_create(f, &d);
-    if (!m) return NULL;
-    ((te__causal_lm *)m->state)->folder = te__copy_string(f->te, f->path);
-    if (((te__causal_lm *)m->state)->folder && te__hf_check(f, m, &d) && te__hf_carry(f) &&
-        te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
-        ((te__causal_lm *)m->state)->config = f->config_text;
-        ((te__causal_lm *)m->state)->carried = f->carried;
-        f->config_text = NULL;
-        f->carried = NULL;
-        return m;
-    }
-    te_module_destroy(m);
+    f->model = te__hf_create(f, &d);
+    if (!f->model) return NULL;
+    if (te__hf_check(f, &d) && te__hf_carry(f) && te__hf_keep(f) && te_module_reset_parameters(f->model) == TE_OK &&
+        te_module_visit_tensors(f->model, te__hf_load, f) && te__hf_hand_over(f))
+        return f->model;
+    te_module_destroy(f->model);
     return NULL;
 }
 
@@ -504,26 +575,37 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
 
 /* ---- writing ---- */
 
-typedef struct te__hf_list {
-    te_ctx *te;
-    te_safetensors_item *items;
-    int n, cap;
-} te__hf_list;
+typedef struct te__hf_writer {
+    te__hf_list list;
+    te_module *model;
+    const te__lm_rule *names;
+} te__hf_writer;
 
-static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__hf_list *l = (te__hf_list *)user;
-    (void)m;
+/* Adds the tensors of the file that a parameter is in. */
+static bool te__hf_list_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_writer *w = (te__hf_writer *)user;
+    te_ctx *te = w->list.te;
+    te_tensor **parts;
+    te__lm_group g;
+    te_result result;
+    char name[TE__LM_NAME];
+    int i, n, place;
+    (void)x;
     if (kind != TE_ENTRY_PARAMETER) return true;
-    if (!te__grow(l->te, (void **)&l->items, &l->cap, l->n, sizeof(te_safetensors_item))) return false;
-    l->items[l->n].name = te__copy_string(l->te, path);
-    if (!l->items[l->n].name) return false;
-    l->items[l->n++].tensor = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x;
-    return l->items[l->n - 1].tensor != NULL;
-}
-static void te__hf_list_free(te__hf_list *l) {
-    int i;
-    for (i = 0; i < l->n; i++) te__free_string(l->te, (char *)l->items[i].name);
-    te__free(l->te, l->items, (size_t)l->cap * sizeof(te_safetensors_item));
+    place = te__lm_group_of(w->names, w->model, path, &g);
+    if (!te__lm_is_complete(&g, w->model)) return false;
+    if (place > 0) return true;
+    n = g.count[TE__LM_FILE];
+    parts = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *));
+    if (!parts) return false;
+    te__frame_begin(te);
+    result = te__lm_put_out(&g, w->model, parts);
+    te__frame_end(te, parts, n);
+    for (i = 0; i < n && result == TE_OK; i++)
+        if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__hf_list_add(&w->list, m, name, parts[i], kind))
+            result = te_error_code(te);
+    te__free(te, parts, (size_t)n * sizeof(te_tensor *));
+    return result == TE_OK;
 }
 /* te_hf_open would not find a place for adapters. */
 static bool te__hf_has_no_adapters(void *user, te_module *m) {
@@ -534,7 +616,7 @@ static bool te__hf_has_no_adapters(void *user, te_module *m) {
 TE_API te_result te_hf_save(te_module *model, const char *folder) {
     static const te_metadata format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
     const te__causal_lm *s;
-    te__hf_list l = TE_ZERO;
+    te__hf_writer w = TE_ZERO;
     te__text path = TE_ZERO, why = TE_ZERO;
     te_result result;
     te_ctx *te;
@@ -551,13 +633,15 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
         return te__fail(te, TE_ERR_INVALID,
                         "te_hf_save: the model has adapters, which this layout has no names for; te_lora_merge them "
                         "first, or te_lora_save them alone");
-    l.te = te;
+    w.list.te = te;
+    w.model = model;
+    w.names = s->names;
     te__frame_begin(te);
     te_no_grad_begin(te);
-    result = te_module_visit_tensors(model, te__hf_list_add, &l) ? TE_OK : te_error_code(te);
+    result = te_module_visit_tensors(model, te__hf_list_group, &w) ? TE_OK : te_error_code(te);
     if (result == TE_OK && !te__dir_make(folder, &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
     if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors"))
-        result = te_safetensors_write(te, path.s, l.items, l.n, format, 1);
+        result = te__st_write_with(te, path.s, w.list.items, w.list.n, s->kept, s->num_kept, format, 1);
     if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") &&
         !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
         result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
@@ -565,7 +649,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
-    te__hf_list_free(&l);
+    te__hf_list_free(&w.list);
     te__text_free(&path);
     te__text_free(&why);
     return result;

@@ -1,0 +1,240 @@
+/* lm/names.c: the rules of a family's row carried out: which tensors of a file are which parameters of a model, and how
+ * the one becomes the other. Knows rows and modules; must not know files. */
+
+enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
+
+/* A rule with the text and the number that it was found with: tensors of a file, and the parameters that they are. */
+typedef struct te__lm_group {
+    const te__lm_rule *rule;
+    char text[TE__LM_NAME]; /* for "@" */
+    int64_t number;         /* for "*" where both sides have it */
+    int count[2];           /* tensors of each side, by TE__LM_FILE and TE__LM_MODEL */
+    bool stacked[2];        /* this side alone has "*" */
+} te__lm_group;
+
+/* ---- patterns ---- */
+
+/* Is `name` the pattern? Then *from and *length say what stands for "@", and *number what for "*". */
+static bool te__lm_matches(const char *pattern, const char *name, const char **from, size_t *length, int64_t *number) {
+    for (; *pattern && *pattern != '@' && *pattern != '*'; pattern++, name++)
+        if (*pattern != *name) return false;
+    if (!*pattern) return !*name;
+    if (*pattern == '*') {
+        const char *digits = name;
+        for (*number = 0; *name >= '0' && *name <= '9' && *number < INT_MAX / 10; name++)
+            *number = *number * 10 + (*name - '0');
+        /* one name for each number */
+        return name > digits && !(digits[0] == '0' && name > digits + 1) &&
+               te__lm_matches(pattern + 1, name, from, length, number);
+    }
+    *from = name;
+    for (*length = 1; name[*length - 1]; ++*length) {
+        const size_t n = *length;
+        if (te__lm_matches(pattern + 1, name + n, from, length, number)) return true;
+        *length = n;
+    }
+    return false;
+}
+/* Writes the name that a pattern stands for; false: it is too long. */
+static bool te__lm_expand(const char *pattern, const char *text, int64_t number, char *name) {
+    size_t n = 0;
+    for (; *pattern && n < TE__LM_NAME; pattern++)
+        if (*pattern == '@') n += (size_t)snprintf(name + n, TE__LM_NAME - n, "%s", text);
+        else if (*pattern == '*') n += (size_t)snprintf(name + n, TE__LM_NAME - n, "%lld", (long long)number);
+        else name[n++] = *pattern;
+    if (n >= TE__LM_NAME) return false;
+    name[n] = 0;
+    return true;
+}
+static int te__lm_patterns(const char *const *patterns) {
+    int n = 0;
+    while (n < 3 && patterns[n]) n++;
+    return n;
+}
+/* The name of tensor i of a side. */
+static bool te__lm_member(const te__lm_group *g, int side, int i, char *name) {
+    const char *const *patterns = side == TE__LM_FILE ? g->rule->file : g->rule->model;
+    const int n = te__lm_patterns(patterns);
+    return te__lm_expand(patterns[i % n], g->text, g->stacked[side] ? i / n : g->number, name);
+}
+
+/* ---- groups ---- */
+
+static te_tensor *te__lm_parameter(te_module *m, const char *name) {
+    const char *dot = strrchr(name, '.');
+    char path[TE__LM_NAME];
+    const size_t n = dot ? (size_t)(dot - name) : 0;
+    te_module *owner;
+    if (!dot || n >= sizeof(path)) return NULL;
+    memcpy(path, name, n);
+    path[n] = 0;
+    owner = te_module_find(m, path);
+    return owner ? te_module_parameter(owner, dot + 1) : NULL;
+}
+static te_tensor *te__lm_model_tensor(const te__lm_group *g, te_module *m, int i) {
+    char name[TE__LM_NAME];
+    return te__lm_member(g, TE__LM_MODEL, i, name) ? te__lm_parameter(m, name) : NULL;
+}
+/* Finds the group that the parameter `name` of `m` belongs to; returns its place among the group's parameters. */
+static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *name, te__lm_group *g) {
+    const char *from = "";
+    size_t length = 0;
+    int p = 0, files, models, place;
+    bool stars[2];
+    memset(g, 0, sizeof(*g));
+    for (g->rule = rules;; g->rule++) {
+        for (p = 0; p < 3 && g->rule->model[p]; p++)
+            if (te__lm_matches(g->rule->model[p], name, &from, &length, &g->number)) break;
+        if (p < 3 && g->rule->model[p]) break;
+    }
+    snprintf(g->text, sizeof(g->text), "%.*s", (int)te__min(length, sizeof(g->text) - 1), from);
+    stars[TE__LM_FILE] = strchr(g->rule->file[0], '*') != NULL;
+    stars[TE__LM_MODEL] = strchr(g->rule->model[0], '*') != NULL;
+    g->stacked[TE__LM_FILE] = stars[TE__LM_FILE] && !stars[TE__LM_MODEL];
+    g->stacked[TE__LM_MODEL] = stars[TE__LM_MODEL] && !stars[TE__LM_FILE];
+    files = g->count[TE__LM_FILE] = te__lm_patterns(g->rule->file);
+    models = g->count[TE__LM_MODEL] = te__lm_patterns(g->rule->model);
+    place = p + (g->stacked[TE__LM_MODEL] ? (int)g->number * models : 0);
+    if (place > 0) return place;
+    if (g->stacked[TE__LM_FILE]) g->count[TE__LM_FILE] = (int)te__lm_parameter(m, name)->shape[0] * files;
+    while (g->stacked[TE__LM_MODEL] && te__lm_model_tensor(g, m, g->count[TE__LM_MODEL]))
+        g->count[TE__LM_MODEL] += models;
+    return 0;
+}
+/* Has the model all parameters of the group? A module that the caller has taken away is missing. */
+static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
+    char name[TE__LM_NAME];
+    int i;
+    for (i = 0; i < g->count[TE__LM_MODEL]; i++) {
+        if (te__lm_member(g, TE__LM_MODEL, i, name) && te__lm_parameter(m, name)) continue;
+        te__fail(m->te, TE_ERR_STATE,
+                 "the model has no parameter \"%.120s\" any more, and its file has it in one tensor with others", name);
+        return false;
+    }
+    return true;
+}
+/* Is the file's tensor the parameter as it is? */
+static bool te__lm_is_whole(const te__lm_group *g) {
+    return g->count[TE__LM_FILE] == 1 && g->count[TE__LM_MODEL] == 1 && !g->stacked[TE__LM_FILE] &&
+           !g->stacked[TE__LM_MODEL] && !g->rule->transposed;
+}
+/* The rows of all parameters of a group. */
+static int64_t te__lm_group_rows(const te__lm_group *g, te_module *m) {
+    int64_t rows = 0;
+    int i;
+    for (i = 0; i < g->count[TE__LM_MODEL]; i++) rows += te__rows(te__lm_model_tensor(g, m, i));
+    return rows;
+}
+/* The shape that a tensor of the file has; returns its dimensions. */
+static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape) {
+    const te_tensor *first = te__lm_model_tensor(g, m, 0);
+    int ndim = 0;
+    if (te__lm_is_whole(g)) {
+        memcpy(shape, first->shape, (size_t)first->ndim * sizeof(int64_t));
+        return first->ndim;
+    }
+    if (g->stacked[TE__LM_MODEL]) shape[ndim++] = g->count[TE__LM_MODEL] / te__lm_patterns(g->rule->model);
+    shape[ndim + g->rule->transposed] =
+        te__lm_group_rows(g, m) / g->count[TE__LM_FILE] / (g->stacked[TE__LM_MODEL] ? shape[0] : 1);
+    shape[ndim + !g->rule->transposed] = te__cols(first);
+    return ndim + 2;
+}
+/* The name that a file has for a parameter that it has whole. */
+static bool te__lm_file_name(const te__lm_rule *rules, const char *name, char *file) {
+    const char *from = "";
+    char text[TE__LM_NAME];
+    size_t length = 0;
+    int64_t number = 0;
+    while (!te__lm_matches(rules->model[0], name, &from, &length, &number)) rules++;
+    snprintf(text, sizeof(text), "%.*s", (int)te__min(length, sizeof(text) - 1), from);
+    return te__lm_expand(rules->file[0], text, number, file);
+}
+/* How many rules of the list, but for the last, have this name of a file: 0 or 1. */
+static int te__lm_knows(const te__lm_rule *rules, const char *file) {
+    const char *from;
+    size_t length;
+    int64_t number;
+    int p;
+    for (; strcmp(rules->file[0], "@") != 0; rules++)
+        for (p = 0; p < 3 && rules->file[p]; p++)
+            if (te__lm_matches(rules->file[p], file, &from, &length, &number)) return 1;
+    return 0;
+}
+
+/* ---- values ---- */
+
+/* The rows of tensors, one behind the other, [rows, cols] each, in one format. */
+static te_tensor *te__lm_joined(te_tensor **parts, int n) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (!parts[i]) return NULL;
+    return n == 1 ? parts[0] : te_concat(parts, n, 0);
+}
+/* A tensor of the file as the matrix whose rows the rule speaks of. */
+static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
+    int64_t shape[2];
+    if (x && transposed) x = te_tensor_contiguous(te_tensor_transpose(x, -2, -1));
+    if (!x) return NULL;
+    shape[0] = te__rows(x);
+    shape[1] = te__cols(x);
+    return te_tensor_view(x, 2, shape);
+}
+/* Gives a parameter the value of x, of its shape in any format. */
+static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
+    te_tensor *value = te_tensor_cast(x, parameter->dtype);
+    if (value && value->ndim != parameter->ndim) value = te_tensor_view(value, parameter->ndim, parameter->shape);
+    if (!value) return te_error_code(parameter->te);
+    return parameter->quantized ? te__primary_start(parameter, value) : te_tensor_copy(parameter, value);
+}
+/* Gives the parameters of a group the values of the file's tensors, of which `parts` has all. */
+static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor **parts) {
+    te_ctx *te = m->te;
+    const te_dtype dtype = te__lm_model_tensor(g, m, 0)->dtype;
+    te_tensor *all;
+    te_result result = TE_OK;
+    int64_t at = 0;
+    int i;
+    if (te__lm_is_whole(g)) return te__lm_give(te__lm_model_tensor(g, m, 0), parts[0]);
+    for (i = 0; i < g->count[TE__LM_FILE]; i++)
+        parts[i] = te__lm_matrix(te_tensor_cast(parts[i], dtype), g->rule->transposed);
+    all = te__lm_joined(parts, g->count[TE__LM_FILE]);
+    for (i = 0; i < g->count[TE__LM_MODEL] && all && result == TE_OK; i++) {
+        te_tensor *x = te__lm_model_tensor(g, m, i);
+        result = te__lm_give(x, te_tensor_narrow(all, 0, at, te__rows(x)));
+        at += te__rows(x);
+    }
+    return all ? result : te_error_code(te);
+}
+/* The other way round: fills `parts`, the file's tensors, whose number count[TE__LM_FILE] is. */
+static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor **parts) {
+    te_ctx *te = m->te;
+    const int n = g->count[TE__LM_MODEL], files = g->count[TE__LM_FILE];
+    te_tensor **members = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *)), *all = NULL;
+    int64_t shape[TE_MAX_DIMS];
+    const int ndim = te__lm_file_shape(g, m, shape);
+    int i;
+    for (i = 0; i < n && members; i++) {
+        members[i] = te__lm_model_tensor(g, m, i);
+        if (members[i]->quantized) members[i] = te_dequantize(members[i], TE_DTYPE_NONE);
+        if (!te__lm_is_whole(g)) members[i] = te__lm_matrix(members[i], false);
+    }
+    if (members) all = te__lm_joined(members, n);
+    if (members) te__free(te, members, (size_t)n * sizeof(te_tensor *));
+    for (i = 0; i < files && all; i++) {
+        te_tensor *x = all;
+        if (te__lm_is_whole(g)) parts[i] = all;
+        else {
+            int64_t stored[TE_MAX_DIMS];
+            memcpy(stored, shape, sizeof(stored));
+            if (g->rule->transposed) {
+                stored[ndim - 1] = shape[ndim - 2];
+                stored[ndim - 2] = shape[ndim - 1];
+            }
+            if (files > 1) x = te_tensor_narrow(all, 0, i * (te__rows(all) / files), te__rows(all) / files);
+            x = te_tensor_view(x, ndim, stored);
+            parts[i] = g->rule->transposed ? te_tensor_contiguous(te_tensor_transpose(x, -2, -1)) : x;
+        }
+        if (!parts[i]) return te_error_code(te);
+    }
+    return all ? TE_OK : te_error_code(te);
+}

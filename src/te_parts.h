@@ -131,6 +131,7 @@
 #include "ops/norm/cuda.c"
 #include "ops/norm/l2normalize.c"
 #include "ops/act/kargs.h"
+#include "ops/act/list.h"
 #include "ops/act/op.c"
 #include "ops/act/cpu.c"
 #include "ops/act/cuda.c"

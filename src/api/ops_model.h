@@ -145,26 +145,33 @@ typedef struct te_op_l2normalize_bwd_args {
 /* Does the activation read [M, 2N] and give [M, N]? */
 TE_API bool te_activation_is_gated(te_activation activation);
 
+/* Numbers of an activation that has any: the clamped SwiGLU; and the layout of gated ones. */
+typedef struct te_activation_params {
+    float limit; /* 0 => 7 */
+    float alpha; /* 0 => 1.702 */
+    bool no_glu_linear_offset; /* clamped SwiGLU: nothing is added to the second half (TransformerEngine:
+                                * glu_linear_offset = 0); false => 1 is */
+    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size, which divides a half (of a
+                                  * rank's share); in modules: rows of fc1; 0 => one half behind the other */
+} te_activation_params;
+
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in
  * te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|) of the f32 numbers, before they are scaled or rounded, as
  *         TransformerEngine has it (vectorized_pointwise.h):
  *         current scaling of y needs no pass of its own to find it
- *   glu_interleave_size  gated: columns of x are a block of the first half, the same block of the second, the next
- *         block of the first ...; the columns of a block, which divide N; 0 => N: one half behind the other. Not with
- *         col, and in the backward not with dbias, rounded or a padded dx */
+ *   activation_params.glu_interleave_size  gated: columns of x are a block of the first half, the same block of the
+ *         second, the next block of the first ...; the columns of a block, which divide N; 0 => N: one half behind the
+ *         other. Not with col, and in the backward not with dbias, rounded or a padded dx */
 typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
-    te_activation activation; /* needed */
-    float limit; /* clamped SwiGLU; 0 => 7 */
-    float alpha; /* clamped SwiGLU; 0 => 1.702 */
-    bool no_glu_linear_offset; /* clamped SwiGLU: the second half is not raised by 1 */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* its numbers */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
-    int64_t glu_interleave_size;
 } te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale,
@@ -174,20 +181,17 @@ typedef struct te_op_act_fwd_args {
  *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format; otherwise of
  *               the f32 numbers
  *   unrounded_amax  the amax is that of the f32 numbers, also with `rounded`
- *   accumulate  dbias is added to
- *   glu_interleave_size  as in the forward */
+ *   accumulate  dbias is added to */
 typedef struct te_op_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
-    te_activation activation; /* needed */
-    float limit, alpha;       /* as in the forward */
-    bool no_glu_linear_offset; /* as in the forward */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* as in the forward */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded, unrounded_amax;
-    int64_t glu_interleave_size;
 } te_op_act_bwd_args;
 
 /* y [M, N] = act(x) times act_scales, one number for each row, in f32, rounded once. x [M, N] or gated [M, 2N];
@@ -196,20 +200,16 @@ typedef struct te_op_act_bwd_args {
 typedef struct te_op_scaled_act_fwd_args {
     const te_tensor *x, *act_scales;
     te_tensor *y;
-    te_activation activation;  /* needed */
-    float limit, alpha;        /* as in te_op_act_fwd */
-    bool no_glu_linear_offset; /* as in te_op_act_fwd */
-    int64_t glu_interleave_size; /* as in te_op_act_fwd */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* as in te_op_act_fwd */
 } te_op_scaled_act_fwd_args;
 /* dx = (dy * act_scales) * act'(x), the shape of x, and may be x, or dy of what is not gated; dact_scales: optional [M]
  * of any float format, the sums of dy * act(x) over each row, in f32. */
 typedef struct te_op_scaled_act_bwd_args {
     const te_tensor *dy, *x, *act_scales;
     te_tensor *dx, *dact_scales;
-    te_activation activation;  /* needed */
-    float limit, alpha;        /* as in the forward */
-    bool no_glu_linear_offset; /* as in the forward */
-    int64_t glu_interleave_size; /* as in the forward */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* as in the forward */
 } te_op_scaled_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */

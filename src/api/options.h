@@ -73,16 +73,6 @@ typedef struct te_norm_options {
     bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
 } te_norm_options;
 
-/* Numbers of an activation that has any: the clamped SwiGLU; and the layout of gated ones. */
-typedef struct te_activation_params {
-    float limit; /* 0 => 7 */
-    float alpha; /* 0 => 1.702 */
-    bool no_glu_linear_offset; /* clamped SwiGLU: nothing is added to the second half (TransformerEngine:
-                                * glu_linear_offset = 0); false => 1 is */
-    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size, which divides a half (of a
-                                  * rank's share); in modules: rows of fc1; 0 => one half behind the other */
-} te_activation_params;
-
 /* How a product is divided among ranks. */
 typedef enum te_parallel_mode {
     TE_PARALLEL_NONE = 0,   /* it is not divided */

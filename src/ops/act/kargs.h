@@ -1,5 +1,7 @@
 /* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs
  * alone. */
+#ifndef TE__ACT_KARGS_H
+#define TE__ACT_KARGS_H
 
 /* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number
  * of elements is beyond. */
@@ -7,6 +9,14 @@ typedef struct te__act_divisor {
     unsigned magic;
     int shift;
 } te__act_divisor;
+
+/* Which function, and its numbers. */
+typedef struct te__act_rule {
+    long long block; /* gated: columns of x that come from one half before those of the other; n: one half behind the
+                      * other */
+    float limit, alpha, offset;
+    int act;
+} te__act_rule;
 
 /* y [m, ld] = f(x), x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y are written as 0. */
 typedef struct te__act_fwd_kargs {
@@ -16,12 +26,10 @@ typedef struct te__act_fwd_kargs {
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
     long long m, n, ld, ldc;
-    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half
-                              * behind the other */
     unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_fwd with options: by ld */
-    float limit, alpha, offset;
-    int x_dt, y_dt, act;
+    te__act_rule rule;
+    int x_dt, y_dt;
     int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */
     int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */
@@ -34,10 +42,9 @@ typedef struct te__scaled_act_kargs {
     void *out;                   /* y or dx */
     void *dscales;               /* [m], or NULL */
     long long m, n;
-    long long block;         /* as te__act_fwd_kargs has it */
     te__act_divisor divisor; /* of scaled_act_fwd with options: by n */
-    float limit, alpha, offset;
-    int dy_dt, x_dt, scales_dt, out_dt, dscales_dt, act;
+    te__act_rule rule;
+    int dy_dt, x_dt, scales_dt, out_dt, dscales_dt;
 } te__scaled_act_kargs;
 
 /* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */
@@ -49,14 +56,15 @@ typedef struct te__act_bwd_kargs {
     float *scale_inv, *amax; /* [1], or NULL */
     float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
     long long m, n, ld, ldc;
-    long long block;         /* as forward */
     unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_bwd with options: by n */
-    float limit, alpha, offset;
-    int dy_dt, x_dt, dx_dt, act;
+    te__act_rule rule;
+    int dy_dt, x_dt, dx_dt;
     int rounded;    /* of act_bwd_tile: dx is rounded to x's format first */
     int amax_dt;    /* the format of the numbers that amax is of */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_bwd_kargs;
+
+#endif

@@ -1,5 +1,5 @@
-/* open.c: the table of rooms, opening and closing a context. Knows every room by its te__room, and both devices; must
- * not know what rooms do. */
+/* open.c: the table of rooms, and opening and closing a context. Knows every room by its te__room, and both devices;
+ * must not know what rooms do. */
 
 static const te__room *const te__rooms[] = {
     &te__quant_room, &te__functions_room, &te__modules_room, &te__train_room,
@@ -15,7 +15,7 @@ static const te__room *const te__rooms[] = {
     &te__report_room,
 };
 
-/* The states of rooms lie behind the context, each at a multiple of 16 bytes. */
+/* te__ctx_bytes: the size of a context and, behind it, the states of all rooms, each at a multiple of 16 bytes. */
 static size_t te__round_16(size_t bytes) { return (bytes + 15) / 16 * 16; }
 static size_t te__ctx_bytes(void) {
     size_t bytes = te__round_16(sizeof(te_ctx));
@@ -23,7 +23,7 @@ static size_t te__ctx_bytes(void) {
     for (i = 0; i < TE__COUNT(te__rooms); i++) bytes += te__round_16(te__rooms[i]->slot->bytes);
     return bytes;
 }
-/* Clears a context's memory, and tells it where the states lie. */
+/* Clears the memory of a context, and sets the addresses of the rooms' states. */
 static void te__rooms_place(te_ctx *te) {
     unsigned char *at = (unsigned char *)te + te__round_16(sizeof(te_ctx));
     int i;
@@ -38,7 +38,7 @@ static void te__rooms_place(te_ctx *te) {
 
 /* ---- the device ---- */
 
-/* The number in "cuda:3"; -1 for anything else. "cuda" is "cuda:0". */
+/* Returns N for "cuda:N", 0 for "cuda", and -1 for anything else. */
 static int te__cuda_ordinal(const char *name) {
     char *end;
     long n;
@@ -81,8 +81,8 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
 
 /* ---- opening ---- */
 
-/* The whole number in an environment variable; `otherwise` if there is none, or, with a warning, none from `low` to
- * `high`. */
+/* Returns the whole number in an environment variable. Returns `otherwise` if the variable is not set, or, with a
+ * warning, if it is no number from `low` to `high`. */
 static int te__env_number(te_ctx *te, const char *name, int low, int high, int otherwise) {
     const char *text = te__env(name);
     char *end;
@@ -150,7 +150,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
 
 /* ---- closing ---- */
 
-/* Modules, groups and open files that have not been destroyed. */
+/* Closes the modules, groups and open files that the program has not closed, and warns of them. */
 static void te__close_all(te_ctx *te) {
     const char *kind = NULL;
     const te__closable *c;

@@ -1,7 +1,7 @@
-/* report.c: warm-up, explanations of calls, the report on machine and context. Knows operations, modules and the tape;
- * rooms add their own lines. */
+/* report.c: te_warmup, te_explain, te_query_supported, te_jit_get_stats, and te_report. Knows operations, modules and
+ * the tape; rooms add their own lines to the report. */
 
-/* The random state to go back to after a warm-up. */
+/* The state of this room: the random state that te_warmup_end restores. */
 static const te__slot te__report_slot = {sizeof(te__rng_state)};
 static te__rng_state *te__warm_rng(const te_ctx *te) { return (te__rng_state *)te__slot_of(te, &te__report_slot); }
 static const te__room te__report_room = TE__ROOM(&te__report_slot, NULL, NULL);
@@ -53,7 +53,7 @@ TE_API te_result te_warmup(te_module *m, te_dtype dtype, int ndim, const int64_t
 
 /* ---- explanations ---- */
 
-/* "sm_90", "sm_90a" ... => 90; 0 for anything else. */
+/* Returns 90 for "sm_90", "sm_90a" or "sm_90f", and likewise for other numbers from 80 on; 0 for any other text. */
 static int te__arch_number(const char *name) {
     char *end;
     long n;
@@ -94,8 +94,8 @@ TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, step_failed = te && te->step_failed,
          supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!te) return false;
-    if (!supported && !pending) te__forget_error(te); /* the answer "no" is no error of the context, nor of a step under
-                                                       * way */
+    if (!supported && !pending) te__forget_error(te); /* the answer "no" must leave no error in the context or in a step
+                                                       * under way */
     te->step_failed = step_failed;
     if (te->capture) te->capture->failed = failed;
     return supported;

@@ -186,6 +186,7 @@
 #endif
 #include "ops/norm/l2normalize.c"
 #include "ops/act/kargs.h"
+#include "ops/act/list.h"
 #include "ops/act/op.c"
 #include "ops/act/cpu.c"
 #ifndef TE_NO_CUDA

@@ -860,14 +860,14 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
         c->args.act_fwd.y = call_out(c, te, dtype, 2, mn);
         c->args.act_fwd.activation = TE_SWIGLU;
-        c->args.act_fwd.glu_interleave_size = 24;
+        c->args.act_fwd.activation_params.glu_interleave_size = 24;
         break;
         CALL(79, ACT_BWD, "swiglu of interleaved halves backward")
         c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.act_bwd.x = call_normal(te, dtype, 2, m2n, 2);
         c->args.act_bwd.dx = call_out(c, te, dtype, 2, m2n);
         c->args.act_bwd.activation = TE_SWIGLU;
-        c->args.act_bwd.glu_interleave_size = 33;
+        c->args.act_bwd.activation_params.glu_interleave_size = 33;
         break;
         CALL(80, MOE_SPLITS, "sizes of groups, padded")
         c->args.moe_splits.sizes = call_ids(te, 70, 100);
@@ -923,9 +923,9 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
         c->args.act_fwd.y = call_out(c, te, dtype, 2, mn);
         c->args.act_fwd.activation = TE_CLAMPED_SWIGLU;
-        c->args.act_fwd.limit = 1;
-        c->args.act_fwd.alpha = 1;
-        c->args.act_fwd.no_glu_linear_offset = true;
+        c->args.act_fwd.activation_params.limit = 1;
+        c->args.act_fwd.activation_params.alpha = 1;
+        c->args.act_fwd.activation_params.no_glu_linear_offset = true;
         break;
         CALL(129, MUL, "product of two")
         c->args.mul.x = call_normal(te, dtype, 2, mn, 1);

@@ -85,8 +85,9 @@ typedef enum te_activation {
     TE_QGEGLU = 9,             /* qgelu(a) b */
     TE_SREGLU = 10,            /* srelu(a) b */
     TE_GLU = 11,               /* sigmoid(a) b */
-    TE_CLAMPED_SWIGLU = 12     /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1) with c = min(a, limit); an
+    TE_CLAMPED_SWIGLU = 12,    /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1) with c = min(a, limit); an
                                 * option leaves out the + 1 */
+    TE_ACTIVATION_COUNT = 13
 } te_activation;
 
 /* The order of dimensions of queries, keys and values. */

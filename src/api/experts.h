@@ -41,7 +41,8 @@ typedef enum te_expert_activation {
     TE_EXPERT_SWIGLUOAI = 1,   /* c sigmoid(alpha c) (clamp(u, -limit, limit) + 1), c = min(g, limit) */
     TE_EXPERT_QUICK_GEGLU = 2, /* the same, with g in the even columns and u in the odd ones */
     TE_EXPERT_GEGLU = 3,       /* gelu(g) u, the tanh approximation */
-    TE_EXPERT_RELU2 = 4        /* max(x, 0)^2, without a second half */
+    TE_EXPERT_RELU2 = 4,       /* max(x, 0)^2, without a second half */
+    TE_EXPERT_ACTIVATION_COUNT = 5
 } te_expert_activation;
 
 /* A mixture of experts. Source: nemo_automodel.components.moe.config.MoEConfig. */

@@ -145,25 +145,31 @@ typedef struct te_op_l2normalize_bwd_args {
 /* Returns whether the activation is gated: reads [M, 2N] and gives [M, N]. */
 TE_API bool te_activation_is_gated(te_activation activation);
 
+/* The numbers of the clamped SwiGLU, and the column layout of gated activations. */
+typedef struct te_activation_params {
+    float limit; /* clamped SwiGLU: bound of the clamp; 0 => 7 */
+    float alpha; /* clamped SwiGLU: factor inside the sigmoid; 0 => 1.702 */
+    bool no_glu_linear_offset; /* clamped SwiGLU: nothing is added to the second half (TransformerEngine:
+                                * glu_linear_offset = 0); false => 1 is added */
+    int64_t glu_interleave_size; /* gated activations: the two halves alternate in blocks of this many columns, which
+                                  * divides a half (of a rank's share); in modules: rows of fc1; 0 => the second half
+                                  * lies behind the first. Not with `col`; in the backward not with dbias, rounded or a
+                                  * padded dx */
+} te_activation_params;
+
 /* y [M, N] = act(x), with x [M, N], or [M, 2N] for a gated activation. y may be e4m3/e5m2 [M, ld], with scale,
  * scale_inv and amax as in te_norm_fwd_args. If the activation is not gated, y may be x.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|) of the f32 numbers, before they are scaled or rounded, as in
- *         TransformerEngine (vectorized_pointwise.h). So current scaling of y needs no pass to find the amax
- *   glu_interleave_size  gated: the number of columns of a block, which divides N, if x is a block of the first half,
- *                        the same block of the second half, the next block of the first half ...; 0 => N: one half
- *                        behind the other. Not with col; in the backward not with dbias, rounded or a padded dx */
+ *         TransformerEngine (vectorized_pointwise.h). So current scaling of y needs no pass to find the amax */
 typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
-    te_activation activation; /* needed */
-    float limit; /* clamped SwiGLU; 0 => 7 */
-    float alpha; /* clamped SwiGLU; 0 => 1.702 */
-    bool no_glu_linear_offset; /* clamped SwiGLU: the second half is used without + 1 */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* its numbers */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
-    int64_t glu_interleave_size;
 } te_op_act_fwd_args;
 
 /* dx = dy * act'(x), in the shape of x. dx may be x, or dy if the activation is not gated. dx may be e4m3/e5m2 [M, ld],
@@ -172,20 +178,17 @@ typedef struct te_op_act_fwd_args {
  *   rounded     dx is rounded to x's format first: codes, amax and dbias are computed from the rounded dx; false =>
  *               from the f32 numbers
  *   unrounded_amax  amax is taken from the f32 numbers, also with `rounded`
- *   accumulate  dbias is added to
- *   glu_interleave_size  as in the forward */
+ *   accumulate  dbias is added to */
 typedef struct te_op_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
-    te_activation activation; /* needed */
-    float limit, alpha;       /* as in the forward */
-    bool no_glu_linear_offset; /* as in the forward */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* as in the forward */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded, unrounded_amax;
-    int64_t glu_interleave_size;
 } te_op_act_bwd_args;
 
 /* y [M, N] = act(x) * act_scales, in f32, rounded once. act_scales [M] has one factor for each row. x [M, N], or [M,
@@ -194,20 +197,16 @@ typedef struct te_op_act_bwd_args {
 typedef struct te_op_scaled_act_fwd_args {
     const te_tensor *x, *act_scales;
     te_tensor *y;
-    te_activation activation;  /* needed */
-    float limit, alpha;        /* as in te_op_act_fwd */
-    bool no_glu_linear_offset; /* as in te_op_act_fwd */
-    int64_t glu_interleave_size; /* as in te_op_act_fwd */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* as in te_op_act_fwd */
 } te_op_scaled_act_fwd_args;
 /* dx = (dy * act_scales) * act'(x), in the shape of x. dx may be x, or dy if the activation is not gated. dact_scales:
  * optional [M] of any float format, the sum of dy * act(x) over each row, in f32. */
 typedef struct te_op_scaled_act_bwd_args {
     const te_tensor *dy, *x, *act_scales;
     te_tensor *dx, *dact_scales;
-    te_activation activation;  /* needed */
-    float limit, alpha;        /* as in the forward */
-    bool no_glu_linear_offset; /* as in the forward */
-    int64_t glu_interleave_size; /* as in the forward */
+    te_activation activation;               /* needed */
+    te_activation_params activation_params; /* as in the forward */
 } te_op_scaled_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */

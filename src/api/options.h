@@ -76,17 +76,6 @@ typedef struct te_norm_options {
     bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
 } te_norm_options;
 
-/* The numbers of the clamped SwiGLU, and the column layout of gated activations. */
-typedef struct te_activation_params {
-    float limit; /* clamped SwiGLU: bound of the clamp; 0 => 7 */
-    float alpha; /* clamped SwiGLU: factor inside the sigmoid; 0 => 1.702 */
-    bool no_glu_linear_offset; /* clamped SwiGLU: nothing is added to the second half (TransformerEngine:
-                                * glu_linear_offset = 0); false => 1 is added */
-    int64_t glu_interleave_size; /* gated activations: the two halves alternate in blocks of this many columns, which
-                                  * divides a half (of a rank's share); in modules: rows of fc1; 0 => the second half
-                                  * lies behind the first */
-} te_activation_params;
-
 /* How ranks divide a product. */
 typedef enum te_parallel_mode {
     TE_PARALLEL_NONE = 0,   /* the product is not divided */

@@ -43,6 +43,12 @@
 #define TE__NOINLINE
 #endif
 
+/* At the top level: does not compile unless `fact` holds. */
+#ifdef __cplusplus
+#define TE__STATIC_ASSERT(fact, text) static_assert(fact, text)
+#else
+#define TE__STATIC_ASSERT(fact, text) _Static_assert(fact, text)
+#endif
 #define TE__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static inline int64_t te__min(int64_t a, int64_t b) { return a < b ? a : b; }

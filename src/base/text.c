@@ -176,21 +176,3 @@ static inline size_t te__read_number(const char *s, size_t n, double *value) {
     te__text_free(&copy);
     return i;
 }
-
-/* ---- text in a buffer of the caller's ---- */
-
-/* Text that is cut where the buffer ends; `used` counts on. */
-typedef struct te__report_text {
-    char *buffer;
-    size_t size, used;
-} te__report_text;
-
-TE_PRINTF(2, 3) static void te__say(te__report_text *t, const char *format, ...) {
-    va_list args;
-    int n;
-    va_start(args, format);
-    n = vsnprintf(t->used < t->size ? t->buffer + t->used : NULL, t->used < t->size ? t->size - t->used : 0, format,
-                  args);
-    va_end(args);
-    if (n > 0) t->used += (size_t)n;
-}

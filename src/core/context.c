@@ -1,4 +1,4 @@
-/* core/context.c: what a context says of itself, and waiting for its device. Knows the device by its table. */
+/* core/context.c: the version, the device of a context, te_synchronize. Knows the device only through te__device. */
 
 TE_API int te_version(void) { return TE_VERSION_MAJOR * 10000 + TE_VERSION_MINOR * 100 + TE_VERSION_PATCH; }
 

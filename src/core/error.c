@@ -27,17 +27,19 @@ TE_PRINTF(2, 3) static void te__warn(te_ctx *te, const char *format, ...) {
     te__log_text(te, TE_LOG_WARN, text);
 }
 
-/* The message where there is no memory for a longer one. */
+/* The error text used when the host has no memory for a longer one. */
 static const char te__no_memory_text[] = "out of host memory";
 
-/* A call of the step under way has failed, so the step has failed. */
+/* Marks the training step under way, if there is one, as failed: one of its calls has failed. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
-/* The changes that the step made stay. A capture and a warm-up have made none. */
+/* Ends the training step, so that te_clear_error no longer undoes its changes. Does nothing during a capture or a
+ * warm-up, since these change nothing. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
 
-/* Keeps the first error; later ones are its consequences and only go to the debug log. */
+/* Keeps the first error and returns `code`. A later error is a consequence of the first one and goes only to the debug
+ * log. */
 TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char *format, ...) {
     char text[4096];
     size_t used = 0, size;
@@ -64,7 +66,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     return code;
 }
 
-/* Calls that a capture cannot record. */
+/* Each function of this group fails a call that a capture cannot record. */
 static te_result te__refuse_capture(te_ctx *te, const char *what, const char *instead) {
     return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what,
                     instead);
@@ -82,7 +84,7 @@ static te_result te__refuse_upload(te_ctx *te) {
 }
 #define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
 
-/* Calls that a trace hook must not make. */
+/* Fails the call `what` if it comes from inside a trace hook, which must not make it. */
 static te_result te__refuse_hook(te_ctx *te, const char *what) {
     if (!te->tracing) return TE_OK;
     return te__fail(te, TE_ERR_STATE,
@@ -91,8 +93,8 @@ static te_result te__refuse_hook(te_ctx *te, const char *what) {
                     what);
 }
 
-/* Is this process a child, by fork, of the one that made the context? The context's threads and the driver's state do
- * not exist in a child. */
+/* Returns whether this process is a forked child of the process that made the context. The context's threads and the
+ * driver's state do not exist in a child. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
@@ -103,7 +105,7 @@ static te_result te__refuse_fork(te_ctx *te) {
                     te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
-/* Checks the desc of a create function, whose name is `who`. */
+/* Checks that the desc of the create function `who` is not NULL. */
 static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     if (desc) return true;
     te__fail(te, TE_ERR_INVALID, "%s: desc is NULL; it says what to make: zero one, and fill in what has no default",
@@ -111,8 +113,8 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* Checks the result of a function of the program's: TE_OK and the codes of errors pass, any other number is an error.
- * `of`: the name of the function's owner, or NULL. */
+/* Checks the result of a callback of the program: TE_OK and error codes pass, any other number is an error. `of`: the
+ * name of the callback's owner, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;
     return te__fail(te, TE_ERR_INVALID,
@@ -120,12 +122,13 @@ static te_result te__returned(te_ctx *te, te_result r, const char *function, con
                     of ? " of \"" : "", of ? of : "", of ? "\"" : "", (int)r);
 }
 
-/* Waits for kernels that are still being compiled: one of them may fail, and the answer to "was there an error" must
- * include it. */
+/* Waits for kernels that are still being compiled. One of them may fail, and te_ok and te_error must report that
+ * failure. */
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
-/* The same, but it waits only while there is no error: a first error is final. */
+/* Does what te__settle does, but only while there is no error: the first error is final, so waiting would not change
+ * it. */
 static void te__settle_error(const te_ctx *te) {
     if (te && te->error_code == TE_OK) te__settle(te);
 }
@@ -139,8 +142,8 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-/* The library calls this only after a failure, since it may wait; to ask whether one has happened, it reads
- * te->error_code. */
+/* The library itself calls this only after a failure, since the call may wait. To test whether an error has happened,
+ * it reads te->error_code. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
     te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
@@ -152,9 +155,9 @@ static void te__forget_error(te_ctx *te) {
 }
 TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
-    te__settle(te); /* the errors of calls before this one are forgotten, too */
+    te__settle(te); /* earlier calls may still fail; their errors are cleared too */
     te__forget_error(te);
-    /* the next step tries again, and says so */
+    /* an error of the undoing itself is dropped: the next step tries to undo again, and reports it */
     if (te->step_failed && !te->capture && te__undo_step(te) != TE_OK) te__forget_error(te);
 }
 
@@ -168,7 +171,7 @@ TE_API const char *te_result_name(te_result result) {
 
 /* ---- host memory ---- */
 
-/* For the context itself and for objects that outlive it. */
+/* Allocates host memory that is in no list of a context: for the context itself and for objects that outlive it. */
 static void *te__raw_alloc(const te_allocator *a, size_t bytes) {
     return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes);
 }
@@ -179,8 +182,8 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* The header of every other allocation, 16-byte aligned as the memory behind it. It keeps a list, by which
- * te_ctx_destroy releases what is left. */
+/* The header in front of every allocation of te__try_alloc and te__alloc, 16-byte aligned like the memory behind it.
+ * The headers form a list, by which te_ctx_destroy frees what is left. */
 struct te__block {
     union {
         struct {
@@ -191,7 +194,7 @@ struct te__block {
     } u;
 };
 
-/* NULL when there is no memory, without an error: for callers that can go on without it. */
+/* Returns NULL, without setting an error, when there is no memory: for callers that can go on without it. */
 static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te__block *b;
     if (bytes == 0) bytes = 1;
@@ -218,7 +221,7 @@ static TE__NOINLINE void *te__alloc_zero(te_ctx *te, size_t bytes) {
     if (p) memset(p, 0, bytes ? bytes : 1);
     return p;
 }
-/* `bytes` is the size that was asked for. */
+/* Frees p, which was allocated with exactly `bytes`. */
 static void te__free(te_ctx *te, void *p, size_t bytes) {
     te__block *b;
     if (!p) return;
@@ -249,7 +252,8 @@ static void te__closable_remove(te__closable *c) {
     if (c->next) c->next->at = c->at;
     c->at = NULL;
 }
-/* Makes room for one more element of an array. False, with the array as it was, when there is no memory. */
+/* Makes room for one more element of an array. When there is no memory, returns false and leaves the array as it
+ * was. */
 static bool te__try_grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {
     int more;
     void *p;

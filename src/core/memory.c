@@ -1,7 +1,7 @@
-/* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows
- * the device only through its table of functions. All operations of a context are ordered by its own stream, so a block
- * may be handed out again as soon as it is released; where another stream has used it, once that one's event has
- * passed. */
+/* core/memory.c: the caching pool of device memory, the arenas of graphs, and reference-counted buffers from both.
+ * Knows the device only through te__device. All operations of a context run on its own stream, one after another, so a
+ * released block may be handed out again at once. A block that another stream has used is handed out only after that
+ * stream's event has passed. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
@@ -16,15 +16,15 @@ static void te__device_leave(te_ctx *te, bool entered) {
     if (entered) te->device->leave(entered);
 }
 
-/* Capacities come in steps of an eighth of a power of two, at least 512 bytes: a small number of sizes, at most 12.5 %
- * waste. */
+/* Rounds `bytes` up to a step of an eighth of a power of two, at least 512 bytes. So there are few different
+ * capacities, and at most 12.5 % of a block is wasted. */
 static size_t te__pool_capacity(size_t bytes) {
     size_t step = 512;
     while (step * 8 < bytes) step *= 2;
     return (bytes + step - 1) / step * step;
 }
 
-/* Index of the first list whose capacity is at least `capacity`. */
+/* Returns the index of the first list whose capacity is at least `capacity`. */
 static int te__pool_find(const te__pool *pool, size_t capacity) {
     int low = 0, high = pool->num_lists;
     while (low < high) {
@@ -79,8 +79,8 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
                     te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* A cached block of at least *want bytes, or NULL; *want becomes its capacity. The block is at most a quarter larger
- * than asked for: larger ones are left to larger requests. */
+/* Returns a cached block of at least *want bytes and sets *want to its capacity; NULL if there is none. The block is at
+ * most a quarter larger than *want: larger blocks are left to larger requests. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -96,7 +96,8 @@ static void *te__pool_take(te__pool *pool, size_t *want) {
     return NULL;
 }
 
-/* The list of blocks of this capacity, made if there is none; -1 for want of host memory. */
+/* Returns the index of the list of blocks of this capacity, which is made if it is missing; -1 when out of host
+ * memory. */
 static int te__pool_list(te_ctx *te, te__pool *pool, size_t capacity) {
     int i = te__pool_find(pool, capacity);
     if (i < pool->num_lists && pool->lists[i].capacity == capacity) return i;
@@ -114,7 +115,7 @@ static bool te__pool_add_spare(te_ctx *te, te__pool *pool) {
     pool->spare = b;
     return true;
 }
-/* Keeps a free block. False for want of host memory. */
+/* Keeps a free block. Returns false when out of host memory. */
 static bool te__pool_put(te_ctx *te, te__pool *pool, void *data, size_t capacity) {
     int i = te__pool_list(te, pool, capacity);
     te__free_block *b;
@@ -126,19 +127,20 @@ static bool te__pool_put(te_ctx *te, te__pool *pool, void *data, size_t capacity
     pool->lists[i].first = b;
     return true;
 }
-/* Releasing never fails: a block that cannot be kept for want of host memory goes back to the device. */
+/* Keeps a free block of the context's pool. Never fails: when out of host memory, the block goes back to the device. */
 static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
     if (te__pool_put(te, &te->pool, data, capacity)) return;
     te->device->release(te, data, capacity);
     te->pool.stats.reserved -= capacity;
 }
 
-/* Keeps a block that another stream may still use (its buffer's reference to the event comes with it). */
+/* Keeps a released block that another stream may still use until `used` has passed; takes over the reference to
+ * `used`. */
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    bool waits = !used->awaited && !te__event_passed(used); /* the context's own stream, which alone will use the block,
-                                                             * does already */
+    bool waits = !used->awaited && !te__event_passed(used); /* `awaited`: the context's own stream, which alone will use
+                                                             * the block, waits for the event already */
     if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
         if (waits) te__event_synchronize(used);
         te__event_release(used);
@@ -153,7 +155,7 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     b->next = pool->pending;
     pool->pending = b;
 }
-/* Deferred blocks whose event has passed become free; `wait`: all. */
+/* Frees the deferred blocks whose event has passed; with `wait`, waits for the events and frees all. */
 static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__pool *pool = &te->pool;
     te__free_block *b, **at = &pool->pending;
@@ -165,15 +167,15 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
         }
         *at = b->next;
         te__event_release(b->used);
-        b->next = pool->spare; /* the node that te__pool_put takes */
+        b->next = pool->spare; /* te__pool_put takes this list node */
         pool->spare = b;
         te__pool_keep(te, b->data, b->capacity);
     }
 }
 
-/* A block of at least `bytes`, to be released with *capacity. It returns to `arena`, if that is not NULL; the host
- * memory for its place in a list of the arena is allocated now, so that the release cannot fail: the graph goes on
- * writing its blocks, and no other pool may have them. */
+/* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs; NULL with an error. With
+ * `arena` not NULL the block is later released into that arena. The host memory for its list entry in the arena is
+ * allocated now, so that the release cannot fail: the graph keeps writing its blocks, so no other pool may get them. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -184,7 +186,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* gives the cached blocks back and tries again; a capture need not wait, te_graph_begin has */
+        if (!data) { /* gives the cached blocks back and tries again; a capture need not wait, since te_graph_begin
+                      * has */
             if (!te->capture) te->device->synchronize(te);
             te__pool_reclaim(te, true);
             te__pool_trim(te);
@@ -209,10 +212,10 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* used: see te__buffer; the reference is handed over. */
+/* Takes a block back. `used`: the event of te__buffer, or NULL; its reference is taken over. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
-    if (used && arena && arena->open) { /* the graph's next launch writes there without waiting for the event */
+    if (used && arena && arena->open) { /* the graph's next launch writes this block without waiting for the event */
         te__event_synchronize(used);
         te__event_release(used);
         used = NULL;
@@ -254,7 +257,8 @@ static te__arena *te__arena_create(te_ctx *te) {
 static void te__arena_drop(te_ctx *te, te__arena *a) {
     if (a && --a->refs == 0) te__free(te, a, sizeof(*a));
 }
-/* Its graph is gone and nothing runs: free blocks go to the context's pool, the others when they are released. */
+/* Closes the arena of a graph that is gone, when nothing runs: free blocks go to the context's pool now, blocks in use
+ * when they are released. */
 static void te__arena_close(te_ctx *te, te__arena *a) {
     int i;
     if (!a) return;
@@ -342,16 +346,16 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
-    if (b->offloaded) b->offloaded->buffer = NULL; /* it watched */
+    if (b->offloaded) b->offloaded->buffer = NULL; /* the offload entry watches this buffer and must learn of its end */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
-    } else if (b->used) { /* the owner of foreign memory knows of no event */
+    } else if (b->used) { /* foreign memory: the owner does not know of the event, so the host waits for it here */
         te__event_synchronize(b->used);
         te__event_release(b->used);
     }
     te__arena_drop(te, b->arena);
     if (b->release) {
-        te__settle(te); /* launches that wait for their kernels may use it */
+        te__settle(te); /* launches that still wait for their kernels may use the memory */
         b->release(b->user);
     }
     te->live_buffers--;
@@ -359,15 +363,15 @@ static void te__buffer_release(te__buffer *b) {
     te__free(te, b, sizeof(*b));
 }
 
-/* Notes a write to the whole of b, or to a part that is not tracked by itself. */
+/* Notes a write to the whole of b, or to a part whose range is not tracked. */
 static void te__buffer_touch(te__buffer *b) {
     b->version++;
     b->written_at = b->whole_at = ++b->te->writes;
     b->num_writes = 0;
 }
 
-/* Makes room in the list of writes to parts. Writes older than every node on the tape are dropped; in a list that is
- * still at its limit, each pair of neighbours becomes one write, which covers both. */
+/* Makes room in the list of writes to parts. Drops writes that are older than every node on the tape. If the list is
+ * still at its limit, merges each pair of neighbours into one write whose range covers both. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     const te__segment *root = &te->tape.root;
@@ -388,13 +392,13 @@ static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     b->num_writes /= 2;
 }
 
-/* Notes a write to the bytes begin .. end of b, of which tape nodes have saved a part. */
+/* Notes a write to the bytes begin .. end - 1 of b, a buffer that tape nodes have saved. */
 static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     te_ctx *te = b->te;
     te__write *last = b->num_writes ? &b->writes[b->num_writes - 1] : NULL;
     b->version++;
     b->written_at = ++te->writes;
-    /* no node was recorded in between */
+    /* the same range as before, and no node has saved the buffer since: one entry is enough */
     if (last && last->begin == begin && last->end == end && last->at > b->saved_at) {
         last->at = te->writes;
         return;
@@ -410,7 +414,7 @@ static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     b->writes[b->num_writes++].end = end;
 }
 
-/* Were the bytes begin .. end of b written after the time `at`? */
+/* Returns whether any of the bytes begin .. end - 1 of b was written after the time `at`. */
 static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, uint64_t at) {
     int i;
     if (b->arena && b->arena->launched_at > at) return true;
@@ -420,11 +424,11 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
     return false;
 }
 
-/* Counts the writes; a launch of a graph counts as a write to every buffer of its arena. */
+/* Returns the number of writes so far. A launch of a graph counts as a write to every buffer of the graph's arena. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* Keeps b alive until the graph is destroyed, since each launch will use its memory. Buffers of the graph's own arena
- * need no reference. */
+/* Takes a reference to b until the graph is destroyed, since each launch uses its memory. Buffers of the graph's own
+ * arena need no reference. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
     if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *)))
@@ -434,7 +438,7 @@ static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     b->refs++;
     return TE_OK;
 }
-/* References beside that of a capture under way. */
+/* Returns the number of references, without the one that the capture under way holds. */
 static int te__buffer_users(const te__buffer *b) { return b->refs - (b->te->capture && b->held == b->te->capture->id); }
-/* Was it made before the capture under way began? */
+/* Returns whether b was made before the capture under way began. */
 static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->arena != b->te->capture->arena; }

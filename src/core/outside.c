@@ -1,8 +1,10 @@
-/* core/outside.c: ids outside of their range: the error of a call on the CPU, the count of a GPU's kernels, and the
- * error of the call that waits for them. Knows which arguments are ids; must not know what an operation does with them.
+/* core/outside.c: errors for ids that are out of range. On the CPU the call itself fails; kernels of a GPU count the
+ * ids, and the next call that waits for the GPU fails. Knows which arguments are ids; must not know what an operation
+ * does with them.
  *
- * The counts lie in pinned memory of the host, a te__outside for each line of the list: kernels write there in the rare
- * case alone, and the host reads them wherever it has waited for the context's stream, so neither costs anything. */
+ * The counts lie in pinned host memory, one te__outside for each line of the list. Kernels write there only when an id
+ * is out of range, and the host reads the counts only where it has waited for the context's stream anyway, so both are
+ * free. */
 
 #define TE__OUTSIDE_LIST(X)                                                                        \
     X(embedding_fwd, "ids", "the rows of the table")                                               \
@@ -21,7 +23,8 @@ enum {
     TE__OUTSIDE_COUNT
 };
 
-/* seen: by the kernels of earlier calls, so `first` is one of seen->count. */
+/* Fails for the ids of line `which` of the list. seen: kernels of earlier calls have found them, so `first` is only one
+ * of seen->count; else `first` is what this call has found. */
 static te_result te__outside_fail(te_ctx *te, int which, const te__outside *first, bool seen) {
     static const char *const names[TE__OUTSIDE_COUNT][3] = {
 #define TE__OUTSIDE_NAMES(op, ids, range) {#op, ids, range},
@@ -40,7 +43,8 @@ static te_result te__outside_fail(te_ctx *te, int which, const te__outside *firs
                     (long long)first->bound - 1, range);
 }
 
-/* The first error that kernels have left in `all`, which is cleared. The context's stream has run out. */
+/* Reports the first error that kernels have left in `all`, and clears `all`. The caller has waited for the context's
+ * stream. */
 static te_result te__outside_tell(te_ctx *te, te__outside *all) {
     te__outside first;
     int i;
@@ -53,7 +57,8 @@ static te_result te__outside_tell(te_ctx *te, te__outside *all) {
     return TE_OK;
 }
 
-/* Where the kernels of a plan count. */
+/* Returns the counter that the kernels of a plan increment for line `which` of the list; a dummy address if nothing
+ * will run. */
 static te__outside *te__plan_outside(const te__plan *p, int which) {
     return p->explain || !p->outside ? (te__outside *)(uintptr_t)256 : (te__outside *)p->outside + which;
 }

@@ -1,9 +1,9 @@
-/* core/plan.c: the launches of an operation: kernels, options, sizes, arguments, workspace. Knows no driver: launching
- * is cuda/launch.c's. */
+/* core/plan.c: builds a plan, which is the list of kernel launches of one operation: kernels, options, sizes,
+ * arguments, workspace. Knows no driver: cuda/launch.c launches the plan. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared where it is handed out, since every operation
-                                                  * makes a plan */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are cleared when they are handed out:
+                                                  * every operation makes a plan, and a plan is large */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;
@@ -28,7 +28,7 @@ static void te__plan_end(te__plan *p) {
 /* `why` must be static. */
 static void te__plan_why(te__plan *p, const char *why) { p->why = why; }
 
-/* Moves the launches to memory of the host that has room for twice as many. */
+/* Moves the launches to host memory that has room for twice as many. */
 static TE__NOINLINE bool te__plan_grow(te__plan *p) {
     const int more = 2 * p->cap_launches;
     te__launch *all = (te__launch *)te__alloc(p->te, (size_t)more * sizeof(te__launch));
@@ -40,12 +40,13 @@ static TE__NOINLINE bool te__plan_grow(te__plan *p) {
     return true;
 }
 
-/* The next launch. Beyond TE__OWN_LAUNCHES it may move those before it: whoever plans a list of any length writes to
- * its latest one alone. */
+/* Returns a new launch of the plan. When there are more than TE__OWN_LAUNCHES, the earlier launches may move in memory,
+ * so a planner of long lists writes only to the latest launch. */
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
     if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
-        /* The last one is overwritten, so that planning code needs no check of its own: the plan will not run. */
+        /* Out of memory: the last launch is overwritten, so that planning code needs no check. The plan will not
+         * run. */
         if (p->result == TE_OK) p->result = TE_ERR_OUT_OF_MEMORY;
         p->num_launches--;
         if (p->launch[p->num_launches].args_on_heap)
@@ -61,14 +62,15 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
 }
 
 static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int value) {
-    if (l->num_options == TE__MAX_OPTIONS) return; /* te_kcheck compiles every row: a forgotten option fails there */
+    if (l->num_options == TE__MAX_OPTIONS) return; /* too many options: te_kcheck compiles every row, so the missing
+                                                    * option is found there */
     l->option[l->num_options].name = name;
     l->option[l->num_options].value = value;
     l->num_options++;
 }
 
-/* Code of the user's, which a kernel includes in the place of a file: as an option, whose value names the text. The
- * texts of a process are kept, as its kernels are. */
+/* A text of user code that a kernel includes in place of a file. The option TE__CODE_OPTION names the text: its value
+ * is the text's id. The texts live as long as the process, like its kernels. */
 #define TE__CODE_OPTION "X_MOD"
 typedef struct te__code {
     struct te__code *next;
@@ -90,11 +92,12 @@ static const te__kernel_file *te__code_find(int id) {
     te__mutex_unlock(&te__codes_mutex);
     return c ? &c->file : NULL;
 }
-/* A text's number comes from its hash, so that processes agree about the names of what they compiled; two texts of one
- * number: the second gets another. `path` is static. */
+/* Adds user code to a launch, as an option. The id is made from a hash of the text, so that different processes name
+ * the compiled kernel alike; if two texts have the same hash, the later text gets the next free id. `path` is
+ * static. */
 static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, const char *text) {
     const size_t size = strlen(text) + 1;
-    int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* smaller ones are te_kcheck's */
+    int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* te_kcheck uses the ids below 16 */
     te__code *c;
     te__mutex_lock(&te__codes_mutex);
     while ((c = te__code_search(id)) != NULL && strcmp(c->file.text, text) != 0) id++;
@@ -120,7 +123,7 @@ static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, 
     l->shared_bytes = (unsigned)shared_bytes;
 }
 
-/* The kernel's argument struct, cleared. */
+/* Returns a cleared argument struct of `bytes` for the kernel of launch l. */
 static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     uint32_t at = (p->args_used + 15u) & ~15u;
     l->args_bytes = (uint32_t)bytes;
@@ -140,21 +143,22 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
-/* A counter in device memory for kernels whose last block finishes the work of all (te_last_block): 0 between kernels.
- * The kernels of a context run one after another, so they share it. */
+/* Returns a counter in device memory for kernels whose last block finishes the work of all blocks (te_last_block). The
+ * counter is 0 between kernels. All kernels of a context share the counter, since they run one after another. */
 static unsigned *te__plan_counter(const te__plan *p) {
     return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter;
 }
-/* TE__PLAN_COUNTERS more, for kernels whose groups of blocks have a last block each. They lie behind the words of
- * te_last_block and te_grid_wait. */
+/* Returns TE__PLAN_COUNTERS more counters, for kernels in which each group of blocks has a last block. They lie behind
+ * the words of te_last_block and te_grid_wait. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
-/* A float for the maximum over all blocks: 0 between kernels, too. */
+/* Returns a float in device memory for a maximum over all blocks. The float, too, is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
-/* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of
- * them on a multiprocessor. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared
- * memory. shared: of a block, static too. */
+/* Returns the largest number of blocks for a cooperative launch, whose blocks must all run at once. `per_sm`: blocks
+ * for which the kernel's launch bounds leave room on one multiprocessor. `shared`: shared memory of a block in bytes,
+ * static shared memory included. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared
+ * memory. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;
@@ -162,7 +166,8 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     return te__max(per_sm, 1) * te__max(p->num_sms, 1);
 }
 
-/* Device memory that lives until the plan has been queued; the pool reuses it in stream order. 256-byte aligned. */
+/* Returns device memory that lives until the plan has been queued, 256-byte aligned. The pool reuses the memory in
+ * stream order. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;
     if (bytes <= 0) return NULL;

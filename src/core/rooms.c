@@ -1,14 +1,14 @@
-/* core/rooms.c: the state that rooms above keep in a context, and the events that they hear of. Knows te__room; must not
- * know which rooms there are: open.c has their table. */
+/* core/rooms.c: the state that each room (a part of the library above core/) keeps in a context, and the calls that
+ * tell rooms of events. Knows te__room; must not know which rooms there are: open.c has the table of them. */
 
-/* The state behind a slot. Every slot is in the table of open.c. */
+/* Returns the state of the room that has this slot. Every slot is in the table of open.c. */
 static void *te__slot_of(const te_ctx *te, const te__slot *slot) {
     int i;
     for (i = 0; i < te->num_rooms && te->rooms[i]->slot != slot; i++) {}
     return te->state[i];
 }
 
-/* Asks each room whether a capture may begin, or end. */
+/* Asks each room whether a capture may begin (or end). Stops at the first room that refuses. */
 static te_result te__ask_capture(te_ctx *te, bool begins) {
     te_result result = TE_OK;
     int i;
@@ -16,7 +16,7 @@ static te_result te__ask_capture(te_ctx *te, bool begins) {
         if (te->rooms[i]->capture) result = te->rooms[i]->capture(te, begins);
     return result;
 }
-/* Called wherever a step of training may begin. */
+/* Tells each room that a training step may begin here. */
 static te_result te__ask_step(te_ctx *te) {
     te_result result = TE_OK;
     int i;
@@ -24,7 +24,7 @@ static te_result te__ask_step(te_ctx *te) {
         if (te->rooms[i]->step_begins) result = te->rooms[i]->step_begins(te);
     return result;
 }
-/* Undoes the changes of a step that has failed. */
+/* Has each room undo the changes of a training step that has failed. */
 static te_result te__undo_step(te_ctx *te) {
     te_result result = TE_OK;
     int i;
@@ -32,7 +32,7 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* A function takes x, or NULL, as an input. Only the first runs of checkpoints are told of. */
+/* Tells each room that a function takes x (or NULL) as an input, but only during the first run of a checkpoint. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)
@@ -54,4 +54,16 @@ static te_result te__tell_backward_ends(te_ctx *te, const te_module *m, te_resul
     for (i = 0; !te->tape.quiet && i < te->num_rooms; i++)
         if (te->rooms[i]->backward_ends) result = te->rooms[i]->backward_ends(te, m, result);
     return result;
+}
+
+/* ---- the report ---- */
+
+TE_PRINTF(2, 3) static void te__say(te__report_text *t, const char *format, ...) {
+    va_list args;
+    int n;
+    va_start(args, format);
+    n = vsnprintf(t->used < t->size ? t->buffer + t->used : NULL, t->used < t->size ? t->size - t->used : 0, format,
+                  args);
+    va_end(args);
+    if (n > 0) t->used += (size_t)n;
 }

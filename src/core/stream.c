@@ -1,10 +1,10 @@
-/* core/stream.c: streams beside the context's own one, events, and pinned host memory. Knows the device by its table of
- * functions; must not know tensors nor the pool.
+/* core/stream.c: streams other than the context's own, events, and pinned host memory. Knows the device only through
+ * te__device; must not know tensors or the pool.
  *
- * Operations run on the context's own stream alone. A second stream copies between device memory and pinned host memory
- * while they run (core/transfer.c). An event marks a point in the work of one stream, for the host or for another
- * stream to wait for; NULL as a stream means the context's own one everywhere.
- * On the CPU all of it happens at once. Streams do not take part in captures. */
+ * Operations run only on the context's own stream. A second stream copies between device memory and pinned host memory
+ * while operations run (core/transfer.c). An event marks a point in the work of one stream; the host or another stream
+ * can wait for that point. NULL as a stream always means the context's own stream.
+ * On the CPU everything happens at once. Streams take no part in captures. */
 
 static te_result te__refuse_stream(te_ctx *te) {
     if (!te->capture) return te__refuse_fork(te);
@@ -13,7 +13,7 @@ static te_result te__refuse_stream(te_ctx *te) {
 
 /* ---- events ---- */
 
-/* An event with one reference, recorded nowhere yet; NULL with an error. */
+/* Returns an event with one reference that has not been recorded yet; NULL with an error. */
 static te__event *te__event_create(te_ctx *te) {
     te__event *e = te->spare_events;
     if (e) {
@@ -36,14 +36,15 @@ static te__event *te__event_retain(te__event *e) {
     e->refs++;
     return e;
 }
-/* Waits that are queued for the event stay valid: they are for its last record, and its next user records it anew. */
+/* Releases a reference; an event without references is kept for reuse. Waits that are queued for the event stay valid:
+ * they wait for its last record, and reuse records the event anew. */
 static void te__event_release(te__event *e) {
     if (!e || --e->refs > 0) return;
     e->next = e->te->spare_events;
     e->te->spare_events = e;
 }
 
-/* Records the event behind all work that `s` has been given so far. */
+/* Records the event behind all work that has been queued on `s` so far. */
 static te_result te__event_record(te__event *e, te__stream *s) {
     te_result result = te__refuse_stream(e->te);
     if (result == TE_OK) result = e->te->device->event_record(e->te, e->handle, s);
@@ -53,8 +54,8 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->awaited = false;
     return TE_OK;
 }
-/* Work given to `s` from here on runs after the event; the host does not wait. No event is recorded in a capture, and
- * te_graph_begin has waited for those from before. */
+/* Has the work that is queued on `s` from here on wait for the event; the host does not wait. Does nothing in a
+ * capture: no event is recorded there, and te_graph_begin has waited for all earlier events. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s || (!s && e->awaited) || te->capture) return TE_OK;
@@ -63,8 +64,8 @@ static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     if (result == TE_OK && !s) e->awaited = true;
     return result;
 }
-/* Has the work before the event run? Does not wait. A device that has failed runs no more work: true, with the
- * error. */
+/* Returns whether the event has passed, without waiting. Also returns true, with an error set, when the device has
+ * failed, since no more work will run. */
 static bool te__event_passed(te__event *e) {
     bool passed = true;
     if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK)
@@ -72,7 +73,7 @@ static bool te__event_passed(te__event *e) {
     e->pending = !passed;
     return passed;
 }
-/* The host waits for the event. */
+/* Waits on the host for the event. */
 static te_result te__event_synchronize(te__event *e) {
     te_result result = TE_OK;
     if (e->pending && !te__is_forked(e->te)) result = e->te->device->event_wait(e->te, e->handle, NULL);
@@ -82,7 +83,7 @@ static te_result te__event_synchronize(te__event *e) {
 
 /* ---- streams ---- */
 
-/* A second stream; NULL with an error. te__stream_destroy or the end of its context destroys it. */
+/* Returns a new stream; NULL with an error. te__stream_destroy or the end of the context destroys it. */
 static inline te__stream *te__stream_create(te_ctx *te) {
     te__stream *s;
     if (te__refuse_stream(te) != TE_OK) return NULL;
@@ -97,7 +98,7 @@ static inline te__stream *te__stream_create(te_ctx *te) {
     te->streams = s;
     return s;
 }
-/* Waits for the stream's work first, so no copy is left that reads or writes memory. */
+/* Destroys a stream after its work has finished, so that no copy still reads or writes memory. */
 static void te__stream_destroy(te__stream *s) {
     te_ctx *te;
     te__stream **at;
@@ -120,9 +121,9 @@ static te_result te__streams_synchronize(te_ctx *te) {
 
 /* ---- pinned host memory ---- */
 
-/* A block of at least `bytes`, until te__pinned_give; NULL with an error. Allocation by the driver is slow and waits
- * for the device, so blocks are kept. A copy may still run on a block that was given back: later copies wait for it on
- * the device, the host by te__pinned_wait. */
+/* Returns a pinned block of at least `bytes`, to be given back by te__pinned_give; NULL with an error. The driver
+ * allocates pinned memory slowly and waits for the device, so blocks are kept for reuse. A copy may still be running on
+ * a block that was given back: later copies wait for that copy on the device, and the host waits in te__pinned_wait. */
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)
@@ -152,10 +153,10 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
 static inline void te__pinned_give(te__pinned *p) {
     if (p) p->taken = false;
 }
-/* After this the host may read and write the block. */
+/* Waits on the host for the last copy to or from the block; then the host may read and write it. */
 static te_result te__pinned_wait(te__pinned *p) { return p->used ? te__event_synchronize(p->used) : TE_OK; }
 
-/* Gives blocks back to the system: those that are not taken, or `all`. */
+/* Frees the pinned blocks that are not taken, or `all` blocks. */
 static void te__pinned_trim(te_ctx *te, bool all) {
     te__pinned *p, **at = &te->pinned;
     while ((p = *at) != NULL) {
@@ -172,7 +173,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
     }
 }
 
-/* Both run when the context is destroyed. */
+/* te__streams_close and te__events_close run when the context is destroyed. */
 static void te__streams_close(te_ctx *te) {
     while (te->streams) te__stream_destroy(te->streams);
 }

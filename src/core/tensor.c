@@ -1,5 +1,5 @@
-/* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in
- * tape/access.c. */
+/* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: functions that need one are in
+ * tape/access.c and tape/values.c. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
     static const char *const names[TE_DTYPE_COUNT] = {"none", "f32",  "f16", "bf16", "e4m3", "e5m2",
@@ -34,11 +34,12 @@ static TE__NOINLINE int64_t te__numel(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) n *= x->shape[i];
     return n;
 }
-/* Bytes of `cols` neighbours that begin at a whole byte: a row of 4-bit elements is padded to one. */
+/* Returns the bytes of a row of `cols` elements. Each row begins at a whole byte: a row of 4-bit elements is padded to
+ * one. */
 static size_t te__row_bytes(te_dtype dtype, int64_t cols) {
     return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8);
 }
-/* Bytes of a contiguous block: those of its rows. A tensor without dimensions is a row of one element. */
+/* Returns the bytes of all rows of a contiguous tensor. A tensor without dimensions is a row of one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
     int i;
@@ -46,7 +47,7 @@ static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     return n * te__row_bytes(dtype, ndim ? shape[ndim - 1] : 1);
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
-/* The product of all sizes but the last, also when the last one is 0. */
+/* Returns the product of all sizes but the last, also when the last size is 0. */
 static TE__NOINLINE int64_t te__rows(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -69,7 +70,8 @@ static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
 static TE__NOINLINE void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
-/* The bytes of x's buffer behind its last element; strided tensors have elements of whole bytes. */
+/* Returns the offset, in bytes of x's buffer, behind the last element of x. Strided tensors have elements of whole
+ * bytes. */
 static int64_t te__end(const te_tensor *x) {
     int64_t last = 0;
     int i;
@@ -77,13 +79,13 @@ static int64_t te__end(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
     return x->offset + (last + 1) * te__dtype_size(x->dtype);
 }
-/* The memory of x was written, or is about to be. */
+/* Notes that the memory of x was written, or is about to be. */
 static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
-    if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream reads what stands there */
+    if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream may still read the old bytes */
     if (x->te->capture) b->written = x->te->capture->id;
-    /* nodes may have saved another part */
+    /* a node may have saved another part of the buffer, so the written range matters */
     if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) {
         int64_t end = te__end(x);
         if (x->offset > 0 || end < (int64_t)b->bytes) {
@@ -94,8 +96,8 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* The addresses of the plain tensors that hold the value of *x: x itself, or the parts of its form, of which some may be
- * NULL. Returns their number. */
+/* Stores into `slot` the addresses of the plain tensors that hold the value of *x: x itself, or the parts of its form
+ * (some of the parts may be NULL). Returns their number. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;
@@ -106,26 +108,26 @@ static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
     for (i = 0; i < n; i++) part[i] = *slot[i];
     return n;
 }
-/* A tape node saves x now. */
+/* Notes that a tape node saves x now. */
 static void te__note_saved(te_tensor *x) {
     te_tensor *part[TE__MAX_PARTS];
     int i, n = te__parts(x, part);
     for (i = 0; i < n; i++)
         if (part[i] && part[i]->buffer) part[i]->buffer->saved_at = x->te->writes;
 }
-/* Was the value of x written after the time `at`? */
+/* Returns whether any memory of x's value was written after the time `at` (a value of te->writes). */
 static bool te__written_since(te_tensor *x, uint64_t at) {
     te_tensor *part[TE__MAX_PARTS];
     int i, n = te__parts(x, part);
     for (i = 0; i < n; i++) {
         const te__buffer *b = part[i] ? part[i]->buffer : NULL;
-        if (!b || (b->written_at <= at && !b->arena)) continue; /* nearly always */
+        if (!b || (b->written_at <= at && !b->arena)) continue; /* the usual case */
         if (te__numel(part[i]) > 0 && te__buffer_written(b, part[i]->offset, te__end(part[i]), at)) return true;
     }
     return false;
 }
 
-/* "[4, 128, 64]" into a buffer of TE__SHAPE_TEXT bytes. */
+/* Writes a shape such as "[4, 128, 64]" into `out`, which has TE__SHAPE_TEXT bytes. */
 enum { TE__SHAPE_TEXT = 24 * TE_MAX_DIMS };
 static const char *te__dims_text(int ndim, const int64_t *shape, char *out) {
     int i, n = snprintf(out, TE__SHAPE_TEXT, "[");
@@ -136,7 +138,7 @@ static const char *te__dims_text(int ndim, const int64_t *shape, char *out) {
 }
 static const char *te__shape_text(const te_tensor *x, char *out) { return te__dims_text(x->ndim, x->shape, out); }
 
-/* The same with its name in front, if it has one. */
+/* Writes the name of x, if it has one, and its shape into `out`, which has TE__NAMED_TEXT bytes. */
 enum { TE__NAMED_TEXT = TE__SHAPE_TEXT + 64 };
 static const char *te__named_text(const te_tensor *x, char *out) {
     char shape[TE__SHAPE_TEXT];
@@ -150,11 +152,11 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
                             : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, "
                               "and for modules that answer with a shape");
 }
-/* Fails for tensors of te_tensor_describe; quantized tensors pass. */
-/* Is x a shape alone, which a module answers with a shape? */
+/* Returns whether x is a shape without memory (or NULL). For such an input a module returns a shape without memory. */
 static bool te__is_unallocated(const te_tensor *x) {
     return !x || (!x->buffer && !x->form) || (x->te->empty_is_unallocated && te__numel(x) == 0);
 }
+/* Fails for tensors without memory (te_tensor_describe); quantized tensors pass. */
 static te_result te__need_memory(const te_tensor *x, const char *who) {
     return x->buffer || x->form ? TE_OK : te__no_plain_memory(x, who);
 }
@@ -186,7 +188,7 @@ TE_API void te_tensor_release(te_tensor *x) {
     if (x && --x->refs == 0) te__tensor_free(x);
 }
 
-/* Gives up the scope's own reference early. */
+/* Releases the reference of the scope early. */
 static void te__drop(te_tensor *x) {
     te_ctx *te;
     int i;
@@ -201,10 +203,10 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* Even with 64 bits each, their bytes fit into an int64_t. */
+/* The largest number of elements of a tensor: with 64 bits each, its bytes still fit into an int64_t. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
-/* A tensor without memory; belongs to the innermost scope. */
+/* Returns a tensor without memory, which belongs to the innermost scope. */
 static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *x;
     char text[TE__SHAPE_TEXT];
@@ -222,7 +224,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         return NULL;
     }
     for (i = 0; i < ndim; i++) {
-        /* divisions are slow */
+        /* division is slow: only products that could overflow are divided */
         if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) {
             te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count",
                      te__dims_text(ndim, shape, text));
@@ -231,7 +233,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         if (shape[i] > 0) n *= shape[i];
         else empty = true;
     }
-    /* only where addresses have 32 bits */
+    /* can only happen with 32-bit addresses */
     if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) {
         te__fail(
             te, TE_ERR_SHAPE,
@@ -307,7 +309,8 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
     return x;
 }
 
-/* The memory of x from its byte `offset` on as a contiguous tensor of another format and shape, without history. */
+/* Returns a contiguous tensor of another dtype and shape over the memory of x, from byte `offset` of x on, without
+ * history. */
 static te_tensor *te__alias_as(const te_tensor *x, int64_t offset, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *y = te__tensor_shell(x->te, dtype, ndim, shape);
     if (!y) return NULL;
@@ -326,14 +329,14 @@ static te_tensor *te__alias_2d(const te_tensor *x, int64_t offset, te_dtype dtyp
     return te__alias_as(x, offset, dtype, 2, shape);
 }
 
-/* Another tensor over the memory of x, without history. */
+/* Returns another tensor over the memory of x, without history. */
 static te_tensor *te__alias(const te_tensor *x) {
     te_tensor *y = te__alias_as(x, 0, x->dtype, x->ndim, x->shape);
     if (y) memcpy(y->stride, x->stride, sizeof(x->stride));
     return y;
 }
 
-/* Returns another handle to the value of a tensor, plain or not, without history. */
+/* Returns another tensor with the value of x, plain or not, without history. */
 static te_tensor *te__alias_any(const te_tensor *x) {
     te_tensor *y;
     if (!x->form) return te__alias(x);
@@ -349,7 +352,7 @@ static void te__path_release(te_ctx *te, te__path *path) {
     if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
 }
 
-/* Drops the handles that hooks have packed (tape/saved.c). */
+/* Drops the handles of the tensors that hooks have packed (tape/saved.c). */
 static void te__saved_free(te_ctx *te, te__node *node) {
     int i;
     if (!node->packed) return;
@@ -362,7 +365,7 @@ static void te__saved_free(te_ctx *te, te__node *node) {
 
 static void te__node_free(te_ctx *te, te__node *node) {
     int i;
-    if (!node) return; /* it is being played */
+    if (!node) return; /* the node is being played */
     te__saved_free(te, node);
     te__path_release(te, node->path);
     te__arena_drop(te, node->arena);
@@ -376,14 +379,15 @@ static void te__node_free(te_ctx *te, te__node *node) {
     te__free(te, node->state, node->state_size);
     te__free(te, node, sizeof(*node));
 }
-/* Forgets the nodes from index `first_node` on. */
+/* Frees the nodes of s from index `first_node` on. */
 static void te__segment_cut(te_ctx *te, te__segment *s, int first_node) {
     while (s->num_nodes > first_node) te__node_free(te, s->nodes[--s->num_nodes]);
 }
 
 /* ---- scopes ---- */
 
-/* A frame is a scope inside the library: its temporaries go when it ends, the nodes that it recorded stay. */
+/* Begins a frame, which is a scope inside the library: its temporaries are released when it ends, but the nodes
+ * recorded in it stay. */
 static void te__frame_begin(te_ctx *te) {
     int depth = te->num_scopes++;
     if (depth >= TE__MAX_SCOPES) {
@@ -396,10 +400,12 @@ static void te__frame_begin(te_ctx *te) {
     te->scopes[depth].first_node = te->tape.segment->num_nodes;
 }
 
-/* Tensors among `keep` (NULLs are fine) move to the scope outside. */
+/* Ends a frame. Its tensors that are listed in `keep` (which may contain NULL) move to the scope outside; the rest is
+ * released. */
 static TE__NOINLINE void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     int first, i, k, kept;
-    if (--te->num_scopes >= TE__MAX_SCOPES) return; /* was never begun: its tensors belong to the last one that was */
+    if (--te->num_scopes >= TE__MAX_SCOPES) return; /* this frame was never begun (too many were open): its tensors
+                                                     * belong to the last frame that was */
     first = kept = te->scopes[te->num_scopes].first_tensor;
     for (i = first; i < te->num_live; i++) {
         te_tensor *x = te->live[i];
@@ -411,12 +417,12 @@ static TE__NOINLINE void te__frame_end(te_ctx *te, te_tensor *const *keep, int n
     }
     te->num_live = kept;
 }
-/* Releases the tensors of the innermost frame, except `keep`. */
+/* Releases the tensors of the innermost frame except those in `keep`; the frame stays open. */
 static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
     te__frame_end(te, keep, num_keep);
     te->num_scopes++;
 }
-/* Ends a frame and returns the one tensor that leaves it. */
+/* Ends a frame and returns x, which moves to the scope outside. */
 static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {
     te__frame_end(te, &x, 1);
     return x;

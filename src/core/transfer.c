@@ -1,18 +1,18 @@
-/* core/transfer.c: copies between tensors and pinned host memory on a stream beside the context's own one. Knows
+/* core/transfer.c: copies between tensors and pinned host memory on a stream other than the context's own. Knows
  * buffers and streams; must not know the tape, nor the purpose of a copy.
  *
- *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
- *     te__copy_in(s, x, host, at)    and back
- *     te__await(x)                   operations queued from here on read the bytes that were copied in
+ *     te__copy_out(s, host, at, x)   copies the bytes of x to pinned memory
+ *     te__copy_in(s, x, host, at)    copies them back
+ *     te__await(x)                   has operations queued from here on wait for the bytes that were copied in
  *
- * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever
- * stream these ran on; neither the host nor an operation waits for them. The buffer and the pinned block remember the
- * event behind their last copy: memory that is released before that event is reused only after it has passed, or once
- * the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x (te__touch)
- * waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads undefined
- * bytes. */
+ * Both copies run after everything that the context has queued so far, and after earlier copies on the same memory, on
+ * whatever stream these ran. Neither the host nor an operation waits for a copy. The buffer and the pinned block
+ * remember the event behind their last copy. Memory that is released before that event is reused only after the event
+ * has passed, or once the context's own stream waits for it (te__pool_release); so x may be released at once. A write
+ * to x (te__touch) waits on the device for the copy. An operation that reads x between te__copy_in and te__await reads
+ * undefined bytes. */
 
-/* Queues the copy behind all earlier work, and the event that the memory remembers behind the copy. */
+/* Queues the copy behind all earlier work, and behind the copy the event that the buffer and the block remember. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes,
                                     bool out) {
     te_ctx *te = s->te;
@@ -32,7 +32,8 @@ static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p,
             b->used = te__event_retain(after);
             p->used = te__event_retain(after);
         } else {
-            te->device->stream_synchronize(te, s); /* without the event this wait alone tells that the copy has run */
+            te->device->stream_synchronize(te, s); /* no event could be recorded: only this wait ensures that the copy
+                                                    * has run */
         }
     }
     te__event_release(before);
@@ -58,7 +59,7 @@ static te_result te__transfer(te__stream *s, te_tensor *x, te__pinned *p, size_t
     return bytes ? te__transfer_queue(s, x->buffer, p, te__data(x), (char *)p->data + at, bytes, out) : TE_OK;
 }
 static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at, const te_tensor *x) {
-    return te__transfer(s, (te_tensor *)x, host, at, true); /* the buffer of x remembers the copy */
+    return te__transfer(s, (te_tensor *)x, host, at, true); /* x is not const: its buffer remembers the copy */
 }
 static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *host, size_t at) {
     te_result result = te__transfer(s, x, host, at, false);

@@ -1,13 +1,13 @@
-/* cpu/device.c: the CPU as a device: host memory, operations run at once, a graph is a list of kept calls. Knows
- * contexts; must not know which operations there are. */
+/* cpu/device.c: the CPU as a device: host memory, operations that run at once, and graphs as lists of stored calls.
+ * Knows contexts; must not know which operations there are. */
 
 /* ---- the calls of a graph ---- */
 
 typedef struct te__call {
-    const te__op_info *op; /* NULL: `bytes` at `clear` become 0 */
+    const te__op_info *op; /* NULL: this call sets `bytes` bytes at `clear` to 0 */
     void *clear;
     size_t bytes;
-    void *args; /* `args_bytes` with what they name behind them */
+    void *args; /* `args_bytes` bytes: the args, and behind them copies of everything that they point to */
     size_t args_bytes;
 } te__call;
 
@@ -71,7 +71,7 @@ static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
 static te_result te__cpu_synchronize(te_ctx *te) { return te->capture ? te__refuse_wait(te) : te__refuse_fork(te); }
 static te_result te__cpu_run(te_ctx *te, const te__op_info *op, const void *args) {
     if (te__is_forked(te)) return te__refuse_fork(te);
-    if (te->warming) return TE_OK; /* nothing to compile, and nothing may change */
+    if (te->warming) return TE_OK; /* a warm-up has nothing to compile here, and may change nothing */
     te->jit_stats.launches++;
     return te->capture ? op->record(te, op, args) : op->cpu(te, args);
 }
@@ -94,7 +94,8 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
     return result;
 }
 
-/* All of a copy happens in its call, so there is nothing to wait for. */
+/* Makes a stream or an event, whose handle is always NULL: a copy is done when its call returns, so there is nothing to
+ * wait for. */
 static te_result te__cpu_handle(te_ctx *te, void **handle) {
     *handle = NULL;
     return te__refuse_fork(te);

@@ -1,14 +1,15 @@
-/* cpu/parallel.c: a parallel for over worker threads. Knows threads and nothing of tensors. Results must not depend on
- * how the range was cut: each index belongs to one call, and no call writes what another reads. */
+/* cpu/parallel.c: a parallel for loop over worker threads. Knows threads; must not know tensors. Results must not
+ * depend on how the range was cut: each index belongs to one call, and no call writes what another call reads. */
 
 typedef void (*te__range_fn)(void *user, int64_t begin, int64_t end);
 
-/* One job at a time: the threads take pieces of it from a shared counter until none is left. */
+/* The worker threads of a context. There is one job at a time: the threads take pieces of its range from a shared
+ * counter until none is left. */
 struct te__threads {
     te__mutex mutex;
     te__cond work, done;
     te__thread *thread;
-    int num_threads; /* beside the caller's */
+    int num_threads; /* without the calling thread */
     uint64_t job;    /* counts jobs: a thread that sees a new number has work */
     int busy;        /* threads that have not finished the current job */
     bool quit;
@@ -48,7 +49,7 @@ static void te__threads_close(te_ctx *te) {
     te__threads *t = te->threads;
     int i;
     if (!t) return;
-    if (!te__is_forked(te)) { /* else the threads do not exist, and the mutex may be locked for ever */
+    if (!te__is_forked(te)) { /* in a forked child the threads do not exist, and the mutex may be locked for ever */
         te__mutex_lock(&t->mutex);
         t->quit = true;
         te__cond_broadcast(&t->work);
@@ -63,7 +64,7 @@ static void te__threads_close(te_ctx *te) {
     te->threads = NULL;
 }
 
-/* Without memory or threads the work is done by the caller alone. */
+/* Starts the worker threads. If memory or threads cannot be had, the calling thread does all work alone. */
 static void te__threads_open(te_ctx *te) {
     te__threads *t;
     int i;
@@ -86,7 +87,8 @@ static void te__threads_open(te_ctx *te) {
     }
 }
 
-/* fn(user, begin, end) on ranges that cover 0 .. n-1, at least `grain` indices each. */
+/* Calls fn(user, begin, end) on ranges that together cover 0 .. n-1, each (but the last) of at least `grain`
+ * indices. */
 static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn fn, void *user) {
     te__threads *t = te->threads;
     int64_t pieces;

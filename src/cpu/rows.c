@@ -1,7 +1,7 @@
-/* cpu/rows.c: runs of elements of any number format to and from f32: the only place of the CPU backend that switches
- * over formats. Knows base/numbers.h; must not know operations. */
+/* cpu/rows.c: converts runs of elements of any dtype to and from f32. This is the only place of the CPU backend that
+ * switches over dtypes. Knows base/numbers.h; must not know operations. */
 
-/* Elements index .. index + n - 1 of an array of `dtype`. */
+/* Converts the elements index .. index + n - 1 of an array of `dtype` to f32. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
     int64_t i;
     if (n == 0) return; /* the arrays may be NULL then */
@@ -32,7 +32,7 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
         for (i = 0; i < n; i++) out[i] = te__e8m0_to_f32(p[i]);
         break;
     }
-    case TE_F4E2M1: { /* of one row: the even element in the low half of a byte */
+    case TE_F4E2M1: { /* all of one row: elements of even index are in the low half of a byte */
         const uint8_t *p = (const uint8_t *)data;
         for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(p[(index + i) / 2] >> (index + i) % 2 * 4 & 15));
         break;
@@ -61,7 +61,7 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
     }
 }
 
-/* To an integer format: truncated and saturated, as the GPU does it; NaN gives 0. */
+/* Converts to an integer dtype: truncates and saturates like the GPU; NaN gives 0. */
 static int64_t te__truncate(float f, te_dtype dtype) {
     if (f != f) return 0;
     if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
@@ -124,14 +124,15 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
 }
 
 static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
-/* Makes every NaN the GPU's: the NaN that a sum or a product gives depends on the processor otherwise. */
+/* Replaces every NaN by the NaN of the GPU: which NaN a sum or a product gives would otherwise depend on the
+ * processor. */
 static void te__one_nan(float *v, int64_t n) {
     int64_t i;
     for (i = 0; i < n; i++)
         if (te__is_nan_bits(v[i])) v[i] = te__bits_f32(0x7fffffffu);
 }
 
-/* One element: slow. */
+/* Returns one element as f32; slow. */
 static float te__load_element(const void *data, te_dtype dtype, int64_t index) {
     float f = 0.0f;
     te__load_row(data, dtype, index, 1, &f);

@@ -1,14 +1,15 @@
-/* cuda/cache.c: compiled kernels on disk. Knows files, folders and locks; must not know the driver, NVRTC or contexts.
+/* cuda/cache.c: the cache of compiled kernels on disk. Knows files, folders and locks; must not know the driver, NVRTC
+ * or contexts.
  *
- * An entry is ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a short text, then the bytes. The text
- * repeats the whole key, so that `head` shows it and a comparison of bytes detects a wrong or damaged entry. Entries
- * are code that will be run, so a folder that others could write to is not used. */
+ * An entry is the file ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a header of a few lines of text,
+ * then the image. The header repeats the whole key, so `head` shows it, and comparing it bytewise detects a wrong or
+ * damaged entry. Entries are code that will run, so a folder that other users can write to is not used. */
 
 enum { TE__CACHE_FORMAT = 1, TE__CACHE_PATH = 1024, TE__CACHE_ENTRY_LIMIT = 256 << 20 };
 
 typedef struct te__cache {
-    char root[TE__CACHE_PATH];           /* "": nothing is kept on disk */
-    char read_only[4 * TE__CACHE_PATH]; /* folders that are searched first, separated as in PATH */
+    char root[TE__CACHE_PATH];           /* "": kernels are not kept on disk */
+    char read_only[4 * TE__CACHE_PATH]; /* folders searched before `root`, separated as in PATH */
 } te__cache;
 
 /* Everything that a compiled kernel depends on. */
@@ -17,13 +18,14 @@ typedef struct te__cache_key {
     char options[TE__OPTIONS_TEXT]; /* "X_DT=3,Y_DT=3", sorted */
     char arch[24];   /* "sm_90a"; "compute_90": PTX */
     char text[TE__DIGEST_CHARS + 1]; /* te__unit_digest */
-    char compiler[40]; /* te__nvrtc.compiler; "": any, where there is no NVRTC */
+    char compiler[40]; /* te__nvrtc.compiler; "": any compiler, for a process without NVRTC */
 } te__cache_key;
 
 /* ---- folders ------------------------------------------------------------------------------------------------- */
 
-/* $TE_CACHE_DIR (empty: no cache), else $XDG_CACHE_HOME/te, else ~/.cache/te. False, with the reason, when it cannot be
- * used: root is "" then, and kernels are compiled anew by every process. */
+/* Sets c->root to the environment variable TE_CACHE_DIR (empty: no cache), or $XDG_CACHE_HOME/te, or ~/.cache/te. If
+ * the folder cannot be used, returns false with the reason and an empty root: every process then compiles its own
+ * kernels. */
 static bool te__cache_open(te__cache *c, te__text *why) {
     const char *dir = getenv("TE_CACHE_DIR"), *base = te__env("XDG_CACHE_HOME"), *extra = te__env("TE_CACHE_READONLY"),
                *below = "/te";
@@ -55,7 +57,7 @@ static bool te__cache_open(te__cache *c, te__text *why) {
     return why->n == 0;
 }
 
-/* The first folder of a list like PATH; *list moves on to the next. False at the end. */
+/* Copies the first folder of a list like PATH, and moves *list behind it. Returns false at the end of the list. */
 static bool te__cache_next_folder(const char **list, char *folder, size_t size) {
     const char *end;
     while (**list == TE__PATH_SEPARATOR) ++*list;
@@ -69,12 +71,12 @@ static bool te__cache_next_folder(const char **list, char *folder, size_t size) 
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
-/* ROOT/sm_90a/norm */
+/* Writes the folder of an entry: ROOT/sm_90a/norm */
 static void te__cache_folder(const char *root, const te__cache_key *key, te__text *out) {
     te__text_printf(out, "%s/%s/%.*s", root, key->arch, (int)strcspn(key->kernel, "/"), key->kernel);
 }
 
-/* norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
+/* Writes the begin of an entry's name, up to the compiler: norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
 static void te__cache_stem(const te__cache_key *key, te__text *out) {
     const char *kernel = strchr(key->kernel, '/');
     char digest[TE__DIGEST_CHARS + 1];
@@ -86,8 +88,8 @@ static void te__cache_stem(const te__cache_key *key, te__text *out) {
     te__hasher_string(&h, key->text);
     te__hasher_hex(&h, digest);
     te__text_printf(out, "%.64s.", kernel ? kernel + 1 : key->kernel);
-    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for readers; the digest distinguishes longer
-                                                                        * texts */
+    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for human readers; the digest distinguishes
+                                                                        * longer texts */
     te__text_printf(out, "%.16s.", digest);
 }
 static const char *te__cache_suffix(const te__cache_key *key) {
@@ -102,7 +104,7 @@ static void te__cache_path(const char *root, const te__cache_key *key, te__text 
     te__text_put(out, te__cache_suffix(key));
 }
 
-/* Of the entries that differ in their compiler alone, the one whose name is the last in the alphabet, so that the
+/* A search among entries that differ only in their compiler: finds the name that is last in the alphabet, so that the
  * choice is always the same. */
 typedef struct te__cache_search {
     const char *stem, *suffix;
@@ -117,7 +119,8 @@ static bool te__cache_consider(void *user, const char *name) {
     return true;
 }
 
-/* Fills in the compiler of a key that has none from the entries of the folder. False if it has no entry. */
+/* Fills in the compiler of a key without one, from the entries of the folder. Returns false if no entry fits the
+ * key. */
 static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
     te__text folder = TE_ZERO, stem = TE_ZERO;
     te__cache_search search = TE_ZERO;
@@ -143,7 +146,7 @@ static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
 
 /* ---- entries ------------------------------------------------------------------------------------------------- */
 
-/* The header of an image. */
+/* Writes the header for an image with this key. */
 static void te__cache_header(const te__cache_key *key, const char *image, size_t size, te__text *out) {
     char digest[TE__DIGEST_CHARS + 1];
     te__digest(image, size, digest);
@@ -153,7 +156,7 @@ static void te__cache_header(const te__cache_key *key, const char *image, size_t
                     (unsigned long long)size, digest);
 }
 
-/* Removes the header of an entry. False if the entry is damaged or of another key. */
+/* Removes the header of an entry. Returns false if the entry is damaged or has another key. */
 static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     te__text header = TE_ZERO;
     const char *end = entry->n ? strstr(entry->s, "\n\n") : NULL;
@@ -170,7 +173,8 @@ static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     return true;
 }
 
-/* Reads the entry of a key from one folder into `image`. */
+/* Reads the image for a key from one folder into `image`. Returns false if there is none, or a damaged one
+ * (*damaged). */
 static bool te__cache_load_from(const char *root, const te__cache_key *key, te__text *image, bool *damaged) {
     te__cache_key whole = *key;
     te__text path = TE_ZERO;
@@ -187,8 +191,8 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* Reads the compiled kernel of a key; PTX ends with a 0. False if there is none, or only a damaged one (*damaged),
- * which the next store replaces. */
+/* Reads the compiled kernel for a key; PTX ends with a 0. Returns false if there is none, or only a damaged one
+ * (*damaged), which the next te__cache_store replaces. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];
@@ -198,7 +202,8 @@ static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__tex
     return c->root[0] && te__cache_load_from(c->root, key, image, damaged);
 }
 
-/* Atomic: neither a process that dies here, nor a full disk, nor a second writer leaves a partial entry. */
+/* Stores the compiled kernel for a key, atomically: a process that dies here, a full disk or a second writer leaves no
+ * partial entry. */
 static bool te__cache_store(const te__cache *c, const te__cache_key *key, const te__text *image, te__text *why) {
     te__text folder = TE_ZERO, path = TE_ZERO, header = TE_ZERO;
     te__file_out out;
@@ -222,8 +227,8 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* Seconds to wait for another process that compiles a kernel; then this process compiles it too, since the other may be
- * stopped. */
+/* Seconds to wait for another process that compiles a kernel. After that this process compiles the kernel too, since
+ * the other process may have been stopped. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {
@@ -232,8 +237,9 @@ typedef struct te__cache_lock {
     bool held;
 } te__cache_lock;
 
-/* The process that holds the lock of a key compiles it; the others wait here, and then read it from the cache. Where
- * locks do not work, several may compile the same: the last one's file stays. */
+/* Acquires the lock of a key. The process that holds it compiles the kernel; other processes wait here, and then read
+ * the kernel from the cache. Where locks do not work, several processes may compile the same kernel, and the file of
+ * the last one stays. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
     double end = te__time_now() + (double)TE__CACHE_PATIENCE;
     te__text folder = TE_ZERO;
@@ -251,8 +257,8 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* The file is removed as well. A process that waits for it then holds the lock of a file without a name, reads the
- * entry, and releases it. */
+/* Releases the lock and removes its file. A process that waits for the lock then holds the lock of a file without a
+ * name, reads the entry, and releases the lock. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);

@@ -1,8 +1,8 @@
-/* cuda/device.c: a GPU as a device: each operation is planned, then queued. Knows the driver and plans; must not know
- * which operations there are. */
+/* cuda/device.c: a GPU as a device: plans each operation, then queues the plan. Knows the driver and plans; must not
+ * know which operations there are. */
 
-/* Plans one operation on te's GPU: with every kernel there is, and where those cannot be had, with the embedded
- * ones. */
+/* Plans one operation on te's GPU. First plans with all kernels; if these can be neither compiled nor read from a
+ * cache, plans again with the embedded kernels only. */
 static te_result te__cuda_plan(te_ctx *te, te__plan *p, const te__op_info *op, const void *args) {
     te_result result;
     te__plan_begin(p, te);
@@ -22,8 +22,8 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, const te__op_info *op, c
 static te_result te__cuda_run(te_ctx *te, const te__op_info *op, const void *args) {
     te__plan plan;
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed); /* planning encodes tensor maps: that wants a current CUcontext,
-                                                     * too */
+    te_result result = te__cuda_enter(te, &pushed); /* planning may encode tensor maps, which needs a current
+                                                     * CUcontext */
     if (result != TE_OK) return result;
     result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);
@@ -63,7 +63,7 @@ static const te__device te__cuda_device = {"cuda",
                                            te__cuda_pinned_alloc,
                                            te__cuda_pinned_release};
 
-/* Gives the context this GPU, or fails. */
+/* Opens GPU number `ordinal` as the context's device, or fails. */
 static te_result te__cuda_open_device(te_ctx *te, int ordinal, const te_ctx_desc *desc) {
     snprintf(te->device_name, sizeof(te->device_name), "cuda:%d", ordinal);
     te->device = &te__cuda_device;

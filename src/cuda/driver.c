@@ -1,11 +1,11 @@
 /* cuda/driver.c: libcuda: its functions, a context's device, memory, copies, errors, tensor maps. Knows the driver;
- * must not know kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and one that is
- * included does not conflict. */
+ * must not know kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and including one
+ * causes no conflict. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
 typedef unsigned long long te__cu_address; /* CUdeviceptr */
-typedef void *te__cu_handle;               /* CUcontext, CUstream, CUevent, CUmodule, CUfunction, CUgraph,
+typedef void *te__cu_handle;               /* a CUcontext, CUstream, CUevent, CUmodule, CUfunction, CUgraph or
                                             * CUgraphExec */
 
 typedef struct te__cu_uuid {
@@ -27,7 +27,8 @@ typedef struct te__cu_launch_config { /* CUlaunchConfig */
     unsigned num_attributes;
 } te__cu_launch_config;
 
-/* CUDA_ERROR_*, CU_DEVICE_ATTRIBUTE_*, CU_FUNC_ATTRIBUTE_*, CU_LAUNCH_ATTRIBUTE_* that te.h acts on. */
+/* The values of CUDA_ERROR_*, CU_DEVICE_ATTRIBUTE_*, CU_FUNC_ATTRIBUTE_*, CU_LAUNCH_ATTRIBUTE_* and flags that te.h
+ * uses. */
 enum {
     TE__CU_OUT_OF_MEMORY = 2,
     TE__CU_NO_DEVICE = 100,
@@ -48,7 +49,7 @@ enum {
                                 * capture */
 };
 
-/* Every function of libcuda that te.h calls: whether it is required, te.h's name, symbol, arguments. */
+/* Every function of libcuda that te.h calls: 1 if it is required, te.h's name, symbol, arguments. */
 #define TE__CU_LIST(X)                                                                                                 \
     X(1, Init, "cuInit", (unsigned flags))                                                                             \
     X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                       \
@@ -124,7 +125,7 @@ typedef struct te__driver {
 
 static te__driver te__cu; /* call its functions only once te__driver_open has returned TE_OK */
 static te__mutex te__driver_mutex = TE__MUTEX_INIT;
-static int te__driver_forks; /* te__forks when it was opened: the driver does not outlive a fork */
+static int te__driver_forks; /* te__forks when the driver was opened: a forked child cannot use the driver */
 
 enum { TE__DRIVER_MIN = 12000 };
 
@@ -177,7 +178,7 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     return TE_ERR_LIBRARY;
 }
 
-/* Loads libcuda, once a process. A failure is not remembered: the next context tries again. */
+/* Loads libcuda, once per process. A failure is not remembered: the next context tries again. */
 static te_result te__driver_open(te__text *why) {
     te_result result = TE_OK;
     te__mutex_lock(&te__driver_mutex);
@@ -213,7 +214,7 @@ enum {
     TE__SMALL_UPLOAD = 4096
 };
 
-/* All that a tensor map depends on. Without padding, since memcmp compares it. */
+/* Everything that a tensor map depends on. The struct has no padding, since memcmp compares it. */
 typedef struct te__map_key {
     uint64_t address, dims[5], strides[5];
     uint32_t box[5];
@@ -223,13 +224,14 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
-/* A set of an associative cache: two maps that shared a single slot would be encoded again in every step. */
+/* A set of the associative cache of tensor maps. With a single slot, two maps of the same set would be encoded again in
+ * every step. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
-    unsigned turn; /* the slot of a new map */
+    unsigned turn; /* counts new maps, to choose the slot that the next one overwrites */
 } te__map_set;
 
-/* A cache of results of planning; keys and values are opaque bytes. */
+/* The cache of planning results (te__cuda_memo); keys and values are opaque bytes. */
 enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
@@ -239,34 +241,36 @@ typedef struct te__memo_slot {
 struct te__cuda {
     te__cu_device device;
     te__cu_handle context, stream;
-    bool retained_context, own_stream; /* else the caller's */
-    int sm, num_sms, max_shared;       /* max_shared: the most bytes of shared memory of a block */
+    bool retained_context, own_stream; /* false: the caller's */
+    int sm, num_sms, max_shared;       /* max_shared: the most shared memory of a block, in bytes */
     size_t total_bytes;
     char name[128];
-    unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
-    te__cu_handle staged[TE__STAGES]; /* events behind the last copy from each piece */
+    unsigned char *stage; /* pinned memory: a ring of TE__STAGES pieces, through which large uploads are copied */
+    te__cu_handle staged[TE__STAGES]; /* the event behind the last copy from each piece */
     uint64_t uploads;
-    void *counter; /* te__plan_counter */
+    void *counter; /* the memory of te__plan_counter and te__cuda_word */
     te__outside *outside; /* core/outside.c, in pinned memory */
     te__map_set *maps;
     te__memo_slot *memo;
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
     struct te__warm_list *warm_list; /* cuda/launch.c: launches noted between te_warmup_begin and te_warmup_end */
-    bool stream_shown;       /* the caller may queue work of its own on the stream */
-    /* While launches wait for their kernels (cuda/queue.c), else NULL. settle: waits for the kernels and launches all.
-     * enqueue: adds a write of `bytes` to dst behind the launches, from a copy of host memory, or zeros (host NULL). */
+    bool stream_shown;       /* te_ctx_cu_stream has returned the stream: the caller may queue work on it */
+    /* queue, settle, enqueue: set while launches wait for their kernels (cuda/queue.c), else NULL.
+     * settle: waits for the kernels and launches everything.
+     * enqueue: appends a write of `bytes` to dst behind the launches, from a copy of `host`, or of zeros if host is
+     * NULL. */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
     te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
-/* Records an error of the driver. `call` is the name of the function, with its subject in front if that helps. */
+/* Reports an error of the driver. `call` is the name of the function, with its subject in front if that helps. */
 static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
     const char *name = NULL, *text = NULL, *more = "";
     te__cu.GetErrorName(code, &name);
     te__cu.GetErrorString(code, &text);
-    /* ECC, traps and faults of a kernel leave a CUcontext in which every later call fails the same way. */
+    /* after ECC errors, traps and faults of a kernel, every later call in the CUcontext fails in the same way */
     if (code == 214 || code == 220 || code == 700 || code == 702 || (code >= 714 && code <= 719) || code == 721)
         more = ". The GPU's context is lost; this process has to end. TE_DEBUG_SYNC=1 tells which kernel it was, "
                "compute-sanitizer where";
@@ -274,8 +278,8 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
                     te->device_name, call, name ? name : "unknown error", text ? text : "?", more);
 }
 
-/* Between enter and leave te's CUcontext is current; afterwards the caller's is again. `pushed` is handed from enter to
- * leave. */
+/* Makes te's CUcontext current until te__cuda_leave, which makes the caller's current again. *pushed must be handed to
+ * te__cuda_leave. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
     te__cu_result code;
@@ -293,8 +297,8 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
 
-/* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never
- * end. */
+/* Launches everything that waits for its kernel. Does nothing in a forked child: the compiling threads belong to the
+ * parent, and a wait for them would never end. */
 static te_result te__cuda_settle(te_ctx *te) {
     return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK;
 }
@@ -326,7 +330,7 @@ static int te__cu_attribute(te__cu_device device, int attribute) {
     return value;
 }
 
-/* The caller's CUcontext, or the device's primary one. */
+/* Sets c->context to the caller's CUcontext, or to the device's primary one. */
 static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context) {
     te__cuda *c = te->cuda;
     te__cu_result code;
@@ -357,8 +361,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     return TE_OK;
 }
 
-/* Within te's CUcontext: the caller's stream, or a new one that synchronizes with the legacy default stream, on which
- * callers without a stream of their own work. */
+/* Sets c->stream to the caller's stream, or to a new one that synchronizes with the legacy default stream, on which
+ * callers without a stream of their own work. te's CUcontext must be current. */
 static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     te__cuda *c = te->cuda;
     te__cu_handle owner = NULL;
@@ -380,7 +384,7 @@ static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     return TE_OK;
 }
 
-/* Within te's CUcontext. */
+/* Allocates the cleared counter memory (te__plan_counter, te__cuda_word). te's CUcontext must be current. */
 static te_result te__cuda_take_counter(te_ctx *te) {
     te__cu_address address = 0;
     te__cu_result code = te__cu.MemAlloc(&address, 256);
@@ -388,7 +392,8 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
-/* Addresses are unified: kernels write to pinned memory by the address that the host reads. */
+/* Allocates the counts of ids out of range in pinned memory. Addresses are unified: kernels use the address of the
+ * host. */
 static te_result te__cuda_take_outside(te_ctx *te) {
     void *host = NULL;
     te__cu_result code = te__cu.MemHostAlloc(&host, TE__OUTSIDE_COUNT * sizeof(te__outside), TE__CU_HOST_MAPPED);
@@ -396,16 +401,17 @@ static te_result te__cuda_take_outside(te_ctx *te) {
     te->cuda->outside = (te__outside *)memset(host, 0, TE__OUTSIDE_COUNT * sizeof(te__outside));
     return TE_OK;
 }
-/* Behind a wait for the stream: the error of ids that kernels before it have found. */
+/* Returns the result of a wait for the stream: the wait's own error, or the error of ids out of range that kernels have
+ * found. */
 static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result code, const char *call) {
     if (code) return te__cu_fail(te, call, code);
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
 }
 
-/* At the end of the counter's memory. */
+/* Returns the i-th word, counted from the end of the counter's memory. */
 static void *te__cuda_word(te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
-/* Fills te->cuda. On failure te->cuda is NULL. */
+/* Opens the device and fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
     te__text why = TE_ZERO;
     te__cuda *c;
@@ -452,7 +458,8 @@ TE_API void *te_ctx_cu_stream(const te_ctx *te) {
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-/* NULL when there is none: the pool releases its free blocks, tries again, and reports the error. */
+/* Returns device memory, or NULL without an error when there is none: the pool then releases its free blocks, tries
+ * again, and reports the error. */
 static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
@@ -468,8 +475,8 @@ static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
 static void te__cuda_mem_release(te_ctx *te, void *data, size_t bytes) {
     te__cu_result code;
     bool pushed;
-    if (te__is_forked(te)) return; /* the parent's */
-    te__cuda_settle(te); /* waiting launches may write there */
+    if (te__is_forked(te)) return; /* the memory belongs to the parent process */
+    te__cuda_settle(te); /* waiting launches may write to the memory */
     if (te->device_allocator.alloc) {
         te->device_allocator.release(te->device_allocator.user, data, bytes);
         return;
@@ -512,9 +519,9 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the caller may reuse its memory on return and no copy waits for the kernels queued
- * before it. The driver does the same by itself for small copies from memory that is not pinned, and never waits for
- * room. */
+/* Copies to the device through pinned memory, so that the caller may reuse `src` on return, and no copy waits for the
+ * kernels queued before it. Small copies come from memory that is not pinned: for these the driver does the same
+ * itself, and never waits for room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -528,7 +535,7 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     if (result != TE_OK) return result;
     te__cuda_settle(te);
     if (bytes <= TE__SMALL_UPLOAD) {
-        unsigned char staged[TE__SMALL_UPLOAD]; /* on the stack, since the caller's memory may be pinned */
+        unsigned char staged[TE__SMALL_UPLOAD]; /* a copy on the stack, since the caller's memory may be pinned */
         memcpy(staged, src, bytes);
         code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, staged, bytes, c->stream);
         te__cuda_leave(pushed);
@@ -634,15 +641,16 @@ static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
 static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
-    /* CUtensorMapDataType; formats of 8 bits and less are copied as bytes */
+    /* CUtensorMapDataType of each dtype; elements of 8 bits or less are copied as bytes */
     static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5, 1};
     static const uint32_t steps[5] = {1, 1, 1, 1, 1};
     union {
         unsigned char bytes[TE__MAP_BYTES + 64];
         uint64_t align;
     } memory;
-    unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver wants 64 */
-    uint64_t starts = k->address; /* the bits that the addresses of rows have */
+    unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver requires 64-byte
+                                                                                         * alignment */
+    uint64_t starts = k->address; /* address | strides: all bits that the address of a row can have */
     int i, promotion,
         swizzle = k->swizzle_bytes == 128  ? 3
                   : k->swizzle_bytes == 64 ? 2
@@ -655,7 +663,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
         return te__fail(te, TE_ERR_LIBRARY, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
     code =
         te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims,
-                                    k->strides, k->box, steps, 0, swizzle, promotion, 0 /* zeros outside */);
+                                    k->strides, k->box, steps, 0, swizzle, promotion, 0 /* fill: zeros for elements
+                                                                                         * outside */);
     if (code) {
         char call[256];
         snprintf(call, sizeof(call),
@@ -670,10 +679,11 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     return TE_OK;
 }
 
-/* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of
- * the outer dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Recent maps are kept,
- * since encoding costs time on the host. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
- * where a row does not start at a multiple of 32, 128: tests/bench/notes.md. */
+/* Writes a CUtensorMap (128 bytes) for TMA. dims[rank] in elements and box[rank], innermost first; strides_bytes[rank -
+ * 1] of the outer dimensions; swizzle_bytes 0, 32, 64 or 128. Writes zeros when the plan is only explained. Recent maps
+ * are kept, since encoding a map costs time on the host. The L2 cache fetches 256 bytes at a time
+ * (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 where a row does not start at a multiple of 32 bytes:
+ * tests/bench/notes.md. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
                                      const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,
                                      int swizzle_bytes) {
@@ -712,8 +722,8 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
 
 /* ---- a cache of planning ------------------------------------------------------------------------------------- */
 
-/* The TE__MEMO_VALUE bytes that belong to `key` (TE__MEMO_KEY bytes, not all 0); if not *known, the caller fills them.
- * NULL: nothing is kept for this plan. A value must depend on the key and on the device alone. */
+/* Returns the TE__MEMO_VALUE bytes kept for `key` (TE__MEMO_KEY bytes, not all 0). If *known is false, the caller must
+ * fill them. Returns NULL when nothing is kept for this plan. A value must depend only on the key and the device. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;
@@ -721,7 +731,7 @@ static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     uint64_t hash;
     int way;
     *known = false;
-    if (p->explain || !c) return NULL; /* perhaps of another device */
+    if (p->explain || !c) return NULL; /* the plan may be for another device */
     if (!c->memo) {
         c->memo = (te__memo_slot *)te__try_alloc(p->te, TE__MEMO_SLOTS * sizeof(te__memo_slot));
         if (!c->memo) return NULL;

@@ -1,10 +1,10 @@
-/* cuda/jit.c: finds a launch's function of the driver: the process's table of loaded kernels, filled from the cache,
- * NVRTC or embedded PTX.
+/* cuda/jit.c: finds the driver's function for a launch in the process's table of loaded kernels, which is filled from
+ * the cache, NVRTC or embedded PTX.
  * Knows everything in this folder but how to launch; must not know what kernels compute. */
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
-/* "X_DT=3,Y_DT=3" in alphabetical order. False when it is too long. */
+/* Writes the options of a launch in alphabetical order: "X_DT=3,Y_DT=3". Returns false when the text is too long. */
 static bool te__options_text(const te__launch *l, char out[TE__OPTIONS_TEXT]) {
     const te__option *sorted[TE__MAX_OPTIONS];
     size_t used = 0;
@@ -25,7 +25,7 @@ static bool te__options_text(const te__launch *l, char out[TE__OPTIONS_TEXT]) {
 
 enum { TE__LAUNCH_TEXT = TE__OPTIONS_TEXT + 128 };
 
-/* "norm/norm_fwd X_DT=3,Y_DT=3", for messages. */
+/* Returns the name of a launch for messages: "norm/norm_fwd X_DT=3,Y_DT=3". */
 static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT]) {
     char options[TE__OPTIONS_TEXT];
     te__options_text(l, options);
@@ -35,36 +35,38 @@ static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT
 
 /* ---- the table ----------------------------------------------------------------------------------------------- */
 
-/* A kernel in a CUcontext. Launches name it by strings that never go away. */
+/* A kernel that is loaded in a CUcontext, or known to be unavailable there. family, kernel and option names are static
+ * strings. */
 typedef struct te__jit_entry {
     struct te__jit_entry *next;
     uint64_t hash;
-    te__cu_handle context, module, function; /* function NULL: unavailable, with neither NVRTC nor a cubin */
+    te__cu_handle context, module, function; /* function NULL: unavailable, since there is neither NVRTC nor a cubin */
     const char *family, *kernel;
     te__option option[TE__MAX_OPTIONS];
     int num_options;
     bool baseline;         /* from the embedded PTX */
-    bool follows;          /* te__launch */
-    unsigned shared_bytes; /* dynamic shared memory that launches may ask for */
+    bool follows;          /* see te__launch */
+    unsigned shared_bytes; /* the function's present limit of dynamic shared memory */
 } te__jit_entry;
 
-/* Counts te.h's contexts on a CUcontext. With the last of them its modules are unloaded: the caller may destroy the
- * CUcontext then, and the driver may give its address to another. */
+/* Counts te.h's contexts that use a CUcontext. When the last of them leaves, the modules of the CUcontext are unloaded:
+ * the caller may then destroy the CUcontext, and the driver may give its address to a new one. */
 typedef struct te__jit_user {
     struct te__jit_user *next;
     te__cu_handle context;
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE: so much dynamic shared memory needs no attribute of the function: the limit is 48 KB, less the
- * kernel's static part. */
+/* TE__SHARED_FREE: a launch with at most this much dynamic shared memory needs no function attribute. The driver's
+ * limit without it is 48 KB, less the kernel's static shared memory. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
 static te__jit_entry *te__jit_table[TE__JIT_BUCKETS];
 static te__jit_user *te__jit_users;
 
-/* The options' names are left out: kernels of one name have the same ones, in the same order. */
+/* Hashes a launch. The names of options are left out: all launches of one kernel have the same names in the same
+ * order. */
 static uint64_t te__jit_hash(te__cu_handle context, const te__launch *l, bool baseline) {
     uint64_t words[TE__MAX_OPTIONS + 2];
     words[0] = (uint64_t)(uintptr_t)context;
@@ -84,7 +86,8 @@ static bool te__same_launch(const te__launch *a, const char *family, const char 
     return true;
 }
 
-/* With the mutex held. NULL: not in the table. Entries stay until the last user of their CUcontext leaves. */
+/* Returns the entry of a launch, or NULL. The mutex must be held. Entries stay until the last user of their CUcontext
+ * leaves. */
 static te__jit_entry *te__jit_search(te__cu_handle context, const te__launch *l, bool baseline, uint64_t hash) {
     te__jit_entry *e = te__jit_table[hash % TE__JIT_BUCKETS];
     while (e && !(e->hash == hash && e->context == context && e->baseline == baseline &&
@@ -101,8 +104,8 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds a loaded kernel. If another thread has added it meanwhile, that entry stays and this module is unloaded. False
- * when memory is out. */
+/* Adds a loaded kernel to the table. If another thread has added it meanwhile, that entry stays and this module is
+ * unloaded. Returns false when out of memory. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows,
                            te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
@@ -149,7 +152,7 @@ static bool te__jit_enter(te__cu_handle context) {
     return u != NULL;
 }
 
-/* The CUcontext must be current. */
+/* Counts a user less; the last one unloads the modules. The CUcontext must be current. */
 static void te__jit_leave(te__cu_handle context) {
     te__jit_user **at, *u;
     te__mutex_lock(&te__jit_mutex);
@@ -177,13 +180,13 @@ static void te__jit_leave(te__cu_handle context) {
 
 /* ---- images -------------------------------------------------------------------------------------------------- */
 
-/* The compilation of one kernel. te__jit_job_run fills in the fields below `image`, on any thread. */
+/* The compilation of one kernel. te__jit_job_run fills in the fields from `image` on, on any thread. */
 typedef struct te__jit_job {
     const te__launch *launch;
     const te__cache *cache; /* NULL: none */
-    const te__nvrtc *nvrtc; /* NULL: none; then only the cache can help */
+    const te__nvrtc *nvrtc; /* NULL: none, so the kernel can come only from the cache */
     int sm;
-    bool fresh;             /* the entry of the cache is unusable */
+    bool fresh;             /* do not read the cache: its entry is unusable */
     te__text image, why, cache_why;
     te_result result;
     bool compiled, missing, damaged; /* missing: no NVRTC and no cubin, but no other error */
@@ -212,7 +215,7 @@ static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *
     return done ? TE_OK : TE_ERR_COMPILE;
 }
 
-/* From the cache, or compiled, by one process for all. */
+/* Reads the kernel from the cache or compiles it. Of several processes only one compiles. */
 static te_result te__jit_cache_or_compile(te__jit_job *j, const te__unit *u, const te__cache_key *key) {
     te__cache_lock lock;
     te_result result = TE_OK;
@@ -269,14 +272,14 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_COMPILE;
     }
     result = te__jit_cache_or_compile(j, &unit, &key);
-    /* the compiler shows the macros alone */
+    /* the compiler's messages show only macros, not the user's code */
     if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text);
     return result;
 }
 
 static void te__jit_job_run(te__jit_job *j) { j->result = te__jit_job_try(j); }
 
-/* Jobs for several threads: each runs the next one until none is left. */
+/* A list of jobs for several threads: each thread runs the next job until none is left. */
 typedef struct te__jit_queue {
     te__jit_job *jobs;
     int64_t count;
@@ -294,14 +297,14 @@ static void te__jit_run(te__jit_job *jobs, int count) {
     queue.jobs = jobs;
     queue.count = count;
     while (started < wanted - 1 && te__thread_start(&threads[started], te__jit_worker, &queue)) started++;
-    te__jit_worker(&queue); /* this thread is one of them */
+    te__jit_worker(&queue); /* this thread works too */
     while (started > 0) te__thread_join(&threads[--started]);
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Loads an image into the table, within te's CUcontext; the driver compiles PTX here. maker, for messages: the source
- * of the image. */
+/* Loads an image and adds its kernel to the table; the driver compiles PTX here. te's CUcontext must be current. maker:
+ * the source of the image, for messages. quiet: the driver's refusal is returned without setting an error. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image,
                                     const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
@@ -345,14 +348,14 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
 
-/* Logs a finished job, and loads its image into the table. */
+/* Logs a finished job, loads its image and adds the kernel to the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
-        bool again = !j->compiled && j->nvrtc; /* the driver may refuse an image of an earlier process on another
-                                                * driver */
+        bool again = !j->compiled && j->nvrtc; /* the driver may refuse an image that an earlier process made for
+                                                * another driver */
         result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
             te->jit_stats.from_cache--;
@@ -368,15 +371,15 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
                  te__text_str(&j->cache_why));
         te->cuda->cache->root[0] = 0;
     }
-    if (j->missing) /* an entry without a function, so that the next plan need not search the disk */
+    if (j->missing) /* an entry without a function, so that the next plan does not search the disk again */
         return te__jit_insert(te->cuda->context, j->launch, false, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));
 }
 
 static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
 
-/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that is missing because there
- * is no NVRTC is no failure here: its entry has no function. */
+/* Brings kernels into the table, with several threads. te's CUcontext must be current. A kernel that is missing because
+ * there is no NVRTC is no failure here: its table entry has no function. */
 static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
     te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
     te_result result = TE_OK;
@@ -410,7 +413,7 @@ static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
     return result;
 }
 
-/* A kernel without options, from the embedded PTX. Within te's CUcontext. */
+/* Loads a kernel without options from the embedded PTX. te's CUcontext must be current. */
 static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
     te__text ptx = TE_ZERO;
     bool there = te__baseline_find(l->family, l->kernel, &ptx);
@@ -423,7 +426,7 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
 
 /* ---- for launch.c ---------------------------------------------------------------------------------- */
 
-/* Raises the function's limit of dynamic shared memory, if this launch needs more than any before it. */
+/* Raises the function's limit of dynamic shared memory if this launch needs more than all launches before it. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
     char call[TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     te__cu_result code = 0;
@@ -439,8 +442,8 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* The function that a launch names, if its kernel is in the table; else false. baseline: the one from the embedded PTX.
- * Within te's CUcontext. */
+/* Sets *function to the function of a launch and *result to TE_OK or an error, and returns true, if the kernel is in
+ * the table; else returns false. baseline: the kernel from the embedded PTX. te's CUcontext must be current. */
 static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
     if (!e) return false;
@@ -452,7 +455,7 @@ static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_
         *result = te__jit_fail_missing(te, l);
     return true;
 }
-/* The same; a kernel that is not in the table is read or compiled. */
+/* Sets *function to the function of a launch. A kernel that is not in the table is read from the cache or compiled. */
 static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     const te__launch *one = l;
     te_result result;
@@ -462,7 +465,8 @@ static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_ha
     return te__jit_get_loaded(te, l, baseline, function, &result) ? result : te__jit_fail_missing(te, l);
 }
 
-/* Are the kernels of all launches available? Without NVRTC only if a cache has them. Within te's CUcontext. */
+/* Returns whether the kernels of all launches are available: with NVRTC always, without NVRTC only if a cache has them
+ * all. te's CUcontext must be current. */
 static bool te__jit_has(te_ctx *te, const te__launch *launches, int count) {
     if (te__nvrtc_open(te__driver_major(), NULL)) return true;
     for (int i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-/* cuda/kernels.c: the text of every kernel, the marks in it, and the embedded PTX. Knows files by their path below
- * src/; must not know the driver or NVRTC. */
+/* cuda/kernels.c: the source text of every kernel, and the marks in it. Knows files by their path below src/; must not
+ * know the driver or NVRTC. */
 
 typedef struct te__source {
     const char *path; /* below src/ */
@@ -33,7 +33,7 @@ static const te__kernel_file *te__kernels_find(const te__kernels *k, const char 
     return NULL;
 }
 
-/* Sections of a te_kernels.cu.inc replace embedded files. `text` is cut in place. */
+/* Replaces embedded files by the sections of a te_kernels.cu.inc. `text` is cut into pieces in place. */
 static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     static const char mark[] = "//// file: ";
     const size_t mark_size = sizeof(mark) - 1;
@@ -43,7 +43,7 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
         te__kernel_file *file;
         next = end ? end + 1 : NULL;
         if (!next || strncmp(at, mark, mark_size) != 0) continue;
-        *at = 0; /* ends the section before */
+        *at = 0; /* ends the previous section */
         *end = 0;
         if (end[-1] == '\r') end[-1] = 0;
         file = (te__kernel_file *)te__kernels_find(k, at + mark_size);
@@ -63,7 +63,8 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     return sections > 0;
 }
 
-/* Joins the embedded lines. replacement: NULL, or the path of a te_kernels.cu.inc. NULL when that fails. */
+/* Joins the embedded lines to the texts of all files. replacement: NULL, or the path of a te_kernels.cu.inc. Returns
+ * NULL with the reason when that fails. */
 static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
     te__kernels *k = (te__kernels *)calloc(1, sizeof(te__kernels));
     size_t used = 0;
@@ -102,7 +103,7 @@ static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
 static te__mutex te__kernels_mutex = TE__MUTEX_INIT;
 static te__kernels *te__kernels_of_process;
 
-/* The process's kernels: made once, never changed and never freed. */
+/* Returns the kernels of the process, which are made once, and never changed or freed. */
 static const te__kernels *te__kernels_get(te__text *why) {
     const te__kernels *k;
     te__mutex_lock(&te__kernels_mutex);
@@ -114,7 +115,8 @@ static const te__kernels *te__kernels_get(te__text *why) {
 
 /* ---- marks --------------------------------------------------------------------------------------------------- */
 
-/* The index-th line "// te:NAME value" of the comment that a kernel's text begins with; its value, cut to fit. */
+/* Finds the index-th line "// te:NAME value" of the comment at the begin of a kernel's text, and copies the value, cut
+ * to fit. Returns false if there is none. */
 static bool te__kernel_mark(const char *text, const char *name, int index, char *value, size_t size) {
     size_t n = strlen(name);
     while (strncmp(text, "//", 2) == 0) {
@@ -133,9 +135,9 @@ static bool te__kernel_mark(const char *text, const char *name, int index, char 
 }
 
 typedef struct te__kernel_marks {
-    bool baseline; /* works without options and has embedded PTX */
-    bool exact;    /* for `arch` alone: "90a" */
-    int arch;      /* the lowest */
+    bool baseline; /* the kernel works without options and has embedded PTX */
+    bool exact;    /* the kernel is only for `arch`, as in "90a" */
+    int arch;      /* the lowest architecture that can run the kernel */
 } te__kernel_marks;
 
 static te__kernel_marks te__kernel_marks_of(const char *text) {
@@ -151,7 +153,8 @@ static te__kernel_marks te__kernel_marks_of(const char *text) {
     return m;
 }
 
-/* Does the kernel wait for those before it (device/base.cuh)? Then its launch need not. */
+/* Returns whether the kernel itself waits for the kernels before it (te_follow, device/base.cuh). The launch then need
+ * not wait. */
 static bool te__kernel_follows(const char *family, const char *kernel) {
     static const char entry[] = "extern \"C\" __global__";
     te__text why = TE_ZERO;
@@ -163,7 +166,7 @@ static bool te__kernel_follows(const char *family, const char *kernel) {
     file = k ? te__kernels_find(k, path) : NULL;
     te__text_free(&why);
     if (!file) return false;
-    for (at = strstr(file->text, entry); at; at = next) { /* a file may have one for each kind of options */
+    for (at = strstr(file->text, entry); at; at = next) { /* a file may have several entries, for different options */
         next = strstr(at + 1, entry);
         wait = strstr(at, "\n    te_follow();\n");
         if (!wait || (next && wait > next)) return false;
@@ -175,12 +178,12 @@ static bool te__kernel_follows(const char *family, const char *kernel) {
 
 enum { TE__MAX_UNIT_FILES = 24 };
 typedef struct te__unit {
-    const te__kernel_file *file[TE__MAX_UNIT_FILES]; /* the kernel's comes first */
+    const te__kernel_file *file[TE__MAX_UNIT_FILES]; /* the kernel's own file comes first */
     int num_files;
 } te__unit;
 
-/* Adds the files that the text of u->file[index] includes. Conditional includes are added too: a key may depend on more
- * than it must, never on less. */
+/* Adds the files that the text of u->file[index] includes. Conditional includes are added too: the digest may depend on
+ * more files than needed, never on fewer. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
@@ -217,13 +220,13 @@ static bool te__unit_open(const te__kernels *k, const char *family, const char *
     return true;
 }
 
-/* `file`, if it is not NULL, takes the place of the one of its path. */
+/* Replaces the file of the unit that has the path of `file`. Does nothing if `file` is NULL. */
 static void te__unit_replace(te__unit *u, const te__kernel_file *file) {
     for (int i = 0; file && i < u->num_files; i++)
         if (strcmp(u->file[i]->path, file->path) == 0) u->file[i] = file;
 }
 
-/* Depends on nothing but the names and texts. */
+/* Writes the digest of a unit. It depends only on the paths and texts of the files. */
 static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
     te__hasher h;
     te__hasher_init(&h);

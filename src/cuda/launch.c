@@ -1,11 +1,11 @@
-/* cuda/launch.c: opening and closing a context's CUDA device, running plans, warming up. Knows plans, functions and the
- * stream; must not know operations. */
+/* cuda/launch.c: opens and closes a context's CUDA device, runs plans, warms up. Knows plans, functions and the stream;
+ * must not know operations. */
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
 
-/* Launches that te_warmup_end will compile. */
+/* The launches whose kernels te_warmup_end will load or compile. */
 typedef struct te__warm_list {
-    te__launch *launches; /* those of embedded PTX have no options */
+    te__launch *launches; /* launches of embedded PTX have no options */
     bool *baseline;
     int count, cap_launches, cap_baseline;
 } te__warm_list;
@@ -44,7 +44,7 @@ static void te__cuda_close(te_ctx *te) {
     te__cuda_device_close(te);
 }
 
-/* Fills te->cuda, or fails and leaves it NULL. */
+/* Opens the device and fills te->cuda. On failure te->cuda is NULL. */
 static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
     te_result result = te__cuda_device_open(te, ordinal, cu_context, cu_stream);
     if (result != TE_OK) return result;
@@ -57,7 +57,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
-/* The device's properties, for planning. A plan is first made as if every kernel were available. */
+/* Fills in the device's properties for planning. A plan is first made as if every kernel were available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
@@ -70,8 +70,8 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->baseline = false;
 }
 
-/* True for a plan whose kernels can neither be compiled (no NVRTC) nor read from a cache: it has to be made again with
- * p->baseline, for the embedded kernels. */
+/* Returns whether kernels of the plan can neither be compiled (no NVRTC) nor read from a cache. Such a plan must be
+ * made again with p->baseline, for the embedded kernels. */
 static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     bool pushed, lacks;
     if (p->baseline || te__nvrtc_open(te__driver_major(), NULL) || te__cuda_enter(te, &pushed) != TE_OK) return false;
@@ -80,15 +80,15 @@ static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     return lacks;
 }
 
-/* Embedded PTX knows no options. */
+/* Removes the options of a baseline plan, since embedded PTX has none. */
 static void te__cuda_drop_options(te__plan *p) {
     for (int i = 0; p->baseline && i < p->num_launches; i++) p->launch[i].num_options = 0;
 }
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel is loaded or
- * being compiled. */
+/* Queues the plan's launches on te's stream. te's CUcontext must be current. Nothing is queued unless every kernel is
+ * loaded or being compiled. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te_result result = TE_OK;
     te__cuda_drop_options(p);
@@ -117,7 +117,7 @@ static bool te__warm_list_has(const te__warm_list *w, const te__launch *l, bool 
     return false;
 }
 
-/* Notes a plan's kernels for te__cuda_warm, in place of running it. */
+/* Notes a plan's kernels for te__cuda_warm; the plan is not run. */
 static te_result te__cuda_note(te_ctx *te, te__plan *p) {
     te__warm_list *w = te->cuda->warm_list;
     if (!w) w = te->cuda->warm_list = (te__warm_list *)te__alloc_zero(te, sizeof(te__warm_list));
@@ -135,7 +135,7 @@ static te_result te__cuda_note(te_ctx *te, te__plan *p) {
     return TE_OK;
 }
 
-/* Compiles or reads the noted kernels, on several threads. */
+/* Loads the noted kernels: reads them from the cache or compiles them, on several threads. */
 static te_result te__cuda_warm(te_ctx *te) {
     te__warm_list *w = te->cuda->warm_list;
     const te__launch **compile;

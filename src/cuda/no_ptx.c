@@ -1,7 +1,7 @@
-/* cuda/no_ptx.c: the embedded PTX left out by TE_NO_PTX. */
+/* cuda/no_ptx.c: takes the place of cuda/ptx.c when TE_NO_PTX leaves the embedded PTX out. */
 
 enum { te__num_baselines = 0 };
-/* Adds the PTX of a kernel. False: there is none. */
+/* Returns false: there is no embedded PTX. */
 static bool te__baseline_find(const char *family, const char *kernel, te__text *ptx) {
     (void)family, (void)kernel, (void)ptx;
     return false;

@@ -1,5 +1,5 @@
-/* cuda/none.c: the GPU left out by TE_NO_CUDA: the functions of the room cuda/ that others call, each with the error that
- * names the macro. */
+/* cuda/none.c: takes the place of cuda/ when TE_NO_CUDA leaves the GPU out. Each function that other folders call fails
+ * with an error that names the macro. */
 
 static te_result te__cuda_open_device(te_ctx *te, int ordinal, const te_ctx_desc *desc) {
     (void)desc;

@@ -1,5 +1,5 @@
-/* cuda/nvrtc.c: libnvrtc: from a kernel's text to a cubin, or to PTX where it does not know the GPU yet. Knows NVRTC
- * and the kernels' texts; must not know the driver, contexts or files. Everything here may be called from any
+/* cuda/nvrtc.c: libnvrtc: compiles a kernel's text to a cubin, or to PTX if NVRTC does not know the GPU yet. Knows
+ * NVRTC and the kernels' texts; must not know the driver, contexts or files. Every function may be called from any
  * thread. */
 
 typedef int te__nvrtc_result;
@@ -75,7 +75,7 @@ static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
         return false;
     }
     if (te__file_open(&file, n->lib.path, NULL)) {
-        bytes = te__file_size(&file); /* builds of one version differ in it */
+        bytes = te__file_size(&file); /* different builds of one version have different sizes */
         te__file_close(&file);
     }
     snprintf(n->compiler, sizeof(n->compiler), "nvrtc%d.%d-%08x", n->major, n->minor,
@@ -85,11 +85,11 @@ static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
 
 static te__mutex te__nvrtc_mutex = TE__MUTEX_INIT;
 static te__nvrtc te__nvrtc_of_process;
-static int te__nvrtc_state; /* 0: not searched for yet; 1: found; -1: not found, for te__nvrtc_reason */
+static int te__nvrtc_state; /* 0: not searched for yet; 1: found; -1: not found, for the reason in te__nvrtc_reason */
 static te__text te__nvrtc_reason;
 
-/* NVRTC, searched for once a process; NULL, with the reason added to why (may be NULL), when no usable one is found.
- * newest: the newest CUDA major whose cubins the driver accepts; 0: any. */
+/* Returns NVRTC, which is searched for once per process. If no usable NVRTC is found, returns NULL and adds the reason
+ * to `why` (may be NULL). newest: the newest CUDA major version whose cubins the driver accepts; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);
@@ -103,9 +103,9 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     return state > 0 ? &te__nvrtc_of_process : NULL;
 }
 
-/* The target of NVRTC for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the
- * driver compiles) when the GPU is newer than NVRTC. n may be NULL: the name of cubins made elsewhere. False if no
- * architecture of NVRTC fits. */
+/* Writes the target of NVRTC for a GPU of this architecture: "sm_90a", which includes the features of that architecture
+ * alone; or "compute_90" (PTX, which the driver compiles) when the GPU is newer than NVRTC. n NULL: the name that
+ * cubins made elsewhere have. Returns false if no architecture of NVRTC fits. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;
@@ -128,10 +128,10 @@ enum { TE__OPTIONS_TEXT = 512 };
 typedef struct te__nvrtc_options {
     const char *list[TE__MAX_OPTIONS + 4];
     int count;
-    te__text text; /* each with a NUL behind it */
+    te__text text; /* the options, each with a NUL behind it */
 } te__nvrtc_options;
 
-/* options: "X_DT=3,Y_DT=3". */
+/* Makes the list of compiler options. options: "X_DT=3,Y_DT=3". extra: NULL, or one more compiler option. */
 static bool te__nvrtc_options_make(te__nvrtc_options *o, const char *options, const char *arch, const char *extra) {
     memset(o, 0, sizeof(*o));
     te__text_printf(&o->text, "-arch=%s%c-std=c++17%c", arch, 0, 0);
@@ -159,9 +159,9 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
     return true;
 }
 
-/* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0
- * included). extra: NULL, or one more compiler option. The compiler's messages, also after success, are added to
- * log. */
+/* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a", which gives a cubin, or "compute_80", which gives PTX
+ * with a 0 at the end. extra: NULL, or one more compiler option. Adds the compiler's messages to `log`, also after
+ * success. */
 static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch,
                               const char *extra, te__text *image, te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];

@@ -1,23 +1,23 @@
-/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for drivers without NVRTC. Knows its own text alone. */
+/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. Knows only its own text. */
 
-/* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
+/* The PTX of one kernel marked te:baseline. All PTX is one packed text, since kernels have much in common. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
     const char *text_digest; /* te__unit_digest of its source */
-    uint32_t offset;         /* in the unpacked text; a 0 ends it */
+    uint32_t offset;         /* where the PTX begins in the unpacked text; a 0 ends it */
 } te__baseline;
 #include "cuda/baseline.inc"
 
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
- * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text.
- * In the embedded text a number is its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"),
- * which packs better. tools/te_ptx.c writes it. */
+ * The compiler numbers registers and labels through a whole kernel, so equal pieces of code are never equal text. In
+ * the embedded text each number is replaced by its signed difference to the previous number of the same kind ("%f+1",
+ * "%rd-12"), which packs better. tools/te_ptx.c writes this text. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 
-/* The kind of register or label whose name begins here; -1 if none. *size: of the part before its number, which begins
- * with a digit or a sign. */
+/* Returns the kind of register or label whose name begins here; -1 if none does. *size: the length of the part before
+ * the number; the number begins with a digit or a sign. */
 static int te__ptx_kind(const char *text, size_t *size) {
     if (*text != '%' && *text != '$') return -1;
     for (int i = 0; i < TE__COUNT(te__ptx_kinds); i++) {
@@ -63,7 +63,7 @@ static char *te__baseline_unpack(void) {
     return (char *)text;
 }
 
-/* Adds the PTX of a kernel. False if there is none. The packed text is unpacked once a process, and kept. */
+/* Adds the PTX of a kernel. Returns false if there is none. The packed text is unpacked once per process, and kept. */
 static bool te__baseline_find(const char *family, const char *kernel, te__text *ptx) {
     const char *text;
     char name[160];

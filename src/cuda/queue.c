@@ -1,11 +1,11 @@
-/* cuda/queue.c: planned launches go to the stream: at once, or through a queue while other threads compile their
+/* cuda/queue.c: sends planned launches to the stream, at once or through a queue while other threads compile their
  * kernels. Knows the table of kernels and the stream; must not know operations.
  *
- * The first step of a model needs dozens of kernels that no cache has, and to compile them one after the other would
- * take long. So inside a forward, a backward or an optimizer step a launch whose kernel is missing waits in a queue, a
- * thread begins to compile, and the host goes on planning. All later work for the stream is queued behind it, so that
- * the order stays the same. The queue is emptied as far as kernels are ready, and completely whenever the host needs
- * the device: for a copy to the host, te_synchronize, te_ok, a release of memory, a graph. */
+ * The first step of a model needs dozens of kernels that no cache has, and compiling them one after another would take
+ * long. So inside a forward, a backward or an optimizer step, a launch whose kernel is missing waits in a queue, a
+ * thread starts to compile the kernel, and the host goes on planning. All later work for the stream is queued behind
+ * that launch, so the order stays the same. The queue is emptied as far as kernels are ready, and completely whenever
+ * the host needs the device: for a copy to the host, te_synchronize, te_ok, a release of memory, a graph. */
 
 /* ---- one launch ---------------------------------------------------------------------------------------------- */
 
@@ -15,7 +15,8 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    /* Cooperative launches need the whole GPU; captures with this attribute need a driver for CUDA 12.4. */
+    /* `follows`: the launch may start before the previous kernel ends. A cooperative launch may not, since it needs the
+     * whole GPU; in a capture the attribute needs a driver for CUDA 12.4. */
     bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
     if (l->cluster > 1 || l->cooperative || follows) {
         te__cu_launch_attribute attribute[3];
@@ -61,24 +62,24 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
 
 /* ---- kernels to be compiled ---------------------------------------------------------------------------------- */
 
-/* Waiting: no thread has begun with it. Made: the job has run. */
+/* The state of an order. Waiting: no thread has begun to compile. Taken: a thread compiles. Made: the job has run. */
 typedef enum te__order_state { TE__ORDER_WAITING, TE__ORDER_TAKEN, TE__ORDER_MADE } te__order_state;
 typedef struct te__jit_order {
     struct te__jit_order *next;
-    te__launch launch; /* without its arguments */
+    te__launch launch; /* the launch, without its arguments */
     te__jit_job job;
-    te__order_state state; /* under the queue's mutex */
-    bool closed;           /* for the context's thread alone: the kernel is in the table, or `result` is an error */
+    te__order_state state; /* guarded by the queue's mutex */
+    bool closed;           /* used only by the context's thread: the kernel is in the table, or `result` is an error */
     te_result result;
-    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that needed it first, for a message */
+    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that first needed the kernel, for messages */
 } te__jit_order;
 
-/* An entry of the queue: a launch, or a write to device memory (kernel NULL). Its arguments or bytes follow the
- * struct. */
+/* An entry of the queue: a launch, or a write to device memory (launch.kernel NULL). The launch's arguments or the
+ * bytes to write follow the struct. */
 typedef struct te__queued {
     struct te__queued *next;
-    size_t size; /* of this allocation */
-    uint64_t plan; /* after a failed launch the others of its plan are dropped */
+    size_t size; /* the size of this allocation */
+    uint64_t plan; /* the number of its plan: after a failed launch, the other launches of the plan are dropped */
     te__jit_order *order; /* NULL: the kernel is in the table */
     te__launch launch;
     bool baseline;
@@ -87,7 +88,7 @@ typedef struct te__queued {
     size_t bytes;
 } te__queued;
 
-enum { TE__QUEUE_MOST = 8192 }; /* entries: a bound of the host memory */
+enum { TE__QUEUE_MOST = 8192 }; /* the most entries, to bound the host memory */
 typedef struct te__queue {
     te__mutex mutex;
     te__cond changed;
@@ -95,7 +96,7 @@ typedef struct te__queue {
     te__queued *first, *last;
     int count;
     uint64_t plan, failed_plan;
-    bool sending; /* te__queue_send is at work */
+    bool sending; /* te__queue_send is running */
     bool closing;
     bool compiled; /* a kernel was compiled, not read from the cache */
     double start;
@@ -103,7 +104,7 @@ typedef struct te__queue {
     int num_threads;
 } te__queue;
 
-/* The mutex is held, and is held again on return. */
+/* Compiles the kernel of an order. The mutex is held on entry and on return, but not while compiling. */
 static void te__order_make(te__queue *q, te__jit_order *o) {
     o->state = TE__ORDER_TAKEN;
     te__mutex_unlock(&q->mutex);
@@ -126,7 +127,7 @@ static void te__queue_worker(void *user) {
     te__mutex_unlock(&q->mutex);
 }
 
-/* The order for this launch's kernel, an existing or a new one. NULL: no memory. */
+/* Returns the order for this launch's kernel, which is made if there is none; NULL when out of memory. */
 static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *l) {
     te__jit_order *o, **end = &q->orders;
     for (; (o = *end) != NULL; end = &o->next)
@@ -152,7 +153,8 @@ static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *
     return o;
 }
 
-/* True once the order is closed; `wait`: not before. */
+/* Closes the order if its kernel is compiled: adds the kernel to the table, or sets o->result to an error. `wait`:
+ * compiles the kernel or waits for it. Returns whether the order is closed. */
 static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wait) {
     char path[sizeof(te->module_path)];
     bool made;
@@ -187,11 +189,11 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
     return code ? te__cu_fail(te, e->host ? "copy to the device: cuMemcpyHtoDAsync" : "cuMemsetD8Async", code) : TE_OK;
 }
 
-/* Launches from the front of the queue as far as kernels are compiled; with `wait`, all of it. te's CUcontext must be
- * current. */
+/* Launches entries from the front of the queue as far as their kernels are compiled, or with `wait` all entries. te's
+ * CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
-    q->sending = true; /* a log function may ask about errors, which would settle the queue that is read here */
+    q->sending = true; /* a log function may call te_ok, which must not settle the queue meanwhile */
     while (q->first) {
         te__queued *e = q->first;
         te_result result;
@@ -214,7 +216,7 @@ static te_result te__queue_settle(te_ctx *te) {
     te_result result, entered;
     bool pushed;
     if (q->sending) return TE_OK;
-    te->cuda->settle = NULL; /* launches that are sent may call this again */
+    te->cuda->settle = NULL; /* sending launches may call te__cuda_settle again */
     te->cuda->enqueue = NULL;
     entered = te__cuda_enter(te, &pushed);
     result = te__queue_send(te, q, true);
@@ -277,7 +279,7 @@ static void te__queue_append(te__queue *q, te__queued *e) {
 static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t bytes) {
     te__queue *q = te->cuda->queue;
     te__queued *e = q->first ? te__queued_create(te, host, host ? bytes : 0) : NULL;
-    if (!e) { /* the queue is empty, or there is no memory for an entry */
+    if (!e) { /* the queue is empty, or out of memory */
         te_result result = te__queue_settle(te);
         if (result != TE_OK) return result;
         return host ? te->device->upload(te, dst, host, bytes) : te->device->clear(te, dst, bytes);
@@ -290,16 +292,17 @@ static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t
     return TE_OK;
 }
 
-/* Do launches wait, so that later work must be queued behind them? */
+/* Returns whether launches are waiting, so that later work must be queued behind them. */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
-/* May a plan wait for kernels that are missing? Never where other code can queue work on the stream, or inspects it. */
+/* Returns whether a plan may wait for missing kernels. It may not where other code can queue work on the stream or
+ * inspect it. */
 static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
     return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->debug_sync && !te->capture &&
            !p->baseline && te__nvrtc_open(te__driver_major(), NULL);
 }
 
-/* Queues a plan; false, with nothing queued, when there is no memory for it. Within te's CUcontext. */
+/* Queues a plan. Returns false, with nothing queued, when out of memory. te's CUcontext must be current. */
 static bool te__queue_add(te_ctx *te, te__plan *p) {
     te__queue *q = te__queue_open(te);
     te__queued *made = NULL, *e;

@@ -1,22 +1,23 @@
-/* cuda/stream.c: streams beside the context's own one, events and pinned memory, as the device interface wants them.
+/* cuda/stream.c: streams other than the context's own, events and pinned memory, behind the interface of te__device.
  * Knows the driver; must not know kernels.
  *
- * Launches may wait for their kernels (cuda/queue.c): they are launched before an event is recorded on the context's
- * own stream, and before that stream waits for one. */
+ * Launches may wait for their kernels (cuda/queue.c). They are launched before an event is recorded on the context's
+ * own stream, and before that stream waits for an event. */
 
-/* The handle of a stream of core/stream.c; NULL: the context's own, after the launches that waited. */
+/* Returns the driver's handle of a stream; s NULL: the context's own stream, after the waiting launches were
+ * launched. */
 static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
     if (s) return s->handle;
-    te__cuda_settle(te); /* a kernel that does not compile sets an error of its own */
+    te__cuda_settle(te); /* a kernel that does not compile sets its own error */
     return te->cuda->stream;
 }
-/* Leaves te's CUcontext and reports a failed call. */
+/* Leaves te's CUcontext, and reports the error if `call` has failed. */
 static te_result te__cuda_leave_with(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, call, code) : TE_OK;
 }
 
-/* A stream that does not synchronize with the legacy default stream. */
+/* Makes a stream that does not synchronize with the legacy default stream. */
 static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
@@ -73,7 +74,7 @@ static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
                                passed && code == TE__CU_NOT_READY ? 0 : code);
 }
 
-/* The host's side is pinned, so the copy overlaps with kernels. */
+/* Queues a copy. The host memory is pinned, so the copy overlaps with kernels. */
 static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes,
                                    bool to_host) {
     te__cu_result code;
@@ -88,7 +89,7 @@ static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, c
         code);
 }
 
-/* NULL when there is none. */
+/* Returns pinned host memory; NULL when there is none. */
 static void *te__cuda_pinned_alloc(te_ctx *te, size_t bytes) {
     void *host = NULL;
     te__cu_result code;

@@ -42,10 +42,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.dy = te_tensor_contiguous(dy[0]);
     args.x = x;
     args.activation = s->activation;
-    args.limit = s->params.limit;
-    args.alpha = s->params.alpha;
-    args.no_glu_linear_offset = s->params.no_glu_linear_offset;
-    args.glu_interleave_size = s->params.glu_interleave_size;
+    args.activation_params = s->params;
     args.rounded = s->params.glu_interleave_size == 0 && s->rounding != TE__ACT_UNROUNDED;
     args.unrounded_amax = s->rounding == TE__ACT_UNROUNDED_AMAX;
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
@@ -70,10 +67,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
         again.dy = args.dy;
         again.x = x;
         again.activation = s->activation;
-        again.limit = s->params.limit;
-        again.alpha = s->params.alpha;
-        again.no_glu_linear_offset = s->params.no_glu_linear_offset;
-        again.glu_interleave_size = s->params.glu_interleave_size;
+        again.activation_params = s->params;
         again.dx = out.plain = te__empty_like(x, x->dtype);
         result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
     }
@@ -115,13 +109,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     args.x = x;
     args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
     args.activation = activation;
-    if (params) {
-        state.params = *params;
-        args.limit = params->limit;
-        args.alpha = params->alpha;
-        args.no_glu_linear_offset = params->no_glu_linear_offset;
-        args.glu_interleave_size = params->glu_interleave_size;
-    }
+    if (params) state.params = args.activation_params = *params;
     if (spec && !out.plain) args.col = y->quantized->col.data;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
@@ -217,10 +205,7 @@ static te_result te__scaled_act_backward(te_ctx *te, const void *state, te_tenso
     args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
     if (needs[1]) args.dact_scales = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     args.activation = s->activation;
-    args.limit = s->params.limit;
-    args.alpha = s->params.alpha;
-    args.no_glu_linear_offset = s->params.no_glu_linear_offset;
-    args.glu_interleave_size = s->params.glu_interleave_size;
+    args.activation_params = s->params;
     return args.dy && dx[0] && (!needs[1] || dx[1]) ? te_op_scaled_act_bwd(te, &args) : te_error_code(te);
 }
 
@@ -250,13 +235,7 @@ TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te
     y = in[0] && in[1] ? te_tensor_empty(x->te, x->dtype, x->ndim, shape) : NULL;
     if (!y) return te__frame_return(x->te, NULL);
     state.activation = args.activation = activation;
-    if (params) {
-        state.params = *params;
-        args.limit = params->limit;
-        args.alpha = params->alpha;
-        args.no_glu_linear_offset = params->no_glu_linear_offset;
-        args.glu_interleave_size = params->glu_interleave_size;
-    }
+    if (params) state.params = args.activation_params = *params;
     args.x = in[0];
     args.act_scales = in[1];
     args.y = y;

@@ -44,8 +44,9 @@ typedef struct te__linear_call {
                                 * gradient of x */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     bool record_alone;        /* nobody reads y: its node is made, not the product */
-    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of
-                                     * includes gelu_bias */
+    te_tensor *act_of, *act_bias; /* in high precision, or NULL: x is the activation of act_of, which no node records;
+                                   * act_of includes act_bias */
+    te_epilogue act_epilogue;     /* multiplies by the activation's derivative */
     int group;                      /* of a node with many weights: this one's input is 1 + group */
     te_tensor *out;                 /* where y goes; NULL: to a new tensor */
     te_dtype y_dtype;               /* of that; 0: x's */
@@ -58,8 +59,8 @@ typedef struct te__linear_state {
     bool fp8_grad;      /* the gradient of x is quantized */
     int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's
                          * operand */
-    bool gelu;          /* the first gradient is that of GELU's input, saved[2] */
-    te_dtype gelu_bias_dtype;
+    te_epilogue act_epilogue; /* the first gradient is that of an activation's input, saved[2]; 0: of x */
+    te_dtype act_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
     te__parallel parallel;
@@ -227,13 +228,13 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
                        : te_tensor_empty(te, quantizes ? te__result_dtype(&grad_spec, s->x_dtype) : s->x_dtype, s->ndim,
                                          shape);
         gemm.split_accumulator = s->split_dgrad;
-        if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
-            gemm.epilogue = TE_EPILOGUE_DGELU;
+        if (s->act_epilogue) { /* times the derivative at saved[2], in the same kernel */
+            gemm.epilogue = s->act_epilogue;
             gemm.aux = saved[2];
-            if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
+            if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->act_bias_dtype, s->shape[s->ndim - 1]);
         }
         dx[0] = gemm.d;
-        result = gemm.d && (!s->gelu || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm)
+        result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm)
                                                             : te_error_code(te);
         /* each rank knows its own outputs' share */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
@@ -520,10 +521,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
         te__linear_misses(p, te_error_code(te));
         return te__frame_return(te, NULL);
     }
-    in[0] = c->gelu_of ? c->gelu_of : x;
+    in[0] = c->act_of ? c->act_of : x;
     in[1] = weight;
     in[2] = c->bias_grad_elsewhere ? NULL : bias;
-    in[3] = c->gelu_of ? c->gelu_bias : NULL;
+    in[3] = c->act_of ? c->act_bias : NULL;
     kept = x;
     if (quantized) {
         /* the copy that the backward pass reads */
@@ -571,9 +572,9 @@ static te_tensor *te__linear(const te__linear_call *c) {
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
-    saved[2] = saved[1] ? c->gelu_of : NULL;
-    state.gelu = c->gelu_of != NULL;
-    state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
+    saved[2] = saved[1] ? c->act_of : NULL;
+    state.act_epilogue = c->act_of ? c->act_epilogue : TE_EPILOGUE_NONE;
+    state.act_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = c->fuse_wgrad;
     state.parallel = *p;
     state.delays = c->delays;

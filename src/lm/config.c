@@ -385,22 +385,15 @@ static bool te__lm_rotaries(te__lm_config *c, te_causal_lm_desc *d) {
 }
 
 static bool te__lm_activation(te__lm_config *c, te_activation *to) {
-    static const struct {
-        const char *name;
-        te_activation gated;
-    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU},
-               {"relu", TE_REGLU},  {"relu2", TE_SREGLU}, {"quick_gelu", TE_QGEGLU},       {"sigmoid", TE_GLU}};
     const char *name = c->hidden_activation ? c->hidden_activation : c->hidden_act;
-    int i;
     if (c->gelu_is_tanh == 1 && strcmp(name, "gelu") == 0) name = "gelu_pytorch_tanh";
-    for (i = 0; i < TE__COUNT(all); i++)
-        if (strcmp(name, all[i].name) == 0) {
-            *to = all[i].gated;
-            return true;
-        }
+    *to = te__activation_named(name, TE__ACT_GATED);
+    if (*to) return true;
+#define TE__NAME(f, s, value, slope, name, also) " " name " " also
     return te__hf_refuse(&c->j, TE_ERR_UNSUPPORTED,
-                         "%s is \"%.60s\"; silu, gelu_pytorch_tanh, relu, relu2, quick_gelu and sigmoid are there",
+                         "%s is \"%.60s\"; one of these is needed:" TE__NONLINEARITIES(TE__NAME),
                          c->hidden_activation ? "hidden_activation" : "hidden_act", name);
+#undef TE__NAME
 }
 
 /* Does layer i have a window where the file does not list the layers? Keys that the family does not read are -1. */

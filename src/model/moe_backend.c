@@ -20,7 +20,8 @@ static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_line
     te__gated_mlp state = TE_ZERO;
     te_module *m, *outer;
     int64_t inter;
-    if (c->shared_expert_activation != TE_EXPERT_SWIGLU && c->shared_expert_activation != TE_EXPERT_RELU2) {
+    if ((int)c->shared_expert_activation < 0 || c->shared_expert_activation >= TE_EXPERT_ACTIVATION_COUNT ||
+        !te__expert_activations[c->shared_expert_activation].shared) {
         te__fail(te, TE_ERR_INVALID,
                  "te_moe_create: shared_expert_activation %d; swiglu (%d) and relu2 (%d) are possible",
                  (int)c->shared_expert_activation, (int)TE_EXPERT_SWIGLU, (int)TE_EXPERT_RELU2);

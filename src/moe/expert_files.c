@@ -46,7 +46,7 @@ static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
     }
     step = y->stride[0];
     if (half) {
-        const bool alternate = s->config.expert_activation == TE_EXPERT_QUICK_GEGLU;
+        const bool alternate = te__expert_activations[s->config.expert_activation].alternate;
         y->shape[0] /= 2;
         if (alternate) y->stride[0] *= 2;
         if (proj == TE__UP_PROJ) y->offset += step * (alternate ? 1 : y->shape[0]) * te__dtype_size(y->dtype);

@@ -240,25 +240,40 @@ static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_t
 
 /* ---- the activation ---- */
 
-static bool te__expert_is_gated(te_expert_activation a) { return a != TE_EXPERT_RELU2; }
-/* The function that an activation of experts is, and its numbers. */
+/* What an activation of experts is made of. */
+typedef struct te__expert_activation_row {
+    te_activation activation;
+    bool reads_limit;  /* activation_limit and activation_alpha are its numbers */
+    bool reads_swiglu; /* swiglu_limit, if there is one, clamps it */
+    bool alternate;    /* columns of the halves alternate */
+    bool shared;       /* shared experts may have it */
+} te__expert_activation_row;
+/* In the order of te_expert_activation. */
+static const te__expert_activation_row te__expert_activations[] = {
+    {TE_SWIGLU, false, true, false, true},         {TE_CLAMPED_SWIGLU, true, false, false, false},
+    {TE_CLAMPED_SWIGLU, true, false, true, false}, {TE_GEGLU, false, false, false, false},
+    {TE_SRELU, false, false, false, true}};
+TE__STATIC_ASSERT(sizeof(te__expert_activations) / sizeof(te__expert_activations[0]) == TE_EXPERT_ACTIVATION_COUNT,
+                  "an activation of experts has no row");
+
+static bool te__expert_is_gated(te_expert_activation a) {
+    return te_activation_is_gated(te__expert_activations[a].activation);
+}
+/* Returns the activation that experts use, and its numbers in *params, which is cleared. */
 static te_activation te__expert_function(te_expert_activation activation, const te_moe_config *c,
                                          te_activation_params *params) {
-    te_activation a = activation == TE_EXPERT_RELU2   ? TE_SRELU
-                      : activation == TE_EXPERT_GEGLU ? TE_GEGLU
-                                                      : TE_CLAMPED_SWIGLU;
-    if (activation == TE_EXPERT_SWIGLU && c->swiglu_limit > 0.0f) {
+    const te__expert_activation_row *row = &te__expert_activations[activation];
+    const bool clamped = row->reads_swiglu && c->swiglu_limit > 0.0f;
+    if (row->reads_limit) {
+        params->limit = c->activation_limit;
+        params->alpha = c->activation_alpha;
+    } else if (clamped) {
         params->limit = c->swiglu_limit;
         params->alpha = 1.0f;
         params->no_glu_linear_offset = true;
-    } else if (activation == TE_EXPERT_SWIGLU) {
-        a = TE_SWIGLU;
-    } else if (a == TE_CLAMPED_SWIGLU) {
-        params->limit = c->activation_limit;
-        params->alpha = c->activation_alpha;
-        if (activation == TE_EXPERT_QUICK_GEGLU) params->glu_interleave_size = 1;
     }
-    return a;
+    if (row->alternate) params->glu_interleave_size = 1;
+    return clamped ? TE_CLAMPED_SWIGLU : row->activation;
 }
 
 /* MXFP8 where its blocks stay within an expert's weight; what a context says about it, it says once. */

@@ -38,9 +38,10 @@ static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *
                  "all of them for a token, are possible",
                  who, c->n_activated_experts, c->n_routed_experts, TE_MOE_MAX_EXPERTS);
     else if ((int)c->score_func < 0 || c->score_func > TE_GATE_SQRTSOFTPLUS || (int)c->expert_activation < 0 ||
-             c->expert_activation > TE_EXPERT_RELU2)
+             c->expert_activation >= TE_EXPERT_ACTIVATION_COUNT)
         te__fail(te, TE_ERR_INVALID, "%s: score_func %d and expert_activation %d; 0 to %d and 0 to %d are possible",
-                 who, (int)c->score_func, (int)c->expert_activation, (int)TE_GATE_SQRTSOFTPLUS, (int)TE_EXPERT_RELU2);
+                 who, (int)c->score_func, (int)c->expert_activation, (int)TE_GATE_SQRTSOFTPLUS,
+                 TE_EXPERT_ACTIVATION_COUNT - 1);
     else if (c->enable_routing_replay)
         te__fail(te, TE_ERR_UNSUPPORTED, "%s: enable_routing_replay is not implemented yet; leave it false", who);
     else if (!(c->swiglu_limit >= 0.0f) || !(c->activation_limit >= 0.0f))

@@ -380,7 +380,7 @@ static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation acti
     const te_recipe *r = &c->quant->recipe;
     bool whole = r->kind == TE_RECIPE_DELAYED || r->kind == TE_RECIPE_MXFP8; /* one kernel does it all */
     bool fused =
-        ops ? !c->bias || activation == TE_GELU || activation == TE_RELU : whole && !te_activation_is_gated(activation);
+        ops ? !c->bias || te__activation_row_of(activation)->one_kernel : whole && !te_activation_is_gated(activation);
     te__act_grad grad = TE_ZERO;
     grad.bias = c->bias;
     grad.gemm = c->gemm;

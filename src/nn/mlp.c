@@ -47,11 +47,12 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
     ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
     z = te__linear(&fc1);
     if (z && add) z = add(m, args, TE__FC1, normed, z);
-    if (s->desc.activation == TE_GELU && !quant.enabled && !add) { /* fc2's node computes GELU's gradient as well */
-        fc2.gelu_of = z;
-        fc2.gelu_bias = fc1.bias;
+    fc2.act_epilogue = te__activation_row_of(s->desc.activation)->epilogue;
+    if (fc2.act_epilogue && !quant.enabled && !add) { /* fc2's node computes the activation's gradient as well */
+        fc2.act_of = z;
+        fc2.act_bias = fc1.bias;
         m->te->tape.no_grad++;
-        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
+        fc2.x = te__activate(z, s->desc.activation, NULL, NULL, NULL);
         m->te->tape.no_grad--;
     } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
         te__act_grad grad = te__act_grad_of(&fc1, s->desc.activation, false);
@@ -110,12 +111,12 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
         !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size,
                            desc->gemm.params_dtype))
         return NULL;
-    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+    if (desc->activation && !te__activation_known(desc->activation)) {
         te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation",
                  (int)desc->activation);
         return NULL;
     }
-    if (desc->activation != TE_CLAMPED_SWIGLU &&
+    if (te__activation_row_of(desc->activation)->form != TE__ACT_CLAMPED &&
         (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
         te__fail(te, TE_ERR_INVALID,
                  "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; "

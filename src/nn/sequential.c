@@ -12,7 +12,7 @@ static const te_module_class te__activation_class = {"Activation", sizeof(te_act
 TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_activation_create")) return NULL;
-    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+    if (desc->activation && !te__activation_known(desc->activation)) {
         te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation",
                  (int)desc->activation);
         return NULL;
@@ -137,14 +137,14 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     if (result != TE_OK) return result;
     if (!call.save_original_input)
         fused = act ? te__fused_act_spec(&call, &act->activation_params, &spec) : te__fused_spec(&call, &spec);
+    if (act) call.act_epilogue = te__activation_row_of(act->activation)->epilogue;
     if (front && te__is_norm(front)) {
         call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
-    } else if (act && before.made && before.z == x && act->activation == TE_GELU && !quant.enabled &&
-               !before.quant.enabled) {
-        call.gelu_of = x; /* this product's node computes GELU's gradient as well */
-        call.gelu_bias = before.grad.bias;
+    } else if (call.act_epilogue && before.made && before.z == x && !quant.enabled && !before.quant.enabled) {
+        call.act_of = x; /* this product's node computes the activation's gradient as well */
+        call.act_bias = before.grad.bias;
         m->te->tape.no_grad++;
-        call.x = te__activate(x, TE_GELU, NULL, NULL, NULL);
+        call.x = te__activate(x, act->activation, NULL, NULL, NULL);
         m->te->tape.no_grad--;
     } else call.x = front ? te__chain_activate(&before, front, x, fused, &quant) : x;
     call.bias_grad_elsewhere = chain->leaves_bias;

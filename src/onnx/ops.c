@@ -152,24 +152,24 @@ static te_result te__onnx_l2normalize(te__onnx *g, const te__any_args *x, const 
 
 /* ---- activations ---- */
 
+/* The nonlinearities of ops/act/list.h. */
 /* max(x, 0). onnxruntime drops a Relu in front of QuantizeLinear, which is right for unsigned codes alone. */
 static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }
-/* The nonlinearity that `act` puts on x, or on the first half of a gated input: te__act_one. */
+static int te__onnx_srelu(te__onnx *g, int x) {
+    int v = te__onnx_relu(g, x);
+    return te__onnx_2(g, "Mul", v, v);
+}
+static int te__onnx_sigmoid(te__onnx *g, int x) { return te__onnx_1(g, "Sigmoid", x); }
+static int te__onnx_silu(te__onnx *g, int x) { return te__onnx_2(g, "Mul", x, te__onnx_sigmoid(g, x)); }
+static int te__onnx_qgelu(te__onnx *g, int x) {
+    return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, x, 1.702f));
+}
+/* The nonlinearity that `act` puts on x, or on the first half of a gated input. */
 static int te__onnx_act_one(te__onnx *g, te_activation act, int x) {
-    int v;
-    switch (act) {
-    case TE_GELU:
-    case TE_GEGLU: return te__onnx_gelu(g, x);
-    case TE_RELU:
-    case TE_REGLU: return te__onnx_relu(g, x);
-    case TE_SRELU:
-    case TE_SREGLU: v = te__onnx_relu(g, x); return te__onnx_2(g, "Mul", v, v);
-    case TE_SILU:
-    case TE_SWIGLU: return te__onnx_2(g, "Mul", x, te__onnx_1(g, "Sigmoid", x));
-    case TE_QGELU:
-    case TE_QGEGLU: return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, x, 1.702f));
-    default: return te__onnx_1(g, "Sigmoid", x); /* TE_GLU */
-    }
+#define TE__ONNX_F(f, s, value, slope, name, also) te__onnx_##f,
+    static int (*const emit[TE__F_COUNT])(te__onnx *, int) = {TE__NONLINEARITIES(TE__ONNX_F)};
+#undef TE__ONNX_F
+    return emit[te__activation_row_of(act)->f](g, x);
 }
 static int te__onnx_clip(te__onnx *g, int x, float limit) {
     return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit));
@@ -194,24 +194,33 @@ static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int ha
     for (h = 0; h < 2; h++)
         half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
 }
+/* The second half's factor times the first half's function. */
+static int te__onnx_gate(te__onnx *g, te_activation act, const te_activation_params *p, int half[2]) {
+    int c;
+    switch (te__activation_row_of(act)->form) {
+    case TE__ACT_PLAIN: break;
+    case TE__ACT_GATED: return te__onnx_2(g, "Mul", te__onnx_act_one(g, act, half[0]), half[1]);
+    case TE__ACT_CLAMPED:
+        c = te__onnx_2(g, "Min", half[0], te__onnx_f32(g, p->limit));
+        c = te__onnx_2(g, "Mul", c, te__onnx_sigmoid_of(g, c, p->alpha));
+        half[1] = te__onnx_clip(g, half[1], p->limit);
+        if (!p->no_glu_linear_offset) half[1] = te__onnx_2(g, "Add", half[1], te__onnx_f32(g, 1.0f));
+        return te__onnx_2(g, "Mul", c, half[1]);
+    }
+    return TE__ONNX_FAILED;
+}
 /* The value of an activation; *from, the shape of x, becomes that of the result. */
-static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act, float limit, float alpha,
-                              bool no_offset, int64_t block) {
+static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act,
+                              const te_activation_params *p) {
     const int last = from->first.ndim - 1;
+    const int64_t block = p->glu_interleave_size;
     te__onnx_size shape[TE_MAX_DIMS];
     int half[2];
     int64_t n;
     if (!te_activation_is_gated(act)) return te__onnx_act_one(g, act, v);
     n = from->first.shape[last] / 2;
     te__onnx_halves(g, v, n, block, half);
-    if (act == TE_CLAMPED_SWIGLU) {
-        int c = te__onnx_2(g, "Min", half[0], te__onnx_f32(g, limit));
-        v = te__onnx_2(g, "Mul", c, te__onnx_sigmoid_of(g, c, alpha));
-        half[1] = te__onnx_clip(g, half[1], limit);
-        if (!no_offset) half[1] = te__onnx_2(g, "Add", half[1], te__onnx_f32(g, 1.0f));
-    } else
-        v = te__onnx_act_one(g, act, half[0]);
-    v = te__onnx_2(g, "Mul", v, half[1]);
+    v = te__onnx_gate(g, act, p, half);
     from->first.shape[last] = from->second.shape[last] = n;
     te__onnx_dims(from, shape);
     return block && block != n ? te__onnx_reshape(g, v, from->first.ndim, shape) : v;
@@ -219,8 +228,7 @@ static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activa
 static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_act_fwd_args *a = &x->act_fwd, *b = &y->act_fwd;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset,
-                               a->glu_interleave_size);
+    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, &a->activation_params);
     /* of f32, for the cast behind */
     te_result result = TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v)));
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
@@ -229,8 +237,7 @@ static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_
 static te_result te__onnx_scaled_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_scaled_act_fwd_args *a = &x->scaled_act_fwd, *b = &y->scaled_act_fwd;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset,
-                               a->glu_interleave_size);
+    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, &a->activation_params);
     return TE__ONNX_STORE(y, te__onnx_2(g, "Mul", v, te__onnx_per_row(g, TE__ONNX_READ(act_scales), &from)));
 }
 

@@ -447,7 +447,7 @@ static int te__onnx_read_matrix(te__onnx *g, const te_tensor *x, const te_tensor
 static int te__onnx_sigmoid_of(te__onnx *g, int x, float factor) {
     return te__onnx_1(g, "Sigmoid", te__onnx_2(g, "Mul", x, te__onnx_f32(g, factor)));
 }
-/* te__act_one's. */
+/* As te__act_one has it. */
 static int te__onnx_gelu(te__onnx *g, int x) {
     int v = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", te__onnx_2(g, "Mul", x, x), te__onnx_f32(g, 0.03567741f)),
                        te__onnx_f32(g, 0.79788456f));

@@ -1,5 +1,5 @@
-/* tape/access.c: views, conversions and gathered rows of tensors, with their backward functions. Knows the tape, and the
- * operations of math and cast; must not know modules. */
+/* tape/access.c: views and conversions of tensors, with their backward functions, and properties. Knows the tape, and
+ * the operations of math and cast; must not know modules. */
 
 /* ---- views with history ---- */
 
@@ -37,8 +37,8 @@ static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     te__view_state state = TE_ZERO;
     te_tensor *y;
-    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* products of all sizes, and of those that are not 0: strides come
-                                                    * from the latter */
+    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* n: the product of all sizes; nonzero: of the sizes that are not 0,
+                                                    * which strides are made of */
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, open = -1;
     bool fits = true;
@@ -95,8 +95,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     return te__record_unary("view", x, y, &state, te__view_backward);
 }
 
-/* Plain memory, and an address for each element: no view begins at an element of 4 bits, or steps from one to the
- * next. */
+/* Checks that x has plain memory and an address for each element. Elements of 4 bits have none: no view can begin at
+ * one, or step from one to the next. */
 static bool te__has_addresses(const te_tensor *x, const char *function) {
     if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;
@@ -105,7 +105,7 @@ static bool te__has_addresses(const te_tensor *x, const char *function) {
     return false;
 }
 
-/* A gradient is stored where its range was; zeros around it. */
+/* Stores the gradient at the range of te_tensor_narrow, with zeros around it. */
 static te_result te__narrow_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te__view_state *s = (const te__view_state *)state;
@@ -179,7 +179,7 @@ static te_result te__cast_backward(te_ctx *te, const void *state, te_tensor *con
     return dx[0] ? TE_OK : te_error_code(te);
 }
 
-/* A contiguous copy in `dtype`, with history. */
+/* Returns a contiguous copy of x in `dtype`, with history. */
 static te_tensor *te__converted(te_tensor *x, te_dtype dtype, const char *name) {
     te__view_state state = TE_ZERO;
     te_tensor *y;

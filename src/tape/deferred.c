@@ -1,10 +1,10 @@
-/* tape/deferred.c: work that a backward pass puts off, in the order of te__defer. Knows host memory; must not know what
- * the work is. */
+/* tape/deferred.c: the queue of work that a backward pass puts off, in the order of the calls of te__defer. Knows host
+ * memory; must not know what the work does. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
 typedef struct te__deferred {
     struct te__deferred *next;
-    void *owner; /* te__deferred_take selects by it */
+    void *owner; /* te__deferred_take selects work by its owner */
     te__deferred_fn run;
     void (*release)(te_ctx *te, void *state);
     uint64_t capture; /* the id of the graph in whose capture te__defer was called; 0: none */
@@ -12,7 +12,8 @@ typedef struct te__deferred {
     size_t state_size;
 } te__deferred;
 
-/* The state is copied by size. It is released with the work, or here after a failure. */
+/* Appends work to the queue. `state` is copied bytewise. release(state) is called when the work has run or is dropped,
+ * and here when this function fails. */
 static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state),
                            void *state, size_t state_size) {
     te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
@@ -42,8 +43,8 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Runs the work of the owners that `of` selects, or, without `run`, drops it. After the first failure the rest of it is
- * dropped. */
+/* Takes the work of the owners that `of` selects out of the queue. With `run`, runs it; after the first failure, and
+ * without `run`, only drops it. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;
@@ -73,7 +74,7 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
-/* Drops what came behind the first `keep`: a backward pass that has failed leaves nothing. */
+/* Drops all work but the first `keep` pieces: a backward pass that has failed leaves no work behind. */
 static void te__deferred_cut(te_ctx *te, int keep) {
     te__deferred **at = &te->deferred;
     while (*at && keep-- > 0) at = &(*at)->next;
@@ -83,7 +84,7 @@ static void te__deferred_cut(te_ctx *te, int keep) {
         te__deferred_free(te, d);
     }
 }
-/* Drops the work of one owner, or of all (NULL). */
+/* Drops the work of one owner, or with NULL all work. */
 static void te__deferred_forget(te_ctx *te, const void *owner) {
     te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false);
 }
@@ -108,7 +109,7 @@ static int te__deferred_length(const te_ctx *te) {
     for (d = te->deferred; d; d = d->next) n++;
     return n;
 }
-/* Counts the work of the capture under way, or, outside of captures, all of it. */
+/* Returns the number of pieces of work of the capture under way, or, outside of captures, of all pieces. */
 static int te__num_deferred(const te_ctx *te) {
     const te__deferred *d;
     int n = 0;

@@ -1,5 +1,5 @@
-/* tape/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
- * launch. Knows the device by its table; must not know modules or optimizers, which add parts.
+/* tape/graph.c: graphs, from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
+ * launch. Knows the device only through te__device; must not know modules or optimizers, which add parts.
  * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
 /* ---- parts, and the state ---- */
@@ -10,7 +10,7 @@ static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
         if (g->parts[i].owner == owner) return &g->parts[i];
     return NULL;
 }
-/* A new part with `bytes` of cleared data; NULL when memory is out. */
+/* Returns a new part with `bytes` of cleared data; NULL with an error when out of memory. */
 static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
     te__graph_part *p;
     void *data;
@@ -24,13 +24,14 @@ static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes
     p->bytes = bytes;
     return p;
 }
-/* Does the graph step an optimizer? */
+/* Returns whether the graph steps an optimizer. */
 static bool te__graph_steps(const te_graph *g) {
     int i;
     for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
     return i < g->num_parts;
 }
-/* `n` words of the state for numbers that a part fills before each launch; -1 when there are no more. */
+/* Reserves `n` words of the state for numbers that a part fills before each launch. Returns the first index, or -1 with
+ * an error when no words are left. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
         te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most",
@@ -40,7 +41,7 @@ static int te__graph_take_words(te_graph *g, int n) {
     g->num_words += n;
     return g->num_words - n;
 }
-/* `n` numbers of the state as a tensor of the innermost scope. */
+/* Returns `n` numbers of the state, from `byte` on, as a tensor of the innermost scope. */
 static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) {
     return te__alias_1d(g->state, byte, dtype, n);
 }
@@ -66,7 +67,7 @@ static void te__graph_free(te_graph *g) {
     te__raw_free(&allocator, g, sizeof(*g));
 }
 
-/* Drops a capture that has failed; the device has ended it. */
+/* Drops a capture that has failed. The device has ended the capture already. */
 static void te__capture_drop(te_ctx *te) {
     te_graph *g = te->capture;
     int i;
@@ -80,7 +81,7 @@ static void te__capture_drop(te_ctx *te) {
     te__graph_free(g);
 }
 
-/* The owner of a part is destroyed: no graph with this part can be launched any more. `why` is static. */
+/* Called when the owner of a part is destroyed: no graph with this part can be launched any more. `why` is static. */
 static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     te_graph *g;
     te__graph_part *p;
@@ -95,7 +96,8 @@ static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     }
 }
 
-/* The context is destroyed. */
+/* Called when the context is destroyed: ends a capture and empties all graphs. The handles stay for
+ * te_graph_destroy. */
 static void te__graphs_leave(te_ctx *te) {
     if (te->capture) {
         te->device->capture_end(te, NULL);
@@ -124,8 +126,8 @@ static te_result te__graph_may_begin(te_ctx *te) {
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     result = te__ask_capture(te, true);
     if (result == TE_OK) result = te->device->synchronize(te);
-    return result == TE_OK ? te__streams_synchronize(te) : result; /* so that te__stream_wait has nothing to wait for
-                                                                    * inside */
+    return result == TE_OK ? te__streams_synchronize(te) : result; /* so te__stream_wait has nothing to wait for in the
+                                                                    * capture */
 }
 
 TE_API te_result te_graph_begin(te_ctx *te) {
@@ -136,7 +138,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    /* te_graph_destroy may come after the context's end */
+    /* raw memory, since te_graph_destroy may come after te_ctx_destroy */
     g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph));
     if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
     memset(g, 0, sizeof(*g));
@@ -201,7 +203,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
                  "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
-    if (te->rng.fork) { /* there will be no graph; the context's own state has been put away */
+    if (te->rng.fork) { /* this is an error, so there is no graph: both states go back to their values before the
+                         * capture */
         te->rng.own_offset = g->rng_begin;
         te->rng_offset = g->tracker_begin[te->rng.fork - 1];
     } else {
@@ -225,7 +228,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     return g;
 }
 
-/* Fills the words of the graph's state, and runs it. */
+/* Fills the words of the graph's state and launches the graph. */
 static te_result te__graph_launch(te_ctx *te, te_graph *g) {
     te_result result = TE_OK;
     int i;
@@ -255,7 +258,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* a graph with an optimizer is a whole step, and fails before any of it runs */
+    /* a graph with an optimizer is a whole training step, and fails before any of it runs */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

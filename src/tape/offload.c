@@ -1,21 +1,22 @@
 /* tape/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the
  * forward and the backward pass. Knows hooks, buffers and transfers; must not know what the tensors mean.
  *
- * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of it
- * (te__offloaded). Buffers stand in one list, in the order in which nodes last saved them, which is the reverse of the
- * order in which the backward pass needs them:
+ * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of the buffer
+ * (te__offloaded). All offloaded buffers are in one list, in the order in which nodes last saved them. The backward
+ * pass needs them in the reverse order:
  *
- *     oldest | host memory alone ............ | inside the window: on the device too | newest
+ *     oldest | in host memory only ............ | inside the window: on the device too | newest
  *
  * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. A buffer that
- * leaves at the old end gives up its device memory behind its copy (the device waits), unless other tensors hold it.
- * Backward: the window moves the other way. The buffers that nodes have read leave it, and the next older ones are
- * copied in. So the device memory of copies under way is bounded, copies in are queued up to a window's length ahead of
- * their use, and the buffers that the backward pass reads first have never left. */
+ * leaves the window at the old end gives up its device memory once its copy has run (the device waits, not the host),
+ * unless other tensors hold that memory.
+ * Backward: the window moves the other way. Buffers that nodes have read leave it, and the next older buffers are
+ * copied in. So three things hold: the device memory for copies under way is bounded; copies in are queued up to a
+ * window's length ahead of their use; the buffers that the backward pass reads first never leave the device. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
-    te_ctx *te; /* whose list it is: hooks get the region alone */
+    te_ctx *te; /* the context; hooks get only a pointer to the region */
     float fraction;
     int64_t min_bytes, window_bytes;
     uint64_t offered, sent; /* bytes */
@@ -25,15 +26,16 @@ typedef struct te__offload {
     int num_regions;
     te__stream *out, *in;
     te__offloaded *oldest, *newest;
-    te__offloaded *inside; /* the oldest inside the window; NULL: it is empty */
+    te__offloaded *inside; /* the oldest entry inside the window; NULL: the window is empty */
     size_t inside_bytes, window;
-    size_t largest; /* that went out: two of them are the window of a region that names none */
+    size_t largest; /* the largest buffer copied out so far; a region without window_bytes has a window of twice this
+                     * size */
 } te__offload;
 
-/* A tensor that a node has saved, some or all of whose buffers were copied out. */
+/* The handle of a saved tensor, some or all of whose buffers were copied out. */
 typedef struct te__offloaded_tensor {
-    te_tensor *x; /* its parts that were copied out have no memory */
-    te__offloaded *part[TE__MAX_PARTS]; /* NULL: that part has stayed on the device */
+    te_tensor *x; /* the saved tensor; its parts that were copied out have no memory */
+    te__offloaded *part[TE__MAX_PARTS]; /* the entries of its parts; NULL: the part has stayed on the device */
 } te__offloaded_tensor;
 
 /* ---- the list and its window ---- */
@@ -50,31 +52,32 @@ static void te__offload_append(te__offload *o, te__offloaded *e) {
     o->newest = e;
 }
 
-/* Holds its device memory from here on. The entry stands right before the window, or at the list's new end. */
+/* Lets an entry enter the window. The entry stands right before the window, or at the new end of the list. The caller
+ * has taken the reference to the buffer. */
 static void te__offload_enter(te__offload *o, te__offloaded *e) {
     e->inside = true;
     o->inside_bytes += e->bytes;
     if (!o->inside || e->newer == o->inside) o->inside = e;
 }
-/* Gives that memory up. */
+/* Lets an entry leave the window: releases the reference to its device memory. */
 static void te__offload_leave(te__offload *o, te__offloaded *e) {
     te__buffer *b = e->buffer;
     if (!e->inside) return;
     e->inside = false;
     o->inside_bytes -= e->bytes;
     if (o->inside == e) o->inside = e->newer;
-    if (b->offloaded != e) e->buffer = NULL; /* not watched: the buffer would not tell it of its end */
-    te__buffer_release(b); /* may end it, and e->buffer with it */
+    if (b->offloaded != e) e->buffer = NULL; /* not watched, so the entry would not learn of the buffer's end */
+    te__buffer_release(b); /* may free b, which sets e->buffer to NULL */
 }
 
-/* Stops watching the buffer, whose bytes on the device have changed. An entry inside the window keeps its reference
- * until it leaves. */
+/* Stops watching a buffer whose bytes on the device have changed. An entry inside the window keeps its reference until
+ * it leaves the window. */
 static void te__offload_unwatch(te__offloaded *e) {
     if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
     if (!e->inside) e->buffer = NULL;
 }
 
-/* Releases one saved tensor's reference. */
+/* Releases a saved tensor's reference to an entry; the last one frees the entry. */
 static void te__offload_drop(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     if (--e->refs > 0) return;
@@ -94,7 +97,7 @@ static void te__offload_drop(te_ctx *te, te__offloaded *e) {
 
 /* ---- forward ---- */
 
-/* Copies b out. NULL with an error. */
+/* Queues the copy of b to host memory and returns the new entry; NULL with an error. */
 static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
     te__offload *o = te->offload;
     te__offloaded *e = (te__offloaded *)te__alloc_zero(te, sizeof(te__offloaded));
@@ -114,8 +117,9 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
     return e;
 }
 
-/* The copy of the buffer that x lies in, made now if there is none; *e NULL: the buffer stays on the device. Of the
- * bytes that are offered the region's fraction goes out, evenly from the first to the last. */
+/* Sets *e to the entry for the buffer of x, with a new reference; the copy is queued now if there is none. Sets *e to
+ * NULL if the buffer stays on the device. Of the bytes offered to the region, its `fraction` is copied out, spread
+ * evenly over the forward pass. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;
@@ -139,7 +143,7 @@ static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_
     te__offload_append(o, *e);
     (*e)->refs++;
     if ((*e)->inside) {
-        if (!o->inside) o->inside = *e; /* it was the window's only one */
+        if (!o->inside) o->inside = *e; /* the entry was the only one inside the window */
     } else {
         b->refs++;
         te__offload_enter(o, *e);
@@ -153,7 +157,7 @@ static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_
     return TE_OK;
 }
 
-/* Frees a handle and releases all that it holds. */
+/* Frees a handle and releases the tensor and the entries that it holds. */
 static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     int i;
     te_tensor_release(h->x);
@@ -162,7 +166,7 @@ static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     te__free(te, h, sizeof(*h));
 }
 
-/* A tensor of its own over the memory of x, that no scope holds; NULL with an error. */
+/* Returns a new tensor over the memory of x that belongs to no scope; NULL with an error. */
 static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te_tensor *y;
     te__frame_begin(te);
@@ -170,8 +174,8 @@ static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te__frame_end(te, NULL, 0);
     return y;
 }
-/* Replaces a part by one without memory; other holders of a quantized tensor share its parts, so the part itself must
- * not change. */
+/* Replaces a part by a tensor without memory. The part itself must not change, since other holders of a quantized
+ * tensor share its parts. */
 static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
     te_tensor *own = te__offload_alias(te, *part);
     if (!own) return te_error_code(te);
@@ -189,7 +193,7 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* a record made in a backward function is played at once; a warm-up
+    if (te->playing || te->warming) return NULL; /* a node recorded in a backward function is played at once; a warm-up
                                                   * has no values */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
@@ -212,14 +216,14 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Queues the copy of the entry's bytes to the device, and has it enter the window: it stands right before it, or at the
- * new end. Does not wait. */
+/* Queues the copy of the entry's bytes back to the device, and lets the entry enter the window. The entry stands right
+ * before the window, or at the new end of the list. Does not wait. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
     te_result result;
     if (e->inside) return TE_OK;
-    if (b && b->version == e->version) { /* another tensor has held the memory */
+    if (b && b->version == e->version) { /* the device memory still exists, held by another tensor */
         b->refs++;
         te__offload_enter(o, e);
         return TE_OK;
@@ -240,7 +244,7 @@ static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     return TE_OK;
 }
 
-/* Brings the next older ones, as many as the window has room for: the backward pass comes to them next. */
+/* Brings the next older entries back, as many as fit into the window: the backward pass needs them next. */
 static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;
     te__offloaded *e = o->inside ? o->inside->older : o->newest;
@@ -250,12 +254,13 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Gives one part of a saved tensor its memory back. A buffer that was written since stays with its other holders. */
+/* Gives x, a part of a saved tensor, its memory back. A buffer that was written since stays with its other holders, and
+ * the saved bytes are copied into a new one. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;
     if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
-    if (!e->inside && e->newer != o->inside) { /* not in the usual order */
+    if (!e->inside && e->newer != o->inside) { /* not the next older entry: moves to the new end */
         te__offload_unlink(o, e);
         te__offload_append(o, e);
     }
@@ -276,7 +281,7 @@ static te_tensor *te__offload_unpack(void *user, void *handle) {
     int i, n = te__parts(x, part);
     for (i = n - 1; i >= 0 && result == TE_OK; i--)
         if (h->part[i]) result = te__offload_attach(te, h->part[i], part[i]);
-    if (result == TE_OK) te->live[te->num_live++] = te_tensor_retain(x); /* the innermost scope's */
+    if (result == TE_OK) te->live[te->num_live++] = te_tensor_retain(x); /* x belongs to the innermost scope */
     te__offload_free(te, h);
     if (result == TE_OK) result = te__offload_bring_older(te);
     return result == TE_OK ? x : NULL;
@@ -288,7 +293,8 @@ static void te__offload_forget(void *user, void *handle) {
 
 /* ---- regions ---- */
 
-/* Streams and list, made once. They end with the context: nodes may outlive every region. */
+/* Returns the list and its two streams, which are made once; NULL with an error. They live until the context ends,
+ * since nodes may outlive every region. */
 static te__offload *te__offload_open(te_ctx *te) {
     te__offload *o = te->offload;
     if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
@@ -315,8 +321,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* Regions and hooks are counted alike, so that a region's place is free when its hooks have gone; its nodes need
-     * `te` alone. */
+    /* A region has the index of its hooks, so its place is free again when its hooks are gone. Nodes that outlive it
+     * read only `te` there. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

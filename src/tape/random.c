@@ -1,5 +1,5 @@
-/* tape/random.c: the random state, named ones beside it, and what operations draw from them, in captures too. Knows
- * graphs; must not know who draws. */
+/* tape/random.c: the context's random state, the named random states, and the numbers that operations draw from them,
+ * also in captures. Knows graphs; must not know who draws. */
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
@@ -27,7 +27,7 @@ static void te__rng_back(te_ctx *te, te__rng_state s) {
     int made = te->rng.num_trackers;
     te->seed = s.seed;
     te->rng_offset = s.offset;
-    /* those that came since stay */
+    /* named states that were added after te__rng_now stay */
     memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers,
            (size_t)(made - s.num_trackers) * sizeof(s.tracker[0]));
     s.num_trackers = made;
@@ -73,9 +73,9 @@ TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed)
     return TE_OK;
 }
 
-/* The named state in force, or NULL. */
+/* Returns the named state in force, or NULL if the context's own state is. */
 static te__rng_tracker *te__rng_forked(te_ctx *te) { return te->rng.fork ? &te->rng.tracker[te->rng.fork - 1] : NULL; }
-/* Puts the state in force away, and takes up number `fork`. */
+/* Stores the state in force away, and puts state number `fork` into force (0: the context's own). */
 static void te__rng_swap(te_ctx *te, int fork) {
     te__rng_tracker *from = te__rng_forked(te), *to;
     if (from) {
@@ -138,7 +138,7 @@ TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) {
 
 /* ---- drawing ---- */
 
-/* A named state in a graph: each launch begins where it stands, and moves it on. */
+/* The part of a graph for a named state: each launch begins at the state's present offset, and advances the offset. */
 typedef struct te__tracker_part {
     uint64_t begin, used;
     int word;
@@ -179,19 +179,20 @@ static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
     return p;
 }
 
-/* The state of random operations. */
+/* The random state that one random operation gets. */
 typedef struct te__draw {
     uint64_t seed, offset;
-    te_tensor *rng; /* in a capture: the state that the launch begins with */
+    te_tensor *rng; /* in a capture: device memory with the state at the begin of a launch, to which `offset` is
+                     * added */
 } te__draw;
 
-/* Does an offset of the state in force come before the capture? */
+/* Returns whether an offset of the state in force was drawn before the capture began. */
 static bool te__draws_before(te_ctx *te, uint64_t offset) {
     te__tracker_part *p = te->rng.fork ? te__tracker_part_of(te->capture, te__rng_forked(te)) : NULL;
     return offset < (te->rng.fork ? p ? p->begin : 0 : te->capture->rng_begin);
 }
 
-/* Takes `count` offsets of the random state. */
+/* Draws `count` offsets from the random state in force. */
 static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     te__draw d;
     d.seed = te->seed;

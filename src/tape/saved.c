@@ -1,5 +1,5 @@
-/* tape/saved.c: hooks on the tensors that tape nodes save: packed when they are saved, unpacked when they are read.
- * Knows nodes; must not know what a hook does with a tensor. */
+/* tape/saved.c: hooks that pack the tensors that tape nodes save, and unpack them for the backward functions. Knows
+ * nodes; must not know what a hook does with a tensor. */
 
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks) {
     if (!te) return TE_ERR_STATE;
@@ -24,8 +24,8 @@ TE_API te_result te_saved_tensors_end(te_ctx *te) {
     return TE_OK;
 }
 
-/* Offers each saved tensor to the innermost region's hooks; parameters are left out, since the model holds their memory
- * anyway. */
+/* Offers each saved tensor to the hooks of the innermost region. Parameters are left out, since the model holds their
+ * memory anyway. */
 static te_result te__saved_pack(te_ctx *te, te__node *node) {
     int i;
     if (te->tape.num_hooks == 0 || node->num_saved == 0) return TE_OK;
@@ -42,7 +42,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     for (i = 0; i < node->num_saved; i++) {
         te_tensor *x = node->saved[i];
         if (!x || x->is_weight || (x->var && x->var->leaf)) continue;
-        te->tape.no_grad++; /* what the hook computes is no part of the graph that is being recorded */
+        te->tape.no_grad++; /* the hook's computations are not recorded */
         node->packed[i] = node->hooks.pack(node->hooks.user, x);
         te->tape.no_grad--;
         if (te->error_code != TE_OK) return te->error_code;

@@ -1,7 +1,7 @@
-/* tape/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and
- * decoded; must not know what a node computes. */
+/* tape/tape.c: records nodes and plays them backwards. Knows tensors, and how gradients are added, copied and decoded;
+ * must not know what a node computes. */
 
-/* The variable of x, made when it is first needed. NULL only when out of memory. */
+/* Returns the variable of x, which is made when first needed; NULL only when out of memory. */
 static te__var *te__var_of(te_tensor *x) {
     if (!x->var) {
         x->var = (te__var *)te__alloc_zero(x->te, sizeof(te__var));
@@ -33,8 +33,8 @@ TE_API void te_tensor_zero_grad(te_tensor *x) {
     te_tensor_release(x->var->grad);
     x->var->grad = NULL;
 }
-/* Do the bytes from the first to the last element of x meet those of y? Strided tensors may lie between each other's
- * rows: they count as meeting. */
+/* Returns whether the byte ranges of x and y overlap, each from the first to the last element. Strided tensors that lie
+ * between each other's rows count as overlapping. */
 static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     const te_tensor *each[2];
     uintptr_t first[2], last[2];
@@ -50,9 +50,9 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* The tensor that a variable keeps for a gradient, retained. It never has a variable of its own: that could hold,
- * through others, the variable that is to hold it, and neither would be freed. For the same reason
- * te_tensor_set_main_grad refuses a gradient. */
+/* Returns, retained, the tensor that a variable keeps for `grad`. That tensor never has a variable of its own: such a
+ * variable could hold, through others, the variable that is to hold the gradient, and neither would ever be freed. For
+ * the same reason te_tensor_set_main_grad refuses a gradient. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -161,10 +161,11 @@ TE_API void te_enable_grad_end(te_ctx *te) {
 }
 TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad == 0; }
 
-/* Will a function of x have to be recorded? */
+/* Returns whether a function of x must be recorded. */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
-enum { TE__MAX_NODE_TENSORS = 1040 }; /* weights and biases of a GroupedLinear with TE_MAX_GEMMS groups, and more */
+enum { TE__MAX_NODE_TENSORS = 1040 }; /* enough for the weights and biases of a GroupedLinear with TE_MAX_GEMMS
+                                       * groups */
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {
@@ -178,7 +179,8 @@ static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor 
     return true;
 }
 
-/* The module whose forward runs, for a node; NULL outside of modules, and for want of memory. */
+/* Returns, with a new reference, the path of the module whose forward runs; NULL outside of modules, or when out of
+ * memory. */
 static te__path *te__path_now(te_ctx *te) {
     if (!te->path && te->module_path[0]) {
         te->path = (te__path *)te__try_alloc(te, sizeof(te__path));
@@ -191,8 +193,7 @@ static te__path *te__path_now(te_ctx *te) {
     return te->path;
 }
 
-/* Puts a node onto the tape, `always` or if an input wants a gradient. The state is the tape's from here on, whatever
- * comes of it. */
+/* Puts a node onto the tape if an input wants a gradient, or `always`. A node on the tape owns desc->state. */
 static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool always) {
     te__segment *segment = te->tape.segment;
     te__node *node;
@@ -251,7 +252,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
-    node->release = desc->release; /* not before: a node that comes to nothing leaves the state to te__record_always */
+    node->release = desc->release; /* not set earlier: if this function fails, te__record_always releases the state */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -261,7 +262,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     segment->nodes[segment->num_nodes++] = node;
     return TE_OK;
 }
-/* The same; a state that no node has taken is released. */
+/* Calls te__record_node, and releases desc->state if no node has taken it. */
 static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool always) {
     int before = te->tape.segment->num_nodes;
     te_result result = te__record_node(te, desc, always);
@@ -279,13 +280,13 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                         "lists, are needed",
                         desc->name ? desc->name : "?", desc->num_inputs, desc->num_outputs, desc->num_saved);
     for (i = 0; i < desc->num_outputs; i++)
-        /* after an error, a consequence */
+        /* if an earlier call has failed, this error is only its consequence */
         if (!desc->outputs[i])
             te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs,
                      desc->name ? desc->name : "?");
     return te__record_always(te, desc, false);
 }
-/* The same for a node that takes quantized gradients as they come. */
+/* Records like te_record a node whose backward function takes quantized gradients without decoding. */
 static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     te__segment *segment = te->tape.segment;
     int before = segment->num_nodes;
@@ -294,14 +295,14 @@ static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     return result;
 }
 
-/* Does nobody else look at the memory of this tensor? Memory that is not te.h's may be looked at by anybody. */
+/* Returns whether no other tensor uses the memory of x. Foreign memory (not te.h's) may be used by anybody. */
 static bool te__tensor_is_alone(const te_tensor *x) {
     return x->refs == 1 && x->buffer && te__buffer_users(x->buffer) == 1 &&
            (x->buffer->capacity > 0 || x->buffer->bytes == 0);
 }
 
-/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up,
- * and leaves get what is theirs when te_backward ends (te__leaves_own). */
+/* Adds a gradient to a variable. The first gradient is shared, not copied: nobody writes a gradient until a second one
+ * is added, and te__leaves_own gives each leaf memory of its own when te_backward ends. */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -325,17 +326,17 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
         if (te->capture && v->leaf &&
             te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars,
                      sizeof(te__var *))) {
-            te->capture->vars[te->capture->num_vars++] = v; /* forgotten if the capture comes to nothing */
+            te->capture->vars[te->capture->num_vars++] = v; /* dropped if the capture fails */
             v->refs++;
         }
         if (te->warming && v->leaf &&
             te__grow(te, (void **)&te->tape.warm_vars, &te->tape.cap_warm_vars, te->tape.num_warm_vars, sizeof(te__var *))) {
-            te->tape.warm_vars[te->tape.num_warm_vars++] = v; /* holds no meaningful value: te_warmup_end forgets it */
+            te->tape.warm_vars[te->tape.num_warm_vars++] = v; /* has no meaningful value: te_warmup_end drops it */
             v->refs++;
         }
         return TE_OK;
     }
-    if (v->grad->form) { /* sums are plain */
+    if (v->grad->form) { /* a sum is never quantized */
         sum = v->grad->form->decode(v->grad, v->grad->dtype);
         if (!sum) return te_error_code(te);
         te_tensor_release(v->grad);
@@ -363,8 +364,8 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     return TE_OK;
 }
 
-/* For a backward function that can add up gradients on its way: what input i of its node has gathered so far, as a
- * plain tensor like `like`; NULL if there is nothing of that kind. */
+/* Returns the gradient that input i of the playing node has gathered so far, as a plain tensor like `like`; NULL if
+ * there is none. For backward functions that add their own gradient to it. */
 static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
     te_tensor *grad = v && !v->played ? v->grad : NULL;
@@ -373,21 +374,23 @@ static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there
                                                                    * again */
 }
-/* Where the sum goes: into its own place if nobody else looks at it. */
+/* Returns the tensor for the sum: so_far itself if no other tensor uses its memory, else a new one. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
     return te__tensor_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
-/* The sum is there: the backward function gives no gradient of input i. */
+/* Makes `sum` the gradient of input i of the playing node. The backward function then returns no gradient for input
+ * i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     te__var *v = te->playing->inputs[i];
-    sum = te__kept_gradient(sum); /* made for this: it has no variable */
+    sum = te__kept_gradient(sum); /* `sum` is new and has no variable, so this only retains it */
     te_tensor_release(v->grad);
     v->grad = sum;
 }
 
-/* The gradient of a leaf stays: no other leaf, no tensor of the caller's and no tape node may share its memory. Most
- * came out of an operation and are the leaf's alone by now; the others are copied, quantized ones decoded. In a capture
- * a gradient from before is copied too, since launches do not write it. */
+/* Gives the gradient of a leaf memory of its own, since the gradient stays: no other leaf, no tensor of the caller and
+ * no tape node may share the memory. Most gradients come from an operation and are already unshared. The rest is
+ * copied; quantized gradients are decoded. In a capture, a gradient from before the capture is copied too, since
+ * launches do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
@@ -403,8 +406,9 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* The end of a te_backward: what it began in leaves (those of te->tape.fresh from `first` on) becomes theirs; after a
- * failure it is forgotten. Of an inner one the leaves from before stay listed, since the outer one may still fail. */
+/* Ends a te_backward for the leaves in te->tape.fresh from `first` on: after success each gets memory of its own for
+ * its gradient; after a failure the gradient is dropped. When an inner te_backward ends, leaves from before the outer
+ * one stay listed, since the outer one may still fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);
@@ -427,8 +431,8 @@ static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
 
 /* ---- playing ---- */
 
-/* The backward function reads the values that the forward pass has read, or does not run. A node that was recorded in a
- * capture reads what the last launch has written. */
+/* Checks that no saved tensor was written since the forward pass; else the node fails and is not played. For a node
+ * recorded in a capture, the values of the graph's last launch count. */
 static te_result te__check_saved(te_ctx *te, const te__node *node) {
     uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
     char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];
@@ -454,7 +458,7 @@ static te_result te__check_saved(te_ctx *te, const te__node *node) {
     return result;
 }
 
-/* Gradients on their way. */
+/* Drops the gradients of the node's outputs, which are needed only until the node is played. */
 static void te__forget_outputs(te_ctx *te, te__node *node) {
     int i;
     (void)te;
@@ -465,7 +469,7 @@ static void te__forget_outputs(te_ctx *te, te__node *node) {
         }
 }
 
-/* Recording goes into s until te__segment_end. */
+/* Begins to record into s, until te__segment_end. */
 static void te__segment_begin(te_ctx *te, te__segment *s) {
     memset(s, 0, sizeof(*s));
     s->outer = te->tape.segment;
@@ -478,15 +482,15 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
     te__segment_cut(te, s, 0);
     te__free(te, s->nodes, (size_t)s->cap_nodes * sizeof(te__node *));
     te->tape.segment = s->outer;
-    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* one that was begun here, or begun anew after one
-                                                                   * too many was ended */
+    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* a scope that still points to s: begun inside s and
+                                                                   * not ended, or begun anew after too many ends */
         if (te->scopes[i].segment == s) {
             te->scopes[i].segment = s->outer;
             te->scopes[i].first_node = s->outer->num_nodes;
         }
 }
 
-/* Decodes quantized gradients for a node that does not take them. They are the frame's. */
+/* Decodes quantized gradients for a node that does not take them. The decoded tensors belong to the current frame. */
 static te_result te__decode_gradients(te_ctx *te, const te__node *node, te_tensor **grads) {
     int i;
     for (i = 0; i < node->num_outputs && !node->takes_quantized; i++) {
@@ -511,7 +515,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     result = te__check_saved(te, node);
     if (result == TE_OK) {
         te__node *outer = te->playing;
-        te__segment own; /* of what the function records */
+        te__segment own; /* for the nodes that the backward function records */
         int grad_regions = te->tape.num_grad_regions, no_grad = te->tape.no_grad;
         te__frame_begin(te);
         te__segment_begin(te, &own);
@@ -546,7 +550,8 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     return result;
 }
 
-/* Gradients that an outer te_backward has on their way through a segment while an inner one plays it. */
+/* A gradient that an outer te_backward has on its way through a segment, put aside while an inner te_backward plays the
+ * same segment. */
 typedef struct te__stash {
     te__var *var; /* a reference */
     te_tensor *grad;
@@ -597,8 +602,8 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     int i, k, kept = 0;
     s->plays++;
     for (i = s->num_nodes - 1; i >= 0 && result == TE_OK; i--) {
-        te__node *node = i < s->num_nodes ? s->nodes[i] : NULL; /* a backward function may have ended scopes, and nodes
-                                                                 * with them */
+        te__node *node = i < s->num_nodes ? s->nodes[i] : NULL; /* a backward function may have ended scopes, which
+                                                                 * frees nodes */
         bool reached = false;
         for (k = 0; node && k < node->num_outputs; k++)
             reached = reached || (node->outputs[k] && node->outputs[k]->grad);
@@ -608,16 +613,16 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
         te__node_free(te, node);
     }
     for (i = 0; i < s->num_nodes && result != TE_OK; i++)
-        if (s->nodes[i]) te__forget_outputs(te, s->nodes[i]); /* else the next te_backward would carry them on */
-    if (--s->plays > 0) return result; /* an outer one counts on its places */
+        if (s->nodes[i]) te__forget_outputs(te, s->nodes[i]); /* else the next te_backward would use these gradients */
+    if (--s->plays > 0) return result; /* an outer te_backward relies on the indices */
     for (i = 0; i < s->num_nodes; i++)
         if (s->nodes[i]) s->nodes[kept++] = s->nodes[i];
     s->num_nodes = kept;
     return result;
 }
 
-/* The segment that has made v: the innermost first; the outermost for leaves, and for what was played. NULL: the nodes
- * went with their scope. */
+/* Returns the segment with the node that has made v, searched from the innermost segment outwards; the root for leaves
+ * and for tensors whose node was played. NULL: the node was freed with its scope. */
 static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     te__segment *s;
     int i, k;
@@ -628,8 +633,8 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     return v->leaf || v->played ? &te->tape.root : NULL;
 }
 
-/* Gradients of several tensors at once; NULL where there is none. All are of one segment. The last te_backward to end
- * gives leaves what is theirs. */
+/* Plays segment s for the gradients of `count` tensors y, all made in s; grad[i] NULL: y[i] has no gradient.
+ * te__leaves_own gives leaves memory of their own at the end. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     size_t stash_bytes = 0;
@@ -697,9 +702,9 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
     return te__backward_all(te, segment, &y, &grad, 1);
 }
 
-/* A program that never opens a scope keeps every tensor that it makes. Models and data are built in between few calls
- * of te_backward, so it takes this many, each with more tensors alive than the one before, to tell such a program; a
- * hundred steps are some hundred KB. */
+/* The number of te_backward calls after which te__watch_scopes warns of a program that never opens a scope, and so
+ * keeps every tensor that it makes. Only calls outside of scopes count, and only those with more tensors alive than at
+ * the call before: models and data are built with few calls in between. A hundred steps cost some hundred KB. */
 enum { TE__UNSCOPED_STEPS = 100 };
 static void te__watch_scopes(te_ctx *te) {
     if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;

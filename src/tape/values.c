@@ -1,5 +1,5 @@
-/* tape/values.c: filling tensors, copying between them and the host. Knows the operations of math; must not know the
- * tape. */
+/* tape/values.c: fills tensors, and copies between tensors and host memory. Knows the operations of math; must not know
+ * the tape. */
 
 /* ---- filling ---- */
 
@@ -11,7 +11,7 @@ TE_API te_result te_tensor_fill(te_tensor *x, double value) {
     return te_op_fill(x->te, &args);
 }
 
-/* x if the call that filled it succeeded, else NULL. */
+/* Returns x if the call that filled it succeeded; else drops x and returns NULL. */
 static te_tensor *te__checked(te_tensor *x, te_result result) {
     if (result == TE_OK) return x;
     te__drop(x);
@@ -134,7 +134,7 @@ TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host) {
     size = plain ? te_tensor_bytes(plain) : 0;
     bytes = plain ? te__alloc(te, size) : NULL;
     result = bytes ? te_tensor_to_host(plain, bytes) : te_error_code(te);
-    if (result == TE_OK && te_dtype_bits(plain->dtype) < 8) { /* each row begins at a byte of its own */
+    if (result == TE_OK && te_dtype_bits(plain->dtype) < 8) { /* 4-bit elements: each row begins at a whole byte */
         int64_t rows = te__rows(plain), cols = te__cols(plain), i;
         for (i = 0; i < rows; i++)
             te__load_row((const char *)bytes + (size_t)i * te__row_bytes(plain->dtype, cols), plain->dtype, 0, cols,

@@ -544,8 +544,8 @@ static te_result ask_padding(te_module *m, te_forward_args *args) {
     memset(&act, byte, sizeof act);
     norm.x = x, norm.y = te_tensor_empty(te, TE_F32, 2, te_tensor_shape(x)), norm.rnorm = NULL, norm.eps = 0;
     te_op_l2normalize_fwd(te, &norm);
-    act.x = norm.y, act.y = args->outputs.out = te_tensor_empty(te, TE_F32, 2, te_tensor_shape(x)), act.activation = TE_SILU, act.limit = act.alpha = 0, act.no_glu_linear_offset = false;
-    act.scale = NULL, act.scale_inv = act.amax = act.col = NULL, act.glu_interleave_size = 0;
+    act.x = norm.y, act.y = args->outputs.out = te_tensor_empty(te, TE_F32, 2, te_tensor_shape(x)), act.activation = TE_SILU, act.activation_params = (te_activation_params){0};
+    act.scale = NULL, act.scale_inv = act.amax = act.col = NULL;
     te_op_act_fwd(te, &act);
     return te_error_code(te);
 }

@@ -32,7 +32,7 @@ static void note(te_ctx *te, const te_trace *e, void *user) {
         noted_act *to = &all->act[all->n++];
         to->act = a->activation;
         to->x = test_read(a->x);
-        to->block = a->glu_interleave_size;
+        to->block = a->activation_params.glu_interleave_size;
         to->made = is_codes(a->y) ? NULL : te_tensor_data(a->y);
     }
     if (e->op == TE_OP_ACT_BWD && e->phase == TE_TRACE_BEFORE && all->n < COUNT(all->act)) {
@@ -42,7 +42,7 @@ static void note(te_ctx *te, const te_trace *e, void *user) {
         to->backward = true;
         to->x = test_read(a->x);
         to->dy = test_read(a->dy);
-        to->block = a->glu_interleave_size;
+        to->block = a->activation_params.glu_interleave_size;
         to->made = is_codes(a->dx) ? NULL : te_tensor_data(a->dx);
     }
     if ((e->op != TE_OP_FP8_QUANTIZE && e->op != TE_OP_NVFP4_QUANTIZE) || e->phase != TE_TRACE_AFTER || !all->n) return;
@@ -109,7 +109,7 @@ static const float *in_f32(te_ctx *te, const noted_act *a, te_dtype dtype, int64
     te_op_act_bwd_args b = {0};
     f.x = b.x = test_tensor(te, dtype, SHAPE(TOKENS, wide), a->x);
     f.activation = b.activation = a->act;
-    f.glu_interleave_size = b.glu_interleave_size = te_activation_is_gated(a->act) ? a->block : 0;
+    f.activation_params.glu_interleave_size = b.activation_params.glu_interleave_size = te_activation_is_gated(a->act) ? a->block : 0;
     f.y = b.dx = te_tensor_empty(te, TE_F32, SHAPE(TOKENS, a->backward ? wide : FFN));
     *n = te_tensor_numel(f.y);
     if (a->backward) {

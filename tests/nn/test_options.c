@@ -222,11 +222,11 @@ TE_TEST_DEVICES(options_activation_params_reach_the_activation) {
         te_tensor *h = te_layernorm(x, te_module_parameter(m, "layer_norm_weight"), te_module_parameter(m, "layer_norm_bias"), 0, false);
         te_tensor *a = te_linear(h, w1, NULL), *z = te_tensor_empty(te, TE_F32, SHAPE(8, 48)), *da = te_tensor_empty(te, TE_F32, SHAPE(8, 96)),
                   *dz = te_tensor_empty(te, TE_F32, SHAPE(8, 48)), *dw = te_tensor_empty(te, TE_F32, SHAPE(96, 32));
-        te_op_act_fwd(te, &(te_op_act_fwd_args){.x = a, .y = z, .activation = TE_CLAMPED_SWIGLU, .limit = given ? 0.5f : 7, .alpha = given ? 1 : 1.702f});
+        te_op_act_fwd(te, &(te_op_act_fwd_args){.x = a, .y = z, .activation = TE_CLAMPED_SWIGLU, .activation_params = {.limit = given ? 0.5f : 7, .alpha = given ? 1 : 1.702f}});
         test_case("%s", given ? "given" : "by default");
         CHECK_BYTES("y", test_read(te_linear(z, w2, NULL)), test_read(y), 256 * sizeof(float));
         te_op_gemm(te, &(te_op_gemm_args){.a = dy, .b = w2, .d = dz, .m = 8, .n = 48, .k = 32, .split_accumulator = false});
-        te_op_act_bwd(te, &(te_op_act_bwd_args){.dy = dz, .x = a, .dx = da, .activation = TE_CLAMPED_SWIGLU, .limit = given ? 0.5f : 7, .alpha = given ? 1 : 1.702f});
+        te_op_act_bwd(te, &(te_op_act_bwd_args){.dy = dz, .x = a, .dx = da, .activation = TE_CLAMPED_SWIGLU, .activation_params = {.limit = given ? 0.5f : 7, .alpha = given ? 1 : 1.702f}});
         te_op_gemm(te, &(te_op_gemm_args){.a = da, .a_transposed = true, .b = h, .d = dw, .m = 96, .n = 32, .k = 8});
         CHECK_BYTES("dw", test_read(dw), test_read(te_tensor_grad(w1)), 96 * 32 * sizeof(float)); /* the very operations of the module */
         REQUIRE_OK(te);

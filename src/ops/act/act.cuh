@@ -7,6 +7,8 @@
 // path.
 #pragma once
 #include "device/base.cuh"
+#include "ops/act/kargs.h"
+#include "ops/act/list.h"
 
 #ifdef ACT
 #define TE_ACT_CALL TE_DEV
@@ -14,7 +16,17 @@
 #define TE_ACT_CALL static __device__ __noinline__ // a call: the kernel has the code of all activations only once
 #endif
 
-TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }
+// Forms and nonlinearities by activation, four bits each.
+#define TE__ACT_FORM_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__ACT_##form << 4 * TE_##name
+#define TE__ACT_F_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__F_##f << 4 * TE_##name
+static_assert(TE_ACTIVATION_COUNT <= 16 && TE__F_COUNT <= 16, "four bits each of 64");
+TE_DEV constexpr te__act_form te_act_form(int act) {
+    return (te__act_form)((0 TE__ACTIVATIONS(TE__ACT_FORM_BITS)) >> 4 * act & 15);
+}
+TE_DEV constexpr te__act_f te_act_f(int act) {
+    return (te__act_f)((0 TE__ACTIVATIONS(TE__ACT_F_BITS)) >> 4 * act & 15);
+}
+TE_DEV constexpr bool te_act_gated(int act) { return te_act_form(act) != TE__ACT_PLAIN; }
 
 // Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e), to a few units in the last place: one exponential and one
 // reciprocal in hardware. If the exponential under- or overflows, it is 0 or infinity, and the sigmoid 1 or 0. NaN
@@ -26,58 +38,49 @@ TE_DEV float te_act_sigmoid2(float t) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
     return s;
 }
+#define TE__ACT_SIGMOID(k, x) te_act_sigmoid2(-TE_LOG2E * (k) * (x))
+#define TE__ACT_SIGMOID3(k1, k3, x) te_act_sigmoid2((x) * (-TE_LOG2E * (k1) + -TE_LOG2E * (k3) * ((x) * (x))))
+#define TE__ACT_MAX0(x) fmaxf(x, 0.0f)
 
 // Returns f(x), and f'(x) in *slope, where `act` applies f to x, or to the first half of a gated input. The code of an
 // unused slope folds away.
-//
-// GELU is the tanh form. 0.5 + 0.5 tanh(u) = sigmoid(2 u) is cheaper, and has no cancellation for x below 0.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
-    switch (act) {
-    case TE_GELU:
-    case TE_GEGLU:
-        s = te_act_sigmoid2(x * (-2.0f * TE_LOG2E * 0.79788456f + -2.0f * TE_LOG2E * 0.03567741f * (x * x)));
-        *slope = s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x);
-        return x * s;
-    case TE_RELU:
-    case TE_REGLU: *slope = x > 0.0f ? 1.0f : 0.0f; return fmaxf(x, 0.0f);
-    case TE_SRELU:
-    case TE_SREGLU: *slope = fmaxf(2.0f * x, 0.0f); return x > 0.0f ? x * x : 0.0f;
-    case TE_SILU:
-    case TE_SWIGLU:
-        s = te_act_sigmoid2(-TE_LOG2E * x);
-        *slope = s + x * s * (1.0f - s);
-        return x * s;
-    case TE_QGELU:
-    case TE_QGEGLU:
-        s = te_act_sigmoid2(-1.702f * TE_LOG2E * x);
-        *slope = s + 1.702f * x * s * (1.0f - s);
-        return x * s;
-    default: // TE_GLU
-        s = te_act_sigmoid2(-TE_LOG2E * x);
-        *slope = s * (1.0f - s);
-        return s;
+    switch (te_act_f(act)) {
+        TE__NONLINEARITIES(TE__ACT_CASE)
+    case TE__F_COUNT: break;
     }
+    return *slope = 0.0f;
 }
 
 // te_act_gate returns f(a) b; te_act_gate_grad computes its gradients *da and *db, given dy.
-TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alpha, float offset) {
+TE_ACT_CALL float te_act_gate(int act, float a, float b, const te__act_rule &r) {
     float slope;
-    if (act != TE_CLAMPED_SWIGLU) return te_act(act, a, &slope) * b;
-    a = fminf(a, limit);
-    return a * te_act_sigmoid2(-TE_LOG2E * alpha * a) * (fminf(fmaxf(b, -limit), limit) + offset);
-}
-TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float offset,
-                                  float *da, float *db) {
-    if (act != TE_CLAMPED_SWIGLU) {
-        float slope, f = te_act(act, a, &slope);
-        *da = dy * slope * b;
-        *db = dy * f;
-        return;
+    switch (te_act_form(act)) {
+    case TE__ACT_PLAIN: break;
+    case TE__ACT_GATED: return te_act(act, a, &slope) * b;
+    case TE__ACT_CLAMPED:
+        a = fminf(a, r.limit);
+        return a * te_act_sigmoid2(-TE_LOG2E * r.alpha * a) * (fminf(fmaxf(b, -r.limit), r.limit) + r.offset);
     }
-    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + offset, s = te_act_sigmoid2(-TE_LOG2E * alpha * c);
-    *da = a <= limit ? dy * (s + alpha * c * s * (1.0f - s)) * d : 0.0f;
-    *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
+    return 0.0f;
+}
+TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te__act_rule &r, float *da, float *db) {
+    float f, c, d, s;
+    switch (te_act_form(act)) {
+    case TE__ACT_PLAIN: break;
+    case TE__ACT_GATED:
+        f = te_act(act, a, &s);
+        *da = dy * s * b;
+        *db = dy * f;
+        break;
+    case TE__ACT_CLAMPED:
+        c = fminf(a, r.limit), d = fminf(fmaxf(b, -r.limit), r.limit) + r.offset;
+        s = te_act_sigmoid2(-TE_LOG2E * r.alpha * c);
+        *da = a <= r.limit ? dy * (s + r.alpha * c * s * (1.0f - s)) * d : 0.0f;
+        *db = b >= -r.limit && b <= r.limit ? dy * c * s : 0.0f;
+        break;
+    }
 }
 
 // te_act_at returns where the first operand of gated element (row, column) lies, with n columns a half. The second

@@ -23,7 +23,6 @@
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3 INTERLEAVED=1
 #include "ops/act/act.cuh"
-#include "ops/act/kargs.h"
 #include "ops/act/act_tile.cuh"
 
 // Reads scale and amax after dy and x, so that their latency is hidden behind that of dy and x.
@@ -58,13 +57,13 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
         if (te_act_gated(ACT)) {
             float gate[8], dgate[8];
             te_act_split8(i, a.n, a.divisor.magic, a.divisor.shift, &row, &column);
-            te_i64 at = te_act_at(row, column, a.n, a.block), other = at + te_act_block(a.n, a.block);
+            te_i64 at = te_act_at(row, column, a.n, a.rule.block), other = at + te_act_block(a.n, a.rule.block);
             te_load8(a.x, at, X_DT, x);
             te_load8(a.x, other, X_DT, gate);
             te_act_begin(a, &scale, &seen);
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, a.offset, &dx[j], &dgate[j]);
+                te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.rule, &dx[j], &dgate[j]);
             te_act_finish(a, DX_DT, scale, dx, &largest);
             te_act_finish(a, DX_DT, scale, dgate, &largest);
             te_store8(a.dx, at, DX_DT, dx);
@@ -88,14 +87,13 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
     for (te_i64 i = first; i < first + 2048 && i < a.m * a.n; i += 256) {
         float dy = te_load(a.dy, i, a.dy_dt), da, db = 0.0f;
         te_i64 at = i;
-        if (te_act_gated(a.act)) {
+        if (te_act_gated(a.rule.act)) {
             te_act_split(i, a.n, &row, &column);
-            at = te_act_at(row, column, a.n, a.block);
-            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), dy, a.limit, a.alpha,
-                             a.offset, &da, &db);
-            te_store(a.dx, at + a.block, a.dx_dt, a.scale ? db * scale : db);
+            at = te_act_at(row, column, a.n, a.rule.block);
+            te_act_gate_grad(a.rule.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.rule.block, a.x_dt), dy, a.rule, &da, &db);
+            te_store(a.dx, at + a.rule.block, a.dx_dt, a.scale ? db * scale : db);
         } else {
-            te_act(a.act, te_load(a.x, i, a.x_dt), &da);
+            te_act(a.rule.act, te_load(a.x, i, a.x_dt), &da);
             da *= dy;
         }
         te_store(a.dx, at, a.dx_dt, a.scale ? da * scale : da);

@@ -27,7 +27,6 @@
 // te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=5 BIAS=0 ROUNDED=0
 // te:row ACT=6 DY_DT=1 X_DT=1 DX_DT=1 BIAS=1 ROUNDED=0
 #include "ops/act/act.cuh"
-#include "ops/act/kargs.h"
 #include "ops/act/act_tile.cuh"
 #ifdef ACT
 #define HELD_DY DY_DT
@@ -36,7 +35,7 @@
 // blocks resident on a multiprocessor, if the registers suffice
 #define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1)
 #else
-#define ACT a.act
+#define ACT a.rule.act
 #define DY_DT a.dy_dt
 #define X_DT a.x_dt
 #define DX_DT a.dx_dt
@@ -71,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
         for (int k = 0; k < 8; k++) {
             float g = te_raw_get(dy[r], k), u = te_raw_get(x[r], k);
             if (gated) {
-                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.limit, a.alpha, a.offset, &dx[0][k],
+                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.rule, &dx[0][k],
                                  &dx[halves - 1][k]);
             } else {
                 te_act(ACT, u, &dx[0][k]);

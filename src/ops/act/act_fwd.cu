@@ -29,7 +29,6 @@
 // te:row ACT=12 X_DT=3 Y_DT=4
 // te:row ACT=8 X_DT=3 Y_DT=3 INTERLEAVED=1
 #include "ops/act/act.cuh"
-#include "ops/act/kargs.h"
 #include "ops/act/act_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_constant__ te__act_fwd_kargs a) {
@@ -46,11 +45,11 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         row = 0, column = i + k * 2048;
         if (te_act_gated(ACT) || a.m > 1) te_act_split8(column, a.ld, a.divisor.magic, a.divisor.shift, &row, &column);
         there[k] = i + k * 2048 < all && column < a.n;
-        from[k] = !there[k] ? 0 : te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : row * a.n + column;
+        from[k] = !there[k] ? 0 : te_act_gated(ACT) ? te_act_at(row, column, a.n, a.rule.block) : row * a.n + column;
     }
     te_raw<X_DT> x[2]; // two vectors of x, or one vector and its gate
     x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);
-    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.block) : from[1], X_DT);
+    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.rule.block) : from[1], X_DT);
     te_loads_go_first();
     // Read after x, so that their latency is hidden behind that of x.
     float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
@@ -62,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float u = te_raw_get(x[k], j);
-                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.limit, a.alpha, a.offset)
+                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.rule)
                                          : te_act(ACT, u, &slope);
             }
             if (a.amax) {
@@ -84,12 +83,12 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         te_i64 column;
         te_act_split(i, a.ld, &row, &column);
         if (column < a.n) {
-            if (te_act_gated(a.act)) {
-                te_i64 at = te_act_at(row, column, a.n, a.block);
-                float u = te_load(a.x, at, a.x_dt), g = te_load(a.x, at + a.block, a.x_dt);
-                y = te_act_gate(a.act, u, g, a.limit, a.alpha, a.offset);
+            if (te_act_gated(a.rule.act)) {
+                te_i64 at = te_act_at(row, column, a.n, a.rule.block);
+                float u = te_load(a.x, at, a.x_dt), g = te_load(a.x, at + a.rule.block, a.x_dt);
+                y = te_act_gate(a.rule.act, u, g, a.rule);
             } else {
-                y = te_act(a.act, te_load(a.x, row * a.n + column, a.x_dt), &slope);
+                y = te_act(a.rule.act, te_load(a.x, row * a.n + column, a.x_dt), &slope);
             }
             largest = fmaxf(largest, fabsf(y));
         }

@@ -16,12 +16,11 @@
 // te:row ACT=8 X_DT=2 Y_DT=5
 // te:row ACT=6 X_DT=1 Y_DT=4
 #include "ops/act/act.cuh"
-#include "ops/act/kargs.h"
 #include "ops/act/act_tile.cuh"
 #ifdef ACT
 #define HELD X_DT
 #else
-#define ACT a.act
+#define ACT a.rule.act
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
 #define HELD TE_F32 // the format of elements in registers: f32, unpacked
@@ -46,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
 #pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
             float u = te_raw_get(x[r], k);
-            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha, a.offset)
+            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.rule)
                                      : te_act(ACT, u, &slope);
             largest = fmaxf(largest, fabsf(y[k]));
             y[k] *= scale;

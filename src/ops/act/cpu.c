@@ -4,35 +4,17 @@ enum { TE__ACT_RUN = 512 };
 
 static float te__act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-/* Returns f(x), and f'(x) in *slope, where `act` applies f to x, or to the first half of a gated input. GELU is the
- * tanh form of Hendrycks and Gimpel; 0.5 + 0.5 tanh(u) = sigmoid(2 u) does not cancel for x below 0. */
-static float te__act_one(te_activation act, float x, float *slope) {
+#define TE__ACT_SIGMOID(k, x) te__act_sigmoid((k) * (x))
+#define TE__ACT_SIGMOID3(k1, k3, x) te__act_sigmoid((x) * ((k1) + (k3) * (x) * (x)))
+#define TE__ACT_MAX0(x) ((x) > 0.0f ? (x) : 0.0f)
+/* Returns f(x), and f'(x) in *slope; an activation applies f to x, or to the first half of a gated input. */
+static float te__act_one(te__act_f f, float x, float *slope) {
     float s;
-    switch (act) {
-    case TE_GELU:
-    case TE_GEGLU:
-        s = te__act_sigmoid(2.0f * x * (0.79788456f + 0.03567741f * x * x));
-        *slope = s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x);
-        return x * s;
-    case TE_RELU:
-    case TE_REGLU: *slope = x > 0.0f ? 1.0f : 0.0f; return x > 0.0f ? x : 0.0f; /* NaN gives 0 */
-    case TE_SRELU:
-    case TE_SREGLU: *slope = x > 0.0f ? 2.0f * x : 0.0f; return x > 0.0f ? x * x : 0.0f;
-    case TE_SILU:
-    case TE_SWIGLU:
-        s = te__act_sigmoid(x);
-        *slope = s + x * s * (1.0f - s);
-        return x * s;
-    case TE_QGELU:
-    case TE_QGEGLU:
-        s = te__act_sigmoid(1.702f * x);
-        *slope = s + 1.702f * x * s * (1.0f - s);
-        return x * s;
-    default: /* TE_GLU */
-        s = te__act_sigmoid(x);
-        *slope = s * (1.0f - s);
-        return s;
+    switch (f) {
+        TE__NONLINEARITIES(TE__ACT_CASE)
+    case TE__F_COUNT: break;
     }
+    return *slope = 0.0f;
 }
 
 /* Clamps x to -limit .. limit. fminf and fmaxf drop a NaN, as the GPU's do. */
@@ -46,7 +28,7 @@ enum { TE__ACT_BAND = 64 };
 typedef struct te__act_job {
     const te_op_act_fwd_args *fwd; /* the forward pass's arguments; NULL in the backward pass */
     const te_op_act_bwd_args *bwd;
-    te_activation act;
+    const te__activation_row *act;
     float limit, alpha, offset, scale;
     bool gated, quantized;
     const te_tensor *x;
@@ -63,21 +45,40 @@ typedef struct te__act_job {
 static void te__act_values(const te__act_job *j, const float *gate, int64_t count, float *u) {
     float slope;
     int64_t k;
-    if (j->act == TE_CLAMPED_SWIGLU)
+    switch (j->act->form) {
+    case TE__ACT_PLAIN:
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act->f, u[k], &slope);
+        break;
+    case TE__ACT_GATED:
+        for (k = 0; k < count; k++) u[k] = te__act_one(j->act->f, u[k], &slope) * gate[k];
+        break;
+    case TE__ACT_CLAMPED:
         for (k = 0; k < count; k++) {
             float c = fminf(u[k], j->limit);
             u[k] = c * te__act_sigmoid(j->alpha * c) * (te__act_clamp(gate[k], j->limit) + j->offset);
         }
-    else if (j->gated)
-        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope) * gate[k];
-    else
-        for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope);
+        break;
+    }
 }
 /* Replaces u and gate by the two halves of dx; not gated: u by dx. */
 static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
     float slope, f;
     int64_t k;
-    if (j->act == TE_CLAMPED_SWIGLU)
+    switch (j->act->form) {
+    case TE__ACT_PLAIN:
+        for (k = 0; k < count; k++) {
+            te__act_one(j->act->f, u[k], &slope);
+            u[k] = dy[k] * slope;
+        }
+        break;
+    case TE__ACT_GATED:
+        for (k = 0; k < count; k++) {
+            f = te__act_one(j->act->f, u[k], &slope);
+            u[k] = dy[k] * slope * gate[k];
+            gate[k] = dy[k] * f;
+        }
+        break;
+    case TE__ACT_CLAMPED:
         for (k = 0; k < count; k++) {
             float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + j->offset,
                   s = te__act_sigmoid(j->alpha * c);
@@ -85,17 +86,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
             u[k] = u[k] <= j->limit ? dy[k] * (s + j->alpha * c * s * (1.0f - s)) * d : 0.0f;
             gate[k] = inside ? dy[k] * c * s : 0.0f;
         }
-    else if (j->gated)
-        for (k = 0; k < count; k++) {
-            f = te__act_one(j->act, u[k], &slope);
-            u[k] = dy[k] * slope * gate[k];
-            gate[k] = dy[k] * f;
-        }
-    else
-        for (k = 0; k < count; k++) {
-            te__act_one(j->act, u[k], &slope);
-            u[k] = dy[k] * slope;
-        }
+        break;
+    }
 }
 
 /* Finds columns first .. first + count - 1 of half h of a row, where halves alternate block by block. Returns how many
@@ -235,38 +227,34 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     return TE_OK;
 }
 
+/* A job without results; n: columns of y or dy. */
+static te__act_job te__act_job_of(const te_tensor *x, te_activation act, const te_activation_params *p) {
+    te__act_job j = TE_ZERO;
+    j.act = te__activation_row_of(act);
+    j.limit = p->limit;
+    j.alpha = p->alpha;
+    j.offset = p->no_glu_linear_offset ? 0.0f : 1.0f;
+    j.gated = te_activation_is_gated(act);
+    j.x = x;
+    j.block = p->glu_interleave_size;
+    j.m = te__rows(x);
+    j.n = j.gated ? te__cols(x) / 2 : te__cols(x);
+    return j;
+}
 static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
-    te__act_job job = TE_ZERO;
+    te__act_job job = te__act_job_of(a->x, a->activation, &a->activation_params);
     job.fwd = a;
-    job.act = a->activation;
-    job.limit = a->limit;
-    job.alpha = a->alpha;
-    job.offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
-    job.gated = te_activation_is_gated(a->activation);
-    job.x = a->x;
     job.out = a->y;
     job.col = a->col;
-    job.block = a->glu_interleave_size;
-    job.m = te__rows(a->x);
-    job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
 static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
-    te__act_job job = TE_ZERO;
+    te__act_job job = te__act_job_of(a->x, a->activation, &a->activation_params);
     job.bwd = a;
-    job.act = a->activation;
-    job.limit = a->limit;
-    job.alpha = a->alpha;
-    job.offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
-    job.gated = te_activation_is_gated(a->activation);
-    job.x = a->x;
     job.out = a->dx;
     job.col = a->col;
     job.dbias = a->dbias;
-    job.block = a->glu_interleave_size;
-    job.m = te__rows(a->dy);
-    job.n = te__cols(a->dy);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
@@ -328,33 +316,24 @@ static void te__scaled_act_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 static te__scaled_act_job te__scaled_act_job_of(const te_tensor *x, te_tensor *out, const te_tensor *scales,
-                                                te_activation act, float limit, float alpha, bool no_offset,
-                                                int64_t block) {
+                                                te_activation act, const te_activation_params *p) {
     te__scaled_act_job s = TE_ZERO;
-    s.act.act = act;
-    s.act.limit = limit;
-    s.act.alpha = alpha;
-    s.act.offset = no_offset ? 0.0f : 1.0f;
-    s.act.gated = te_activation_is_gated(act);
-    s.act.x = x;
+    s.act = te__act_job_of(x, act, p);
     s.act.out = out;
     s.act.format = out->dtype;
-    s.act.block = block;
-    s.act.m = te__rows(x);
-    s.act.n = s.act.gated ? te__cols(x) / 2 : te__cols(x);
     s.act.ld = te__cols(out);
     s.scales = scales;
     return s;
 }
 static te_result te__cpu_scaled_act_fwd(te_ctx *te, const te_op_scaled_act_fwd_args *a) {
-    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->y, a->act_scales, a->activation, a->limit, a->alpha,
-                                                 a->no_glu_linear_offset, a->glu_interleave_size);
+    te__scaled_act_job s =
+        te__scaled_act_job_of(a->x, a->y, a->act_scales, a->activation, &a->activation_params);
     te__parallel_for(te, s.act.m, 4, te__scaled_act_rows, &s);
     return TE_OK;
 }
 static te_result te__cpu_scaled_act_bwd(te_ctx *te, const te_op_scaled_act_bwd_args *a) {
-    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->dx, a->act_scales, a->activation, a->limit, a->alpha,
-                                                 a->no_glu_linear_offset, a->glu_interleave_size);
+    te__scaled_act_job s =
+        te__scaled_act_job_of(a->x, a->dx, a->act_scales, a->activation, &a->activation_params);
     s.act.bwd = &s.as_bwd;
     s.dy = a->dy;
     s.dscales = a->dact_scales;

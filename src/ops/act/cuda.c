@@ -26,6 +26,17 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
+/* n: columns of y or dy, which are one block unless halves alternate. */
+static te__act_rule te__act_rule_of(te_activation act, const te_activation_params *p, int64_t n) {
+    te__act_rule r = TE_ZERO;
+    r.block = te_activation_is_gated(act) ? p->glu_interleave_size : n;
+    r.limit = p->limit;
+    r.alpha = p->alpha;
+    r.offset = p->no_glu_linear_offset ? 0.0f : 1.0f;
+    r.act = act;
+    return r;
+}
+
 static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
@@ -39,7 +50,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         n = ld = m * n;
         m = 1;
     }
-    block = gated ? a->glu_interleave_size : n;
+    block = gated ? a->activation_params.glu_interleave_size : n;
     vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) &&
              te__is_aligned(a->y, (uintptr_t)unit);
     l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
@@ -54,13 +65,9 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->n = n;
     k->ld = ld;
     k->ldc = ldc;
-    k->block = block;
-    k->limit = a->limit;
-    k->alpha = a->alpha;
-    k->offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
+    k->rule = te__act_rule_of(a->activation, &a->activation_params, n);
     k->x_dt = a->x->dtype;
     k->y_dt = y->dtype;
-    k->act = a->activation;
     k->vector_x = te__act_aligned(a->x, n, 16);
     k->vector_y = te__act_aligned(a->y, ld, unit);
     k->vector_col = te__act_aligned(a->col, ldc, 16);
@@ -98,7 +105,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         m = 1;
         width = ld = n;
     }
-    block = gated ? a->glu_interleave_size : n;
+    block = gated ? a->activation_params.glu_interleave_size : n;
     vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) &&
              te__is_aligned(a->dx, (uintptr_t)unit);
     if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
@@ -117,14 +124,10 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->n = n;
         k->ld = ld;
         k->ldc = ldc;
-        k->block = block;
-        k->limit = a->limit;
-        k->alpha = a->alpha;
-        k->offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
+        k->rule = te__act_rule_of(a->activation, &a->activation_params, n);
         k->dy_dt = a->dy->dtype;
         k->x_dt = a->x->dtype;
         k->dx_dt = dx->dtype;
-        k->act = a->activation;
         k->vector_x = te__act_aligned(a->dy, n, 16) && te__act_aligned(a->x, n, 16);
         k->vector_dx = te__act_aligned(a->dx, ld, unit) && te__act_aligned(a->dx, n, unit);
         k->vector_col = te__act_aligned(a->col, ldc, 16);
@@ -152,23 +155,19 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
 /* Fills in the fields that both directions have; n: columns of y or dy. Returns whether eight elements may be moved at
  * a time. */
 static bool te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
-                                    const te_tensor *scales, const te_tensor *out, te_activation act, float limit,
-                                    float alpha, bool no_offset, int64_t block) {
+                                    const te_tensor *scales, const te_tensor *out, te_activation act,
+                                    const te_activation_params *params) {
     k->x = te__data(x);
     k->scales = te__data(scales);
     k->out = te__data(out);
     k->m = te__rows(x);
     k->n = te_activation_is_gated(act) ? te__cols(x) / 2 : te__cols(x);
-    k->block = te_activation_is_gated(act) ? block : k->n;
+    k->rule = te__act_rule_of(act, params, k->n);
     k->divisor = te__act_divisor_of(k->n, k->m * k->n);
-    k->limit = limit;
-    k->alpha = alpha;
-    k->offset = no_offset ? 0.0f : 1.0f;
     k->x_dt = x->dtype;
     k->scales_dt = scales->dtype;
     k->out_dt = out->dtype;
-    k->act = act;
-    return !p->baseline && k->n % 8 == 0 && k->block % 8 == 0 && te__is_aligned(x, 16) && te__is_aligned(out, 16);
+    return !p->baseline && k->n % 8 == 0 && k->rule.block % 8 == 0 && te__is_aligned(x, 16) && te__is_aligned(out, 16);
 }
 static te_result te__cuda_plan_scaled_act_fwd(te__plan *p, const te_op_scaled_act_fwd_args *a) {
     te__launch *l;
@@ -177,13 +176,12 @@ static te_result te__cuda_plan_scaled_act_fwd(te__plan *p, const te_op_scaled_ac
     if (te__numel(a->y) == 0) return TE_OK;
     l = te__plan_launch(p, "act", "scaled_act_fwd");
     k = TE__KARGS(p, l, te__scaled_act_kargs);
-    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, a->activation, a->limit, a->alpha,
-                                     a->no_glu_linear_offset, a->glu_interleave_size);
+    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, a->activation, &a->activation_params);
     if (vector) {
-        te__launch_option(l, "ACT", k->act);
+        te__launch_option(l, "ACT", k->rule.act);
         te__launch_option(l, "X_DT", k->x_dt);
         te__launch_option(l, "Y_DT", k->out_dt);
-        if (k->block != k->n) te__launch_option(l, "INTERLEAVED", 1);
+        if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
     }
     te__launch_size(l, te__div_up(k->m * k->n, 2048), 1, 1, 256, 0);
     te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
@@ -196,19 +194,18 @@ static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_ac
     if (te__rows(a->x) == 0) return TE_OK;
     l = te__plan_launch(p, "act", "scaled_act_bwd");
     k = TE__KARGS(p, l, te__scaled_act_kargs);
-    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->activation, a->limit, a->alpha,
-                                     a->no_glu_linear_offset, a->glu_interleave_size) &&
+    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->activation, &a->activation_params) &&
              te__is_aligned(a->dy, 16);
     k->dy = te__data(a->dy);
     k->dy_dt = a->dy->dtype;
     k->dscales = te__data(a->dact_scales);
     k->dscales_dt = a->dact_scales ? a->dact_scales->dtype : TE_F32;
     if (vector) {
-        te__launch_option(l, "ACT", k->act);
+        te__launch_option(l, "ACT", k->rule.act);
         te__launch_option(l, "DY_DT", k->dy_dt);
         te__launch_option(l, "X_DT", k->x_dt);
         te__launch_option(l, "DX_DT", k->out_dt);
-        if (k->block != k->n) te__launch_option(l, "INTERLEAVED", 1);
+        if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
     }
     te__launch_size(l, te__div_up(k->m, 8), 1, 1, 256, 0);
     te__plan_why(p, vector ? "a warp a row, eight elements a lane" : "general: a warp a row, one element at a time");

@@ -1,5 +1,7 @@
 /* ops/act/kargs.h: the arguments of the activation kernels. The host's compiler and the kernels' compiler both read it:
  * plain structs alone. */
+#ifndef TE__ACT_KARGS_H
+#define TE__ACT_KARGS_H
 
 /* Divides i / 8 < 2^31 by width / 8: the quotient is the upper word of the product with `magic`, shifted. shift < 0:
  * these sizes need a plain division. */
@@ -7,6 +9,14 @@ typedef struct te__act_divisor {
     unsigned magic;
     int shift;
 } te__act_divisor;
+
+/* An activation and its numbers. */
+typedef struct te__act_rule {
+    long long block; /* gated: columns of one half of x before columns of the other half follow; n: the second half is
+                      * behind the first */
+    float limit, alpha, offset;
+    int act;
+} te__act_rule;
 
 /* Arguments of act_fwd and act_fwd_tile: y [m, ld] = f(x); x [m, n] or, gated, [m, 2n]; columns n .. ld-1 of y become
  * 0. */
@@ -17,12 +27,10 @@ typedef struct te__act_fwd_kargs {
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
     long long m, n, ld, ldc;
-    long long block;         /* gated: columns of one half of x before columns of the other half follow; n: the second
-                              * half is behind the first */
     unsigned tiles_n;        /* act_fwd_tile: tiles along n */
     te__act_divisor divisor; /* act_fwd with options: divides by ld */
-    float limit, alpha, offset;
-    int x_dt, y_dt, act;
+    te__act_rule rule;
+    int x_dt, y_dt;
     int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */
     int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */
@@ -35,10 +43,9 @@ typedef struct te__scaled_act_kargs {
     void *out;                   /* y or dx */
     void *dscales;               /* [m], or NULL */
     long long m, n;
-    long long block;         /* as in te__act_fwd_kargs */
     te__act_divisor divisor; /* scaled_act_fwd with options: divides by n */
-    float limit, alpha, offset;
-    int dy_dt, x_dt, scales_dt, out_dt, dscales_dt, act;
+    te__act_rule rule;
+    int dy_dt, x_dt, scales_dt, out_dt, dscales_dt;
 } te__scaled_act_kargs;
 
 /* Arguments of act_bwd and act_bwd_tile: dx = dy f'(x). dy is [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], where ld
@@ -51,14 +58,15 @@ typedef struct te__act_bwd_kargs {
     float *scale_inv, *amax; /* [1], or NULL */
     float *partial;          /* [tiles along m, n or 2n]: sums of each column over a tile's rows, or NULL */
     long long m, n, ld, ldc;
-    long long block;         /* as in te__act_fwd_kargs */
     unsigned tiles_n;        /* act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* act_bwd with options: divides by n */
-    float limit, alpha, offset;
-    int dy_dt, x_dt, dx_dt, act;
+    te__act_rule rule;
+    int dy_dt, x_dt, dx_dt;
     int rounded;    /* act_bwd_tile: dx is rounded to x's format first */
     int amax_dt;    /* the format of the numbers that amax is of */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_bwd_kargs;
+
+#endif

@@ -1,24 +1,66 @@
 /* ops/act/op.c: the front door of the activations: defaults and checks. Knows tensors; must not know which backend
  * runs. */
 
+/* An activation as host code sees it; the formulas stand in cpu.c and act.cuh. */
+typedef struct te__activation_row {
+    te__act_form form;
+    te__act_f f;
+    te_epilogue epilogue; /* the step of a product that multiplies by its derivative; TE_EPILOGUE_NONE: none does */
+    bool one_kernel;      /* te.ops: dbias and the gradient come from one kernel */
+} te__activation_row;
+#define TE__ACT_ROW(name, form, f, epilogue, one_kernel) {TE__ACT_##form, TE__F_##f, TE_EPILOGUE_##epilogue, one_kernel},
+static const te__activation_row te__activations[TE_ACTIVATION_COUNT] = {
+    {TE__ACT_PLAIN, TE__F_COUNT, TE_EPILOGUE_NONE, false}, /* TE_ACTIVATION_DEFAULT */
+    TE__ACTIVATIONS(TE__ACT_ROW)};
+#undef TE__ACT_ROW
+/* The rows stand in the order of te_activation, and are all of it. */
+#define TE__ACT_ROW(name, form, f, epilogue, one_kernel) TE__ACT_ROW_##name,
+enum { TE__ACT_ROW_DEFAULT, TE__ACTIVATIONS(TE__ACT_ROW) TE__ACT_ROWS };
+#undef TE__ACT_ROW
+#define TE__ACT_ROW(name, form, f, epilogue, one_kernel)                                                                 \
+    TE__STATIC_ASSERT((int)TE__ACT_ROW_##name == (int)TE_##name, "te_activation and ops/act/list.h have one order");
+TE__ACTIVATIONS(TE__ACT_ROW)
+#undef TE__ACT_ROW
+TE__STATIC_ASSERT((int)TE__ACT_ROWS == (int)TE_ACTIVATION_COUNT, "an activation has no row in ops/act/list.h");
+
+/* Is it in te_activation, the default excluded? */
+static bool te__activation_known(te_activation a) {
+    return (int)a > (int)TE_ACTIVATION_DEFAULT && (int)a < (int)TE_ACTIVATION_COUNT;
+}
+static const te__activation_row *te__activation_row_of(te_activation a) {
+    return &te__activations[te__activation_known(a) ? a : TE_ACTIVATION_DEFAULT];
+}
 TE_API bool te_activation_is_gated(te_activation activation) {
-    return activation >= TE_GEGLU && activation <= TE_CLAMPED_SWIGLU;
+    return te__activation_row_of(activation)->form != TE__ACT_PLAIN;
 }
 
-static te_result te__check_activation(te_ctx *te, const char *op, te_activation act, float *limit, float *alpha,
-                                      bool no_offset) {
-    if ((int)act < (int)TE_GELU || (int)act > (int)TE_CLAMPED_SWIGLU)
-        return te__fail(te, TE_ERR_INVALID, "%s: activation is %d; TE_GELU (1) to TE_CLAMPED_SWIGLU (12) are possible",
-                        op, (int)act);
-    if (no_offset && act != TE_CLAMPED_SWIGLU)
+/* The activation of that form whose nonlinearity transformers calls `name`; TE_ACTIVATION_DEFAULT: there is none. */
+static te_activation te__activation_named(const char *name, te__act_form form) {
+#define TE__ACT_ROW(f, s, value, slope, name, also) {name, also},
+    static const char *const names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
+#undef TE__ACT_ROW
+    int a;
+    for (a = TE_ACTIVATION_DEFAULT + 1; *name && a < TE_ACTIVATION_COUNT; a++) {
+        const te__activation_row *row = &te__activations[a];
+        if (row->form == form && (strcmp(name, names[row->f][0]) == 0 || strcmp(name, names[row->f][1]) == 0))
+            return (te_activation)a;
+    }
+    return TE_ACTIVATION_DEFAULT;
+}
+
+static te_result te__check_activation(te_ctx *te, const char *op, te_activation act, te_activation_params *p) {
+    if (!te__activation_known(act))
+        return te__fail(te, TE_ERR_INVALID, "%s: activation is %d; %d to %d are possible: see te_activation", op,
+                        (int)act, TE_ACTIVATION_DEFAULT + 1, TE_ACTIVATION_COUNT - 1);
+    if (p->no_glu_linear_offset && te__activations[act].form != TE__ACT_CLAMPED)
         return te__fail(
             te, TE_ERR_INVALID,
             "%s: no_glu_linear_offset with activation %d; TE_CLAMPED_SWIGLU (%d) alone has an offset: leave it false",
             op, (int)act, (int)TE_CLAMPED_SWIGLU);
-    if (*limit == 0.0f) *limit = 7.0f;
-    if (*alpha == 0.0f) *alpha = 1.702f;
-    if (!(*limit > 0.0f))
-        return te__fail(te, TE_ERR_INVALID, "%s: limit is %g; it must be positive", op, (double)*limit);
+    if (p->limit == 0.0f) p->limit = 7.0f;
+    if (p->alpha == 0.0f) p->alpha = 1.702f;
+    if (!(p->limit > 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "%s: limit is %g; it must be positive", op, (double)p->limit);
     return TE_OK;
 }
 
@@ -51,7 +93,7 @@ static te_dtype te__act_amax_dtype(const te_op_act_bwd_args *a) {
 static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n = te__cols(a->x);
-    te_result r = te__check_activation(te, "act_fwd", a->activation, &a->limit, &a->alpha, a->no_glu_linear_offset);
+    te_result r = te__check_activation(te, "act_fwd", a->activation, &a->activation_params);
     if (r != TE_OK) return r;
     if (te_activation_is_gated(a->activation)) {
         if (n % 2)
@@ -60,7 +102,8 @@ static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
                             te__shape_text(a->x, text));
         n /= 2;
     }
-    r = te__check_interleave(te, "act_fwd", a->activation, n, &a->glu_interleave_size, a->col ? "col" : NULL);
+    r = te__check_interleave(te, "act_fwd", a->activation, n, &a->activation_params.glu_interleave_size,
+                             a->col ? "col" : NULL);
     if (r != TE_OK) return r;
     return te__want_output(te, "act_fwd", "y", a->y, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), n,
                            a->x);
@@ -68,12 +111,12 @@ static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
 
 static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     int64_t n = te__cols(a->dy);
-    te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha, a->no_glu_linear_offset);
+    te_result r = te__check_activation(te, "act_bwd", a->activation, &a->activation_params);
     if (r == TE_OK)
         r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy),
                             te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
     if (r == TE_OK)
-        r = te__check_interleave(te, "act_bwd", a->activation, n, &a->glu_interleave_size,
+        r = te__check_interleave(te, "act_bwd", a->activation, n, &a->activation_params.glu_interleave_size,
                                  a->col                              ? "col"
                                  : a->dbias                          ? "dbias"
                                  : a->rounded                        ? "rounded"
@@ -88,10 +131,9 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
 
 /* Checks the arguments that both directions have; n: columns of y or dy. */
 static te_result te__check_scaled_act(te_ctx *te, const char *op, const te_tensor *x, const te_tensor *act_scales,
-                                      te_activation act, float *limit, float *alpha, bool no_offset,
-                                      int64_t *interleave, int64_t n) {
-    te_result r = te__check_activation(te, op, act, limit, alpha, no_offset);
-    if (r == TE_OK) r = te__check_interleave(te, op, act, n, interleave, NULL);
+                                      te_activation act, te_activation_params *p, int64_t n) {
+    te_result r = te__check_activation(te, op, act, p);
+    if (r == TE_OK) r = te__check_interleave(te, op, act, n, &p->glu_interleave_size, NULL);
     return r == TE_OK ? te__want_numel(te, op, "act_scales", act_scales, te__rows(x)) : r;
 }
 static te_result te__check_scaled_act_fwd(te_ctx *te, te_op_scaled_act_fwd_args *a) {
@@ -104,14 +146,13 @@ static te_result te__check_scaled_act_fwd(te_ctx *te, te_op_scaled_act_fwd_args 
                         "scaled_act_fwd: x is %s; a gated activation needs an even last size: two halves",
                         te__shape_text(a->x, text));
     n = gated ? n / 2 : n;
-    r = te__check_scaled_act(te, "scaled_act_fwd", a->x, a->act_scales, a->activation, &a->limit, &a->alpha,
-                             a->no_glu_linear_offset, &a->glu_interleave_size, n);
+    r = te__check_scaled_act(te, "scaled_act_fwd", a->x, a->act_scales, a->activation, &a->activation_params, n);
     return r == TE_OK ? te__want_matrix(te, "scaled_act_fwd", "y", a->y, te__rows(a->x), n, "x", a->x) : r;
 }
 static te_result te__check_scaled_act_bwd(te_ctx *te, te_op_scaled_act_bwd_args *a) {
     int64_t n = te__cols(a->dy);
-    te_result r = te__check_scaled_act(te, "scaled_act_bwd", a->x, a->act_scales, a->activation, &a->limit, &a->alpha,
-                                       a->no_glu_linear_offset, &a->glu_interleave_size, n);
+    te_result r = te__check_scaled_act(te, "scaled_act_bwd", a->x, a->act_scales, a->activation,
+                                       &a->activation_params, n);
     if (r == TE_OK)
         r = te__want_matrix(te, "scaled_act_bwd", "x", a->x, te__rows(a->dy),
                             te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);

@@ -17,7 +17,6 @@
 // te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=3
 #include "device/vector.cuh"
 #include "ops/act/act.cuh"
-#include "ops/act/kargs.h"
 
 // Computes the gradients of one element, and returns f(x), which dy multiplies in the sum. g: dy times the row's
 // number.
@@ -25,10 +24,10 @@ TE_DEV float te_scaled_act(const te__scaled_act_kargs &a, int act, float x, floa
                            float *dgate) {
     float slope, f;
     if (te_act_gated(act)) {
-        te_act_gate_grad(act, x, gate, 1.0f, a.limit, a.alpha, a.offset, dx, dgate);
+        te_act_gate_grad(act, x, gate, 1.0f, a.rule, dx, dgate);
         *dx *= g;
         *dgate *= g;
-        return te_act_gate(act, x, gate, a.limit, a.alpha, a.offset);
+        return te_act_gate(act, x, gate, a.rule);
     }
     f = te_act(act, x, &slope);
     *dx = g * slope;
@@ -43,8 +42,8 @@ extern "C" __global__ void __launch_bounds__(256) te_scaled_act_bwd(const __grid
     float scale = te_load(a.scales, row, a.scales_dt), sum = 0.0f;
 #ifdef ACT
     for (te_i64 column = lane * 8; column < a.n; column += 256) {
-        te_i64 i = row * a.n + column, at = te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : i,
-               other = at + te_act_block(a.n, a.block);
+        te_i64 i = row * a.n + column, at = te_act_gated(ACT) ? te_act_at(row, column, a.n, a.rule.block) : i,
+               other = at + te_act_block(a.n, a.rule.block);
         float dy[8], x[8], gate[8] = {}, dx[8], dgate[8];
         te_load8(a.dy, i, DY_DT, dy);
         te_load8(a.x, at, X_DT, x);
@@ -57,12 +56,12 @@ extern "C" __global__ void __launch_bounds__(256) te_scaled_act_bwd(const __grid
     }
 #else
     for (te_i64 column = lane; column < a.n; column += 32) {
-        te_i64 i = row * a.n + column, at = te_act_gated(a.act) ? te_act_at(row, column, a.n, a.block) : i;
-        float dy = te_load(a.dy, i, a.dy_dt), gate = te_act_gated(a.act) ? te_load(a.x, at + a.block, a.x_dt) : 0.0f,
+        te_i64 i = row * a.n + column, at = te_act_gated(a.rule.act) ? te_act_at(row, column, a.n, a.rule.block) : i;
+        float dy = te_load(a.dy, i, a.dy_dt), gate = te_act_gated(a.rule.act) ? te_load(a.x, at + a.rule.block, a.x_dt) : 0.0f,
               dx, dgate;
-        sum = fmaf(dy, te_scaled_act(a, a.act, te_load(a.x, at, a.x_dt), gate, dy * scale, &dx, &dgate), sum);
+        sum = fmaf(dy, te_scaled_act(a, a.rule.act, te_load(a.x, at, a.x_dt), gate, dy * scale, &dx, &dgate), sum);
         te_store(a.out, at, a.out_dt, dx);
-        if (te_act_gated(a.act)) te_store(a.out, at + a.block, a.out_dt, dgate);
+        if (te_act_gated(a.rule.act)) te_store(a.out, at + a.rule.block, a.out_dt, dgate);
     }
 #endif
     sum = te_warp_sum(sum);

@@ -1,0 +1,57 @@
+/* ops/act/list.h: the activations: a row for each, made of nonlinearities. Read by the host's compiler and by the
+ * kernels'. A row without its number in te_activation, and a nonlinearity without its ONNX nodes, do not compile. */
+#ifndef TE__ACT_LIST_H
+#define TE__ACT_LIST_H
+
+/* X(f, s, value, slope, name, also): value is f(x) and slope is f'(x); both may read s, the value of a sigmoid. `name`
+ * and `also` are transformers' names ("" where there is no second one). The host and the kernels each define
+ *     TE__ACT_SIGMOID(k, x)         sigmoid(k x)
+ *     TE__ACT_SIGMOID3(k1, k3, x)   sigmoid(k1 x + k3 x^3)
+ *     TE__ACT_MAX0(x)               max(x, 0); 0 for NaN
+ * GELU is the tanh form of Hendrycks and Gimpel, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): without the cancellation on the
+ * left. */
+#define TE__NONLINEARITIES(X)                                                                                        \
+    X(gelu, TE__ACT_SIGMOID3(2.0f * 0.79788456f, 2.0f * 0.03567741f, x), x * s,                                      \
+      s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x), "gelu_pytorch_tanh", "gelu_new")        \
+    X(relu, 0.0f, TE__ACT_MAX0(x), x > 0.0f ? 1.0f : 0.0f, "relu", "")                                               \
+    X(srelu, 0.0f, x > 0.0f ? x * x : 0.0f, TE__ACT_MAX0(2.0f * x), "relu2", "")                                     \
+    X(silu, TE__ACT_SIGMOID(1.0f, x), x * s, s + x * s * (1.0f - s), "silu", "swish")                                \
+    X(qgelu, TE__ACT_SIGMOID(1.702f, x), x * s, s + 1.702f * x * s * (1.0f - s), "quick_gelu", "")                   \
+    X(sigmoid, TE__ACT_SIGMOID(1.0f, x), s, s * (1.0f - s), "sigmoid", "")
+
+/* X(name, form, f, epilogue, one_kernel), in the order of te_activation:
+ *     form        what becomes of f(x): a te__act_form
+ *     epilogue    TE_EPILOGUE_...: the step of a product that multiplies by f'
+ *     one_kernel  1: TransformerEngine's te.ops has one kernel for its backward pass and the gradient of the bias in
+ *                 front (ops/fused/backward_activation_bias.py) */
+#define TE__ACTIVATIONS(X)                                                                                           \
+    X(GELU, PLAIN, gelu, DGELU, 1)                                                                                   \
+    X(RELU, PLAIN, relu, NONE, 1)                                                                                    \
+    X(SILU, PLAIN, silu, NONE, 0)                                                                                    \
+    X(QGELU, PLAIN, qgelu, NONE, 0)                                                                                  \
+    X(SRELU, PLAIN, srelu, NONE, 0)                                                                                  \
+    X(GEGLU, GATED, gelu, NONE, 0)                                                                                   \
+    X(REGLU, GATED, relu, NONE, 0)                                                                                   \
+    X(SWIGLU, GATED, silu, NONE, 0)                                                                                  \
+    X(QGEGLU, GATED, qgelu, NONE, 0)                                                                                 \
+    X(SREGLU, GATED, srelu, NONE, 0)                                                                                 \
+    X(GLU, GATED, sigmoid, NONE, 0)                                                                                  \
+    X(CLAMPED_SWIGLU, CLAMPED, silu, NONE, 0)
+
+typedef enum te__act_form {
+    TE__ACT_PLAIN,  /* y = f(x) */
+    TE__ACT_GATED,  /* y = f(a) b, x = [a | b] */
+    TE__ACT_CLAMPED /* y = c sigmoid(alpha c) (clamp(b, -limit, limit) + offset), c = min(a, limit) */
+} te__act_form;
+
+#define TE__ACT_F(f, s, value, slope, name, also) TE__F_##f,
+typedef enum te__act_f { TE__NONLINEARITIES(TE__ACT_F) TE__F_COUNT } te__act_f;
+
+/* A case of a switch over te__act_f, where `float s` and `float *slope` are. */
+#define TE__ACT_CASE(f, sigmoid, value, derivative, name, also)                                                      \
+    case TE__F_##f:                                                                                                  \
+        s = sigmoid;                                                                                                 \
+        *slope = derivative;                                                                                         \
+        return value;
+
+#endif

@@ -283,6 +283,7 @@
 /* lm: language models that exist, and their folders */
 #include "lm/families.c"
 #include "lm/config.c"
+#include "lm/kv_cache.c"
 #include "lm/causal_lm.c"
 #include "lm/names.c"
 #include "lm/folder.c"

@@ -223,6 +223,34 @@ TE_TEST(family_partial_rotary) {
     }
 }
 
+/* A cache that would go beyond the original context is refused: its keys have turned in another way. */
+TE_TEST(family_longrope_cache) {
+    te_ctx *te = test_context("cpu");
+    const float lists[4] = {1, 1.5f, 2, 4};
+    te_causal_lm_desc d = {.vocab_size = V, .hidden_size = D, .intermediate_size = F, .num_hidden_layers = 1, .num_attention_heads = 2, .params_dtype = TE_F32};
+    d.rotary.scaling = (te_rope_scaling){.type = TE_ROPE_LONGROPE, .factor = 2, .original_max_position_embeddings = 4, .short_factor = lists, .long_factor = lists + 2};
+    te_module *m = te_causal_lm_create(te, &d);
+    te_kv_cache *c = te_kv_cache_create(m, 1, S);
+    REQUIRE_OK(te);
+    CHECK_EQ_INT(((const te_causal_lm_desc *)te_module_state(m))->rotary.scaling.original_max_position_embeddings, 4);
+    te_no_grad_begin(te);
+    const float *want = logits_of(m);
+    te_forward_args in = {.input = te_tensor_from_host(te, TE_I32, SHAPE(1, 4), ids), .kv_cache = c}; /* to its end */
+    CHECK(te_forward_with(m, &in) != NULL);
+    in.input = te_tensor_from_host(te, TE_I32, SHAPE(1, 1), ids + 4);
+    CHECK(te_forward_with(m, &in) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "kv_cache has 4 positions, 1 follow");
+    te_kv_cache_truncate(c, 0);
+    in.input = te_tensor_from_host(te, TE_I32, SHAPE(1, 5), ids);
+    CHECK(te_forward_with(m, &in) != NULL);
+    in.input = te_tensor_from_host(te, TE_I32, SHAPE(1, 1), ids + 5);
+    CHECK_ERROR_BELOW("the last of six", test_read(te_forward_with(m, &in)), want + (S - 1) * V, V, 1e-6); /* f32 sums of 12 numbers */
+    te_no_grad_end(te);
+    CHECK_OK(te);
+    te_kv_cache_destroy(c);
+    te_module_destroy(m);
+}
+
 /* ---- experts ---- */
 
 static const char *const mixtral_names[] = {"w1", "w3", "w2"}, *const qwen_names[] = {"gate_proj", "up_proj", "down_proj"};

@@ -4,7 +4,7 @@
  *     ./llama FOLDER --ids FILE --generate 20            continues each greedily, by so many ids
  *     ./llama FOLDER --train FILE --steps 100 --out NEW  trains, and writes a folder that transformers opens; --help lists the options
  *
- * Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 1 to 3 (text). Ids come from the tokenizer of the model, which is the caller's. */
+ * Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 1 to 3 (text), Phi-3. Ids come from the tokenizer of the model, which is the caller's. */
 #define _POSIX_C_SOURCE 200809L
 #define TE_IMPLEMENTATION
 #include "te.h"
@@ -267,11 +267,17 @@ static int32_t most_likely(te_tensor *logits, float *row) {
         if (row[i] > row[best]) best = i;
     return best;
 }
+/* The length up to which a cache may grow: sequences beyond it rotate their first keys in another way, too (LongRoPE). */
+static int64_t longest_cached(void) {
+    const te_rope_scaling *r = &((const te_causal_lm_desc *)te_module_state(model))->rotary.scaling;
+    return r->type == TE_ROPE_LONGROPE ? r->original_max_position_embeddings : INT64_MAX;
+}
 static void generate(sequence *s, float *row) {
     te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, 1, s->n + opt.generate);
     for (int i = 0, seen = 0; i < opt.generate; i++) {
         double start = now();
         te_scope_begin(te);
+        if (cache && seen <= longest_cached() && s->n > longest_cached()) te_kv_cache_truncate(cache, seen = 0);
         te_tensor *logits = logits_of(s->ids + seen, s->n - seen, cache);
         check();
         s->ids[s->n] = most_likely(logits, row);

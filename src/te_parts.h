@@ -393,6 +393,7 @@
 #ifndef TE_NO_LM
 #include "lm/families.c"
 #include "lm/config.c"
+#include "lm/kv_cache.c"
 #include "lm/causal_lm.c"
 #include "lm/names.c"
 #include "lm/folder.c"

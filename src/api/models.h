@@ -1,8 +1,9 @@
 /* api/models.h: models that exist: language models of the Llama kind, and the folders that they are published in.
  *
- * A model's parameters have the names that its files have ("model.layers.0.self_attn.q_proj.weight"), so
- * te_module_visit_tensors, optimizers and checkpoints speak of them by these. Hidden states are [b, s, hidden], ids [b,
- * s]. */
+ * Parameters have the names of a Llama's files ("model.layers.0.self_attn.q_proj.weight"), so te_module_visit_tensors,
+ * optimizers and checkpoints speak of them by these. Files of other families may have other names, or several of the
+ * parameters in one tensor: te_hf_open takes these apart, and te_hf_save puts them together again. Hidden states are
+ * [b, s, hidden], ids [b, s]. */
 
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
@@ -66,14 +67,19 @@ typedef struct te_causal_lm_desc {
     te_init init;                /* of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Makes such a model. Forward: ids i32 or i64 [b, s], at least one, -> logits [b, s, vocab_size] in params_dtype. NULL
- * with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
+/* Makes such a model. Forward: ids i32 or i64 [b, s], at least one, -> logits [b, s, vocab_size] in params_dtype.
+ * te_module_state gives its te_causal_lm_desc, defaults filled in and without its pointers. NULL with TE_ERR_INVALID
+ * for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model
  * (te_causal_lm_create, te_hf_open), in its format. A forward with args->kv_cache takes its ids as those that follow on
  * the cached ones, and adds their keys and values: recording must be off (te_no_grad_begin), and the length then is
- * within max_length (TE_ERR_INVALID). Owned by the caller: te_kv_cache_destroy. */
+ * within max_length (TE_ERR_INVALID).
+ *
+ * With TE_ROPE_LONGROPE sequences of more than original_max_position_embeddings rotate all their keys in another way. A
+ * call that would grow a cache beyond that length is refused (TE_ERR_STATE): truncate the cache to 0 and give all ids
+ * again, as transformers' generate does. Owned by the caller: te_kv_cache_destroy. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
 /* Releases it. NULL is fine. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);
@@ -89,8 +95,12 @@ typedef struct te_hf_desc {
 } te_hf_desc;
 /* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
  * that model.safetensors.index.json lists. Its model_type is one of llama, mistral, mixtral, qwen2, qwen3, gemma,
- * gemma2, gemma3_text. The model is one of te_causal_lm_create; inside te_quantized_model_init_begin its projections
- * are stored quantized. desc may be NULL. Owned by the caller: te_module_destroy. It allocates and syncs.
+ * gemma2, gemma3_text, gemma3, phi3, qwen3_moe. The model is one of te_causal_lm_create; inside
+ * te_quantized_model_init_begin its projections are stored quantized. desc may be NULL. Owned by the caller:
+ * te_module_destroy. It allocates and syncs.
+ *
+ * Of a gemma3, Gemma 3 with vision, the text opens. The tensors of its vision tower and projector are kept as bytes in
+ * host memory as long as the model, for te_hf_save.
  *
  * Nothing in the folder is trusted. NULL, and the message names the file, the key or tensor, and both values: TE_ERR_IO
  * for what cannot be read, TE_ERR_FORMAT for damage and for files that contradict each other (a tensor that is missing,
@@ -99,11 +109,13 @@ typedef struct te_hf_desc {
  * that te_hf_save takes along are read as well, and kept as long as the model; each has 256 MiB at most (TE_ERR_IO). */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
 /* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of
- * `model` into model.safetensors, quantized ones decoded. With them, byte for byte, go those files that the folder had
+ * `model` into model.safetensors, quantized ones decoded, under the names and in the cuts of the files that they came
+ * from. Tensors of these files that are no parameters of the model (gemma3) are written as they were. Parameters that
+ * are one tensor there have memory twice until they are written. Byte for byte go those files along that the folder had
  * when te_hf_open read it: generation_config.json, tokenizer.json, tokenizer_config.json, special_tokens_map.json,
  * added_tokens.json, vocab.json, merges.txt, tokenizer.model, tokenizer.model.v3, tekken.json, chat_template.jinja,
- * chat_template.json. It may be the same folder. TE_ERR_INVALID for a model that te_hf_open has not made; else as
- * te_safetensors_write. Syncs. Each file is replaced whole, the weights first, then config.json: if that cannot be
+ * chat_template.json, preprocessor_config.json, processor_config.json. It may be the same folder. TE_ERR_INVALID for a model that te_hf_open has not made,
+ * TE_ERR_STATE for one that has lost a part of such a tensor; else as te_safetensors_write. Syncs. Each file is replaced whole, the weights first, then config.json: if that cannot be
  * written, the folder has new weights beside its old one. Shards and other files that were there stay; the shards are
  * not read any more. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);

@@ -1,71 +1,6 @@
 /* lm/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must
  * not know files. */
 
-/* ---- a cache of keys and values ---- */
-
-typedef struct te__kv_layer {
-    te_tensor *k, *v; /* [b, max_length, G, d] */
-} te__kv_layer;
-struct te_kv_cache {
-    te_ctx *te;
-    te__kv_layer *layers;
-    int num_layers;
-    int64_t length, max_length, batch;
-    te__closable closable;
-};
-
-static void te__kv_cache_close(void *owner) { te_kv_cache_destroy((te_kv_cache *)owner); }
-
-TE_API void te_kv_cache_destroy(te_kv_cache *c) {
-    int i;
-    if (!c || te__refuse_hook(c->te, "te_kv_cache_destroy") != TE_OK) return;
-    te__closable_remove(&c->closable);
-    for (i = 0; i < c->num_layers; i++) {
-        te_tensor_release(c->layers[i].k);
-        te_tensor_release(c->layers[i].v);
-    }
-    te__free(c->te, c->layers, (size_t)c->num_layers * sizeof(te__kv_layer));
-    te__free(c->te, c, sizeof(*c));
-}
-TE_API int64_t te_kv_cache_length(const te_kv_cache *c) { return c ? c->length : 0; }
-TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
-    if (!c) return TE_ERR_STATE;
-    if (length < 0 || length > c->length)
-        return te__fail(c->te, TE_ERR_INVALID,
-                        "te_kv_cache_truncate: %lld positions are to stay of the %lld that there are",
-                        (long long)length, (long long)c->length);
-    c->length = length;
-    return TE_OK;
-}
-
-/* Has the cache this layer, and room behind its keys for these? */
-static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int layer, const te_tensor *k) {
-    const te_tensor *kept = c->te == m->te && layer < c->num_layers ? c->layers[layer].k : NULL;
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!kept)
-        return te__fail(m->te, TE_ERR_INVALID,
-                        "%s: kv_cache has %d layers%s, and this is layer %d; te_kv_cache_create makes one for a model",
-                        m->cls->name, c->num_layers, c->te != m->te ? " in another context" : "", layer);
-    if (kept->shape[0] == k->shape[0] && kept->shape[2] == k->shape[2] && kept->shape[3] == k->shape[3] &&
-        kept->dtype == k->dtype && k->shape[1] <= c->max_length - c->length)
-        return TE_OK;
-    return te__fail(m->te, TE_ERR_INVALID,
-                    "%s: the keys are %s %s, and kv_cache is %s %s, of which %lld positions are taken; "
-                    "te_kv_cache_create makes one for a model",
-                    m->cls->name, te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype),
-                    te__shape_text(kept, b), (long long)c->length);
-}
-/* Adds a layer's new keys and values, and gives all that there are then. */
-static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v) {
-    te__kv_layer *l = &c->layers[layer];
-    const int64_t added = (*k)->shape[1];
-    te_result result = te_tensor_copy(te_tensor_narrow(l->k, 1, c->length, added), *k);
-    if (result == TE_OK) result = te_tensor_copy(te_tensor_narrow(l->v, 1, c->length, added), *v);
-    *k = te_tensor_narrow(l->k, 1, 0, c->length + added);
-    *v = te_tensor_narrow(l->v, 1, 0, c->length + added);
-    return result == TE_OK && !(*k && *v) ? te_error_code(c->te) : result;
-}
-
 /* ---- products that stay in high precision ---- */
 
 /* Runs a child outside of autocast. */
@@ -247,6 +182,11 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
 static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL,
                                                         NULL};
 
+/* Do keys of `length` positions turn in another way when `added` follow? */
+static bool te__rotation_changes(const te_lm_rotary *r, int64_t length, int64_t added) {
+    const int64_t original = r->scaling.original_max_position_embeddings;
+    return r->scaling.type == TE_ROPE_LONGROPE && length > 0 && length <= original && length + added > original;
+}
 static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_tensor *ids) {
     const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
     const int64_t *shape = c->layers[0].k->shape;
@@ -262,6 +202,13 @@ static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_
     if (te_grad_enabled(m->te))
         return te__fail(m->te, TE_ERR_STATE,
                         "CausalLM: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
+    if (te__rotation_changes(&d->rotary, c->length, ids->shape[1]) ||
+        te__rotation_changes(&d->sliding_rotary, c->length, ids->shape[1]))
+        return te__fail(m->te, TE_ERR_STATE,
+                        "CausalLM: kv_cache has %lld positions, %lld follow, and sequences of more than "
+                        "original_max_position_embeddings rotate their keys by long_factor from the first one on; "
+                        "te_kv_cache_truncate it to 0, and give all ids again",
+                        (long long)c->length, (long long)ids->shape[1]);
     if (ids->shape[0] != c->batch || ids->shape[1] > c->max_length - c->length)
         return te__fail(
             m->te, TE_ERR_INVALID,
@@ -576,9 +523,9 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
 
 /* The embedding that a model multiplies by as well (tie_word_embeddings); NULL: `model` is no such model. */
 static te_module *te__lm_tied_table(const te_module *model) {
-    return model && model->cls == &te__causal_lm_class && ((const te__causal_lm *)model->state)->desc.tie_word_embeddings
-               ? te_module_find((te_module *)(uintptr_t)model, "model.embed_tokens")
-               : NULL;
+    if (!model || model->cls != &te__causal_lm_class) return NULL;
+    if (!((const te__causal_lm *)model->state)->desc.tie_word_embeddings) return NULL;
+    return te_module_find((te_module *)(uintptr_t)model, "model.embed_tokens");
 }
 /* The folder that the model around `m` came from; NULL: none. */
 static const char *te__lm_folder(const te_module *m) {

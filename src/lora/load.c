@@ -404,7 +404,8 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
         return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
                            "\"%s\" is shared by %d ranks; te_model_load reads this rank's part", t->path,
                            t->m->parallel.size);
-    if (t->m == te__lm_tied_table(p->model) && !p->ties && !te_safetensors_find(p->file, TE__PEFT_PREFIX "lm_head.weight"))
+    if (t->m == te__lm_tied_table(p->model) && !p->ties &&
+        !te_safetensors_find(p->file, TE__PEFT_PREFIX "lm_head.weight"))
         return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
                            "tensor " TE__ST_NAME " is trained, and lm_head, which is the same in this model "
                                                  "(tie_word_embeddings), is not (ensure_weight_tying); set "

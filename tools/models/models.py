@@ -53,8 +53,8 @@ CASES = [
                               rope_parameters=GEMMA3), None),
     ("mixtral", "Mixtral", dict(num_local_experts=4, num_experts_per_tok=2), None),
     ("phi3", "Phi3", dict(sliding_window=5, rope_parameters=PARTIAL, max_position_embeddings=32, original_max_position_embeddings=32), "40KB"),
-    # 12 and 3 ids turn by short_factor, also with the 12 that continue them; 24 by long_factor.
-    ("phi3_longrope", "Phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=23, num_key_value_heads=4, tie_word_embeddings=True), None),
+    # 12 and 3 ids turn by short_factor, and the first by long_factor when it has been continued; 24 by long_factor.
+    ("phi3_longrope", "Phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=18, num_key_value_heads=4, tie_word_embeddings=True), None),
     ("qwen3_moe", "Qwen3Moe", dict(**MOE, mlp_only_layers=[1], norm_topk_prob=True), None),
     ("qwen3_moe_stacked", "Qwen3Moe", dict(**MOE, decoder_sparse_step=2, use_sliding_window=True, sliding_window=5), None),
     ("gemma3_vision", "Gemma3Vision", dict(head_dim=16, sliding_window=5, query_pre_attn_scalar=20, layer_types=["sliding_attention", "full_attention", "full_attention"],

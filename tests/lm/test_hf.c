@@ -2,8 +2,8 @@
  * tools/models compares with transformers itself. */
 #define _POSIX_C_SOURCE 200809L
 #include "../faults/purse.h"
+#include "folder.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { V = 11, D = 8, F = 12, LAYERS = 2, HEADS = 4, GROUPS = 2, HEAD = 4, S = 7 };
@@ -57,19 +57,6 @@ static void make_weights(void) {
     add_weight("model.norm.weight", D, 0);
     add_weight("lm_head.weight", V, D);
 }
-
-static const char *in_folder(const char *folder, const char *name) {
-    char *path = (char *)test_alloc(512);
-    snprintf(path, 512, "%s/%s", test_path(folder), name);
-    return path;
-}
-static void spit(const char *path, const void *bytes, size_t n) {
-    FILE *f = fopen(path, "wb");
-    REQUIRE(f);
-    CHECK(fwrite(bytes, 1, n, f) == n);
-    fclose(f);
-}
-static void spit_text(const char *path, const char *text) { spit(path, text, strlen(text)); }
 
 /* Weights begin .. end - 1 into a file of the folder; `skip` is left out (-1: none). */
 static void write_shard(te_ctx *te, const char *path, int begin, int end, int skip) {

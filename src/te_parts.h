@@ -295,6 +295,7 @@
 
 /* lora: adapters */
 #include "lora/match.c"
+#include "lora/experts.c"
 #include "lora/lora.c"
 #include "lora/dora.c"
 #include "lora/adapters.c"

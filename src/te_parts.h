@@ -402,6 +402,7 @@
 /* lora: adapters */
 #ifndef TE_NO_LORA
 #include "lora/match.c"
+#include "lora/experts.c"
 #include "lora/lora.c"
 #include "lora/dora.c"
 #include "lora/adapters.c"

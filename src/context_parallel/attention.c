@@ -1,28 +1,28 @@
-/* context_parallel/attention.c: attention over sequences that ranks share. Knows the operations of attention, and exchanges
- * (context_parallel/exchange.c); must not know modules.
+/* context_parallel/attention.c: attention over sequences that ranks share. Knows the operations of attention, and the
+ * exchanges of context_parallel/exchange.c; must not know modules.
  *
- * Attention is a list of pieces, queries of this rank with some keys each. Their outputs are merged by
- * te_op_context_merge in f32. The backward pass needs no parts: the gradients of a piece follow from the whole output
- * and its lse. */
+ * Attention is computed in pieces: some queries of this rank with some keys. te_op_context_merge merges the outputs of
+ * the pieces in f32. The backward pass needs no output of a piece: the gradients of a piece follow from the whole
+ * output and its LSE. */
 
 /* ---- pieces ---- */
 
-/* The state of the node. */
+/* The state of the tape node. */
 typedef struct te__context_attention {
-    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
+    te_op_attn_fwd_args args; /* te__context_backward sets its tensors to those that the node has saved */
     te__context context;
     bool causal, packed;
-    int seq; /* the dimension of tokens */
+    int seq; /* index of the dimension of tokens */
 } te__context_attention;
 
-/* Queries of this rank, and keys of the ring's rank `owner`, or of all. */
+/* One piece of attention: queries of this rank, with keys of rank `owner` of the ring, or gathered keys. */
 typedef struct te__context_piece {
     te_context_chunks q, kv;
-    int owner, up_to;           /* up_to: chunks from the beginning that TE_CHUNKS_UP_TO takes; 0: all */
-    int64_t first_key, num_keys; /* of keys that were gathered, unless packed */
+    int owner, up_to;           /* up_to: TE_CHUNKS_UP_TO takes the first `up_to` chunks; 0: all chunks */
+    int64_t first_key, num_keys; /* the range of gathered keys, unless packed */
     te_attn_mask mask;
     te_window window;
-    bool top_left; /* the window counts from the top left corner */
+    bool top_left; /* the diagonal of the window begins in the top left corner */
 } te__context_piece;
 
 static int te__context_pieces(const te__context_attention *s) {
@@ -31,7 +31,7 @@ static int te__context_pieces(const te__context_attention *s) {
     return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 
-/* Piece `i`. `length`: of a whole sequence of keys that were gathered, unless packed. */
+/* Returns piece `i`. `length`: of a whole sequence of gathered keys, unless packed. */
 static te__context_piece te__context_piece_of(const te__context_attention *s, int i, int64_t length) {
     const int ranks = te__group_size(s->context.ring), rank = te__group_rank(s->context.ring);
     const te_attn_mask none = s->packed ? TE_MASK_PADDING : TE_MASK_NONE;
@@ -53,9 +53,10 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* keys are cut on both sides: the window counts from the first one that is left */
+    } else { /* keys are cut on both sides: the window is moved to count from the first key that is left */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
-        p.window.left = te__min(p.window.left, length); /* of any size, and added to below */
+        p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size and a sum below
+                                                         * must not overflow */
         p.window.right = te__min(p.window.right, length);
         p.first_key = te__max(0, at - p.window.left);
         p.num_keys = te__min(length, at + chunk + p.window.right) - p.first_key;
@@ -66,7 +67,7 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     return p;
 }
 
-/* Those chunks of a rank's two that a piece takes. NULL passes through. */
+/* Returns the first or the second half of x along `dim`, or all of it, as `chunks` says. x may be NULL. */
 static te_tensor *te__context_part(te_tensor *x, int dim, te_context_chunks chunks) {
     const int64_t half = x ? x->shape[dim] / 2 : 0;
     return !x || (chunks != TE_CHUNKS_FIRST && chunks != TE_CHUNKS_SECOND)
@@ -81,12 +82,13 @@ static te_tensor *te__context_keys(const te__context_attention *s, const te__con
     return s->context.gathers ? te_tensor_narrow(x, s->seq, p->first_key, p->num_keys)
                               : te__context_part(x, s->seq, p->kv);
 }
-/* lse [b, H, s] of a piece's queries. */
+/* Returns the LSE [b, H, s] of the piece's queries. */
 static te_tensor *te__context_sums(const te__context_attention *s, const te__context_piece *p, te_tensor *lse) {
     return s->packed ? lse : te__context_part(lse, 2, p->q);
 }
 
-/* Lengths and starts of packed queries or keys in a piece. */
+/* Replaces *cu by the lengths, and *padded by the starts, that packed queries or keys of rank `rank` have in a
+ * piece. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -102,14 +104,15 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
     *padded = a.starts;
     return a.lengths && a.starts ? te_op_context_lengths(te, &a) : te_error_code(te);
 }
-/* The longest of them, if that of whole sequences without padding between them is known. */
+/* Returns a bound of these lengths. longest: the longest whole sequence. With padding between sequences that bound is
+ * kept. */
 static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest,
                                    const te_tensor *padded) {
     const int64_t chunk = te__div_up(longest, 2 * te__group_size(s->context.ring));
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* The columns of a bias of whole sequences that belong to a piece's keys, a part for each of their chunks. */
+/* Returns the part of a bias of whole sequences for the piece's queries and the i-th chunk of its keys. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);
@@ -117,7 +120,7 @@ static te_tensor *te__context_columns(const te__context_attention *s, const te__
     if (bias->shape[2] > 1) bias = te__context_part(bias, 2, p->q);
     return te_tensor_narrow(bias, 3, (i ? 2 * ranks - 1 - p->owner : p->owner) * chunk, chunk);
 }
-/* Copies between a bias and what a piece has of it. */
+/* Copies the piece's part of a bias to `part`, or with `back` from `part` into the bias. */
 static te_result te__context_bias(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                   te_tensor *part, bool back) {
     const int n = p->kv == TE_CHUNKS_FIRST ? 1 : 2;
@@ -141,7 +144,7 @@ static te_tensor *te__context_bias_part(const te__context_attention *s, const te
     return part ? te__checked(part, te__context_bias(s, p, bias, part, false)) : NULL;
 }
 
-/* The forward pass of piece `i` without its outputs. k, v: those of its owner, or of all. */
+/* Fills in the args for the forward pass of piece `i`, without outputs. k, v: of the piece's owner, or of all ranks. */
 static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q,
                                   te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
     te_attn_rule *x = &a->rule;
@@ -187,7 +190,7 @@ static te_result te__context_join(te_qkv_format format, te_tensor *x, te_tensor 
     return te_op_context_merge(x->te, &a);
 }
 
-/* Piece `i` joins o f32, lse and, if it is not NULL, max_logit. */
+/* Computes piece `i` and merges it into o (f32), lse and, if it is not NULL, max_logit. */
 static te_result te__context_attend(const te__context_attention *s, int i, te_tensor *q, te_tensor *k, te_tensor *v,
                                     te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
@@ -203,12 +206,13 @@ static te_result te__context_attend(const te__context_attention *s, int i, te_te
     return result == TE_OK ? te__context_join(s->args.format, a.o, a.lse, a.max_logit, out, sums, max_logit) : result;
 }
 
-/* The tensors of this rank's queries that the backward pass of all pieces reads, and the gradients that it adds up. */
+/* The tensors of this rank's queries that the backward pass of every piece reads (q, o, lse, d_o), and the gradients to
+ * which every piece adds. */
 typedef struct te__context_grads {
-    te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq f32; dbias NULL: not wanted */
+    te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq is f32; dbias NULL: not wanted */
 } te__context_grads;
 
-/* The gradients of piece `i`: added to dq, dk and dv, all f32. */
+/* Computes the gradients of piece `i` and adds them to g->dq, dk and dv, which are f32, and to g->dbias. */
 static te_result te__context_differentiate(const te__context_attention *s, int i, const te__context_grads *g,
                                            te_tensor *k, te_tensor *v, te_tensor *dk, te_tensor *dv) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
@@ -246,7 +250,7 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
 
 /* ---- all pieces ---- */
 
-/* Keys and values of all ranks of the ring, in the order of their sequences. */
+/* Gathers the keys and values of all ranks of the ring, in the order of their sequences. */
 static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2],
                                     te_result result) {
     te_group *ring = s->context.ring;
@@ -271,7 +275,7 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     }
     return result;
 }
-/* The gradients of whole keys and values, added up over the ranks: dx[i] becomes this rank's, in the format of
+/* Adds up the gradients of whole keys and values over the ranks: dx[i] becomes this rank's part, in the dtype of
  * own[i]. */
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
                                      te_tensor *dx[2], te_result result) {
@@ -294,8 +298,8 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
     return result;
 }
 
-/* Two tensors like like[0], like[1], of a format (0: theirs) and, if `zero`, filled with 0. NULL where there is no
- * memory. */
+/* Makes two tensors like like[0] and like[1], of `dtype` (0: the same), filled with 0 if `zero`. pair[i] is NULL when
+ * out of memory. */
 static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero, te_tensor *pair[2]) {
     int i;
     for (i = 0; i < 2; i++)
@@ -304,7 +308,8 @@ static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero
                            : te__empty_like(like[i], dtype ? dtype : like[i]->dtype);
 }
 
-/* Attention of q to the keys of all ranks of the ring. o f32 and zero, lse -inf; max_logit -inf, or NULL. */
+/* Computes the attention of q to the keys of all ranks of the ring. On entry o (f32) is zero; lse and max_logit (or
+ * NULL) are -inf. */
 static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2],
                                           te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
     te_group *ring = s->context.ring;
@@ -330,7 +335,8 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     return te__context_agree(ring, result);
 }
 
-/* The gradients of all pieces. Those of keys and values go round with them, and end where they belong: dx. */
+/* Computes the gradients of all pieces. The gradients of keys and values are passed on together with the keys and
+ * values, and arrive at the rank that owns them: dx. */
 static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g,
                                            te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -375,7 +381,7 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
 
 enum { TE__CONTEXT_INPUTS = TE__ATTENTION_INPUTS, TE__CONTEXT_SAVED = TE__ATTENTION_SAVED };
 
-/* Where the sequences of queries (0), keys (1) and values (2) begin in memory, if packed. */
+/* Sets cu[0..2] to the starts of the sequences of queries, keys and values in memory, if packed. */
 static void te__context_starts(const te_attn_rule *x, te_tensor *cu[3]) {
     cu[0] = x->cu_seqlens_q_padded ? x->cu_seqlens_q_padded : x->cu_seqlens_q;
     cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
@@ -416,7 +422,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         a.d_o = d_o;
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
-        if (needs[4] && result == TE_OK) { /* this rank's heads; the others' are theirs */
+        if (needs[4] && result == TE_OK) { /* only this rank's heads; other ranks have the gradients of theirs */
             dx[4] = te__empty_1d(te, TE_F32, heads * te__group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
             if (result == TE_OK)
@@ -428,9 +434,9 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     return result;
 }
 
-/* The forward pass: parts q, k, v of this rank's tokens become those that its attention reads, which the backward pass
- * needs; *o: the output of its tokens. Where `result` is a failure, it goes to the other ranks, and no tensor is looked
- * at. */
+/* Runs the forward pass. On entry `parts` are q, k, v of this rank's tokens; on return they are the tensors that this
+ * rank's attention has read, which the backward pass needs. *o: the output of this rank's tokens. If `result` is a
+ * failure, the other ranks are told, and no tensor is looked at. */
 static te_result te__context_forward(te__context_attention *s, te_tensor *parts[3], te_tensor *max_logit, te_tensor **o,
                                      te_result result) {
     const te__context *c = &s->context;
@@ -474,13 +480,13 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     *o = a->o;
     if (result == TE_OK && own_max != max_logit) {
         result = te__all_gather(c->heads, own_max, max_logit);
-        if (result != TE_OK) return result; /* on all ranks of the exchange */
+        if (result != TE_OK) return result; /* all ranks of the group fail here, so none waits in the next exchange */
     }
     return te__context_to_tokens(c, o, cu, 1, a->format, result);
 }
 
-/* The ranks compare their calls before the first one. `result`: a failure on the way there; one of any rank becomes one
- * of all, and none goes on. */
+/* Compares the calls of all ranks before the first exchange. `result`: a failure of this rank before the comparison. If
+ * one rank fails, all ranks fail, and none goes on. */
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attention_desc *d,
                                    te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
@@ -497,7 +503,7 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
                  (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale,
                  (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
                  d->rule.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
-    for (i = 0; i < 2; i++) { /* a failure of the first goes on to the ranks of the second */
+    for (i = 0; i < 2; i++) { /* a failure in the first group is told to the ranks of the second */
         if (!te__group_compares(groups[i], c->met)) continue;
         result = te__group_compare(groups[i], what, result);
         *compared = true;
@@ -506,10 +512,10 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     return result;
 }
 
-/* te_attention of q, k, v, the tokens that this rank has, with the keys that the ranks of *c have together; all call
- * it. cu_seqlens and max_seqlen are those of whole sequences; the rows of a bias are this rank's, its columns all keys
- * in their order; max_logit is that of all ranks. `result`: a failure before the call, which the other ranks are told.
- * The gradient of softmax_offset is that of this rank's heads. */
+/* Computes te_attention of this rank's tokens q, k, v with the keys of all ranks of *c; all ranks must call it.
+ * cu_seqlens and max_seqlen are those of whole sequences. A bias has the rows of this rank, and columns for all keys in
+ * the order of the sequence. max_logit is that of all ranks. `result`: a failure before the call, of which the other
+ * ranks are told. The gradient of softmax_offset covers this rank's heads only. */
 static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c,
                                             te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
@@ -528,7 +534,7 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
-    if (a->rule.window.left < 0) a->rule.window.on = false; /* no bound beside the mask's: (-1, 0) under a causal one,
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* no bound beyond the mask's: (-1, 0) with a causal mask,
                                                              * else (-1, -1) */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
@@ -538,7 +544,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
         parts[i] = te_tensor_contiguous(te_tensor_detach(q_k_v[i]));
         if (!parts[i]) result = te_error_code(te);
     }
-    if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* ranks that are seeded alike drop different elements */
+    if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* each rank has its own offsets: ranks with the same seed drop
+                                                        * different elements */
         const uint64_t pieces = (uint64_t)te__context_pieces(&s);
         te__draw draw = te__rng_draw(te, pieces * (uint64_t)te__context_size(c));
         a->seed = draw.seed;

@@ -1,23 +1,24 @@
-/* context_parallel/exchange.c: ranks that share sequences (TransformerEngine: context parallelism): who has which tokens, and
- * how heads, keys and values come to where they are needed. Knows groups and operations; must not know attention.
+/* context_parallel/exchange.c: ranks that share sequences (TransformerEngine: context parallelism): which rank has
+ * which tokens, and how heads, keys and values are exchanged. Knows groups and operations; must not know attention.
  *
- * A sequence is 2 n chunks, and rank r of n has numbers r and 2 n - 1 - r, one behind the other: under a causal mask
- * all ranks have the same work.
+ * A sequence is divided into 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, one behind the
+ * other, so that under a causal mask all ranks have the same work. There are two exchanges:
  *
- *   heads    ranks exchange heads for tokens: each attends with its share of the heads to all that the group has (a2a)
- *   ring     keys and values go round, and each rank attends to those of one rank at a time (p2p); memory stays that of
- *            its own tokens. Or they are gathered at once (all_gather)
+ *     heads    the ranks exchange heads for tokens (a2a): each rank attends with its share of the heads to all tokens
+ *              of the group
+ *     ring     keys and values are passed from rank to rank (p2p), and each rank attends to those of one rank at a time,
+ *              so the memory stays that of its own tokens; or all keys and values are gathered at once (all_gather)
  *
- * With both, the exchange comes first: the chunks that the ranks of `heads` have together are the two of a rank of
- * `ring`, for the ranks of `heads` follow each other.
+ * With both, heads are exchanged first. Ranks of one `heads` group have consecutive numbers, so their chunks together
+ * are the two chunks of one rank of `ring`.
  *
- * A rank that fails goes on to take part in every exchange, without a tensor, so that no other rank waits; at the end
- * all ranks of a ring know whether all have come through. */
+ * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits. At the end all
+ * ranks of a ring know whether any rank has failed. */
 
 typedef struct te__context {
-    te_group *heads, *ring; /* borrowed; NULL or of one rank: there is no such exchange */
-    bool gathers;           /* the ring's keys and values are gathered */
-    bool met;               /* the ranks have compared what they do */
+    te_group *heads, *ring; /* borrowed; NULL or of one rank: the exchange is not needed */
+    bool gathers;           /* the keys and values of the ring are gathered, not passed on */
+    bool met;               /* the ranks have compared their calls */
 } te__context;
 
 static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) {
@@ -35,11 +36,12 @@ static int te__context_rank(const te__context *c) {
 
 /* ---- tokens in the order of sequences ---- */
 
-/* Between the rows of ranks, rank behind rank, and the order of sequences. */
+/* A permutation between two orders of rows: the rows of each rank, rank behind rank, and the order of the sequences. */
 typedef struct te__context_order {
-    int ranks, share; /* share: the ranks beside these that share the sequences of cu */
-    bool inverse;     /* from the sequences' order, not to it */
-    te_tensor *map;   /* the one before: that of keys is that of values, too */
+    int ranks, share; /* ranks: the ranks whose rows are ordered; share: the factor by which even more ranks share the
+                       * sequences of cu */
+    bool inverse;     /* true: from the order of the sequences to that of the ranks; false: the reverse */
+    te_tensor *map;   /* the last map that was made: keys and values need the same one */
     const te_tensor *cu;
 } te__context_order;
 
@@ -50,7 +52,8 @@ static te__context_order te__context_order_of(int ranks, int share, bool inverse
     order.inverse = inverse;
     return order;
 }
-/* The map of `rows` rows of all ranks: of sequences that begin at cu or, where it is NULL, of as many of one length. */
+/* Returns the map of `rows` rows of all ranks. The sequences begin at cu; cu NULL: there are `sequences` sequences of
+ * equal length. NULL with an error. */
 static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences,
                                   te_tensor *cu) {
     te_op_context_rows_args a = TE_ZERO;
@@ -64,14 +67,14 @@ static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t 
     order->cu = cu;
     return order->map = a.map ? te__checked(a.map, te_op_context_rows(te, &a)) : NULL;
 }
-/* The same for heads x, which are 1 / `part` of all rows. */
+/* Returns the map for the rows of which x (heads of tokens in `format`) has 1 / `part`. */
 static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part,
                                      te_tensor *cu) {
     const int64_t sequences = format == TE_BSHD ? x->shape[0] : 1,
                   rows = sequences * x->shape[format == TE_BSHD ? 1 : 0];
     return te__context_map(x->te, order, rows * part, sequences, cu);
 }
-/* Row i of x as row map[i] of a tensor of this shape. */
+/* Returns a tensor of this shape that has row i of x as row map[i]. */
 static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, const int64_t *shape) {
     te_op_moe_permute_args a = TE_ZERO;
     int64_t rows[2];
@@ -90,7 +93,8 @@ static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, cons
 
 /* ---- heads for tokens ---- */
 
-/* in[i] goes to all, out[i] comes from all. `result`: what has come about so far. */
+/* Exchanges each in[i] with all ranks, into out[i]. `result`: the result so far; a failure is told to the other
+ * ranks. */
 static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n,
                                       te_result result) {
     int i;
@@ -100,7 +104,8 @@ static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_
     for (i = 0; i < n && result == TE_OK; i++) result = te_all_to_all(group, in[i], NULL, out[i], NULL);
     return result;
 }
-/* x [R, ..] as blocks of heads [ranks, R, ..], or back. */
+/* Returns x, seen as [a, b, ..], as [b, a, ..]: rows of heads [R, ranks, ..] become blocks [ranks, R, ..], or the
+ * reverse. */
 static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t numel) {
     int64_t shape[3];
     shape[0] = a;
@@ -108,8 +113,8 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     shape[2] = numel / te__max(1, a * b);
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
-/* x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any format; cu[i]: the starts of its
- * sequences, in memory. */
+/* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any
+ * layout. cu[i]: the starts of x[i]'s sequences in memory. */
 static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                       te_qkv_format format, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -135,7 +140,7 @@ static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_te
     }
     return result;
 }
-/* And back. */
+/* Reverses te__context_to_heads: x[i] [tokens of the group, H / ranks, d] becomes [tokens of this rank, H, d]. */
 static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                        te_qkv_format format, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -168,8 +173,8 @@ static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_t
 
 /* ---- the ring ---- */
 
-/* out[i] goes to the next rank, in[i] comes from the one before; where groups wait for the receiver, even ranks send
- * first. */
+/* Sends out[i] to the next rank, and receives in[i] from the previous one. Even ranks send first and odd ranks receive
+ * first, since a send may wait for the receiver. */
 static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n,
                                   te_result result) {
     const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
@@ -189,7 +194,7 @@ static te_result te__context_pass(te_group *group, te_tensor *const *out, te_ten
         }
     return result;
 }
-/* Have all ranks come through? Groups whose ranks could not tell each other do not ask. */
+/* Fails on all ranks if one rank has failed. Groups whose ranks cannot tell each other of failures return `result`. */
 static te_result te__context_agree(te_group *group, te_result result) {
     if (te__is_alone(group) || !group->refuse) return result;
     return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);

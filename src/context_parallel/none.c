@@ -1,8 +1,9 @@
-/* context_parallel/none.c: sequences that ranks share, left out by TE_NO_DIST: there is one rank. */
+/* context_parallel/none.c: takes the place of context_parallel/ when TE_NO_DIST leaves it out: sequences are never
+ * shared, since there is one rank. */
 
 typedef struct te__context {
-    te_group *heads, *ring; /* NULL */
-    bool gathers;           /* false */
+    te_group *heads, *ring; /* always NULL */
+    bool gathers;           /* always false */
 } te__context;
 
 static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) {

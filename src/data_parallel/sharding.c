@@ -1,20 +1,20 @@
-/* data_parallel/sharding.c: units whose gradients ranks exchange, their flags, and when a pipeline's stage exchanges. Knows the
- * module tree, groups and gradients; must not know what a module computes. */
+/* data_parallel/sharding.c: units (modules whose gradients ranks exchange together), their flags, and the exchanges of
+ * a pipeline stage. Knows the module tree, groups and gradients; must not know what a module computes. */
 
-#define TE__UNIT "te.unit" /* the attribute */
+#define TE__UNIT "te.unit" /* the module attribute that holds the te__dp_unit */
 typedef struct te__dp_unit {
-    struct te__dp_unit *next; /* in the order in which they were made */
+    struct te__dp_unit *next; /* the list of units, in the order in which they were made */
     te_module *module;
     te_data_parallel_desc desc;
-    bool whole; /* te_data_parallel */
+    bool whole; /* made by te_data_parallel; false: by te_fsdp_unit */
     bool reached; /* the last backward pass has written a gradient */
-    bool chosen;  /* by te__units_choose */
+    bool chosen;  /* chosen by te__units_choose */
     te_fsdp_state state;
     uint64_t exchanged_at; /* te->writes behind the last exchange */
 } te__dp_unit;
 
 typedef struct te__sharding_state {
-    te__dp_unit *units; /* a list */
+    te__dp_unit *units; /* the list of all units of the context */
 } te__sharding_state;
 static const te__slot te__sharding_slot = {sizeof(te__sharding_state)};
 static te__sharding_state *te__sharding_of(const te_ctx *te) {
@@ -38,7 +38,7 @@ static void te__unit_free(void *value) {
 
 /* ---- the exchange ---- */
 
-/* The parameters of a unit that are trained, each once. */
+/* The trained parameters of a unit, each listed once. */
 typedef struct te__unit_params {
     te_module *unit;
     te_tensor **list;
@@ -66,7 +66,7 @@ static void te__unit_params_free(te_ctx *te, te__unit_params *p) {
     te__free(te, p->list, (size_t)p->cap * sizeof(te_tensor *));
 }
 
-/* Has a gradient of u been written since u exchanged? */
+/* Returns whether a gradient of u was written since u last exchanged. */
 static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) {
     int i, k;
     for (i = 0; i < p->n; i++)
@@ -77,7 +77,7 @@ static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) 
     return false;
 }
 
-/* out = factor * x, of one number of elements, as vectors. */
+/* Computes out = factor * x, elementwise as vectors; x and out have the same number of elements. */
 static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     te_op_axpby_args a = TE_ZERO;
     if (te__numel(x) == 0) return TE_OK;
@@ -86,8 +86,8 @@ static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     a.alpha = factor;
     return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
 }
-/* The gradients one behind the other in f32, zeros where there is none, then for each parameter how many ranks have
- * one. */
+/* Returns all gradients in f32, one behind the other (zeros where there is none), and behind them a 1 or 0 for each
+ * parameter: whether it has a gradient. After the all-reduce these numbers count the ranks that have one. */
 static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
     te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
     int64_t at = 0;
@@ -108,7 +108,7 @@ static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor 
     }
     return result == TE_OK ? flat : NULL;
 }
-/* The sums become the gradients. A parameter without one gets one if another rank has it. */
+/* Stores the sums as gradients. A parameter without a gradient gets one if another rank has one. */
 static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads,
                                  bool lacks, float factor) {
     te_ctx *te = u->module->te;
@@ -150,7 +150,7 @@ static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
     te__free(te, grads, (size_t)p->n * sizeof(te_tensor *));
     return result;
 }
-/* Exchanges now, if the flag says so. */
+/* Exchanges the unit's gradients now, if state.requires_gradient_sync is set. */
 static te_result te__unit_exchange(te__dp_unit *u) {
     te__unit_params p = TE_ZERO;
     te_ctx *te = u->module->te;
@@ -161,7 +161,7 @@ static te_result te__unit_exchange(te__dp_unit *u) {
         result = te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
     else if (u->desc.post_backward) {
         result = te__returned(te, u->desc.post_backward(u->desc.user, u->module), "the post_backward", u->module->name);
-        /* shows if it recorded no error of its own */
+        /* takes effect only if the callback has set no error itself */
         if (result != TE_OK)
             te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
     } else
@@ -171,8 +171,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-/* Before a backward pass from y: marks the leaves that it can reach. After the pass its nodes are gone, and a failed
- * one still has to know whose ranks to tell. */
+/* Marks, before a backward pass from y, the leaves that the pass can reach. After the pass its nodes are gone, but a
+ * rank whose pass has failed must still know which ranks to tell. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;
@@ -190,7 +190,7 @@ static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y
             if (again->params[k]->var) again->params[k]->var->pass = pass;
     }
 }
-/* Has it marked a parameter of this tree? */
+/* Returns whether te__units_mark has marked a parameter of this tree in this pass. */
 static bool te__units_are_marked(const te_module *m, uint64_t pass) {
     bool marked = false;
     int i;
@@ -199,15 +199,15 @@ static bool te__units_are_marked(const te_module *m, uint64_t pass) {
     for (i = 0; i < m->num_children && !marked; i++) marked = te__units_are_marked(m->children[i], pass);
     return marked;
 }
-/* Are there weight gradients of this tree that te_backward_dw will compute? */
+/* Returns whether te_backward_dw has yet to compute weight gradients of this tree. */
 static bool te__units_are_deferred(const te_module *root) {
     const te__deferred *d = root->te->deferred;
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* The end of a backward pass. Ranks may reach other units of a model, but all reach the model: so all of its units
- * exchange, or none does. After a failure the ranks that wait in an exchange of that model are told: those of another
- * one's group do not wait for this rank. */
+/* Exchanges the gradients at the end of a backward pass. Different ranks may reach different units of a model, but all
+ * ranks reach the model. So all units of the model exchange, or none does. After a failure, only the ranks in the group
+ * of the same model are told, since only these wait for this rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -215,8 +215,8 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
         te__unit_params p = TE_ZERO;
         p.unit = u->module;
         u->reached = false;
-        if (te__units_are_deferred(te__root_of(u->module))) continue; /* te_backward_dw ends with the rest of the
-                                                                       * gradients */
+        if (te__units_are_deferred(te__root_of(u->module))) continue; /* the exchange follows te_backward_dw, which
+                                                                       * computes the remaining gradients */
         if (!te__unit_list(&p, u->module)) result = te_error_code(te);
         u->reached = result == TE_OK && te__unit_is_reached(u, &p);
         te__unit_params_free(te, &p);
@@ -370,7 +370,7 @@ static bool te__is_multimodal(const char *name) {
         if (strcmp(name, names[i]) == 0) return true;
     return false;
 }
-/* The topmost towers and projectors below m, with all that is below them. */
+/* Visits the topmost towers and projectors below m, with all modules below them. */
 static void te__units_multimodal(te__unit_walk *w, te_module *m) {
     int i;
     for (i = 0; i < m->num_children; i++) {
@@ -443,7 +443,7 @@ static te_result te__unit_root_callback(te__dp_unit *u) {
                            ? te__returned(u->module->te, u->desc.root_post_backward(u->desc.user, u->module),
                                           "the root_post_backward", u->module->name)
                            : TE_OK;
-    /* shows if it recorded no error of its own */
+    /* takes effect only if the callback has set no error itself */
     if (result != TE_OK)
         te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name,
                  te_result_name(result));
@@ -462,7 +462,7 @@ TE_API te_result te_fsdp_post_backward(te_module *unit) {
     return result == TE_OK ? te__unit_root_callback(u) : result;
 }
 
-/* Chooses the units of a tree, */
+/* Chooses the units of a tree, which te__units_exchange_chosen then exchanges. */
 static bool te__unit_choose(void *user, te_module *m) {
     te__dp_unit *u = te__unit_of(m);
     (void)user;
@@ -473,7 +473,7 @@ static bool te__units_choose(void *user, te_module *m) {
     te_module_visit(m, te__unit_choose, user);
     return true;
 }
-/* which exchange here, each once. */
+/* Exchanges the chosen units, each once. */
 static te_result te__units_exchange_chosen(te_ctx *te) {
     te_result result = TE_OK;
     te__dp_unit *u;
@@ -483,7 +483,7 @@ static te_result te__units_exchange_chosen(te_ctx *te) {
     }
     return result;
 }
-/* A backward pass that failed in front of these exchanges: the ranks that wait at the first one are told. */
+/* Tells the ranks that wait in the first exchange of the chosen units that this rank's backward pass has failed. */
 static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
     te__dp_unit *u, *first = NULL;
     for (u = te__sharding_of(te)->units; u; u = u->next) {
@@ -522,7 +522,8 @@ static te_result te__stage_check(te_module *stage, const te_stage_backward_desc 
         "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed",
         d->num_outputs, d->stage_outputs ? "has a NULL" : "is NULL");
 }
-/* A stage that is one unit: its outputs reach the parameters one by one, and gradients travel once, behind the last. */
+/* Runs the backward pass of a stage that is one unit. Its outputs reach the parameters one after another, so gradients
+ * are exchanged only once, behind the last output. */
 static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
     const te_fsdp_state before = u->state;
     te_result result;

@@ -1,4 +1,4 @@
-/* dist/group.c: groups of ranks: the public functions of the collectives, which check a call and hand it to the group's
+/* dist/group.c: groups of ranks: the public functions of the collectives, which check a call and pass it to the group's
  * implementation. Knows tensors and captures; must not know modules and recipes. */
 
 typedef enum te__collective {
@@ -23,9 +23,10 @@ enum { TE__HAS_RANKS = 1 };
 struct te_group {
     te_ctx *te;
     te_group_desc is;
-    char *name; /* is.name */
-    /* Takes part in a collective with a failure in place of a tensor, so that the other ranks fail too and do not wait;
-     * `peer` is the other rank of a te_send or te_recv. NULL: the implementation cannot do that. */
+    char *name; /* the memory of is.name */
+    /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail too and do not
+     * wait. `peer`: the rank to which a te_send goes, or from which a te_recv comes. NULL: the implementation cannot do
+     * that. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te__closable closable;
 };
@@ -75,7 +76,7 @@ TE_API void te_group_destroy(te_group *group) {
     if (!group) return;
     te = group->te;
     te__closable_remove(&group->closable);
-    /* the other ranks are the parent's */
+    /* in a forked child, the group still belongs to the parent */
     if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user);
     te__free_string(te, group->name);
     te__free(te, group, sizeof(*group));
@@ -88,8 +89,8 @@ TE_API int te_group_size(const te_group *group) { return te__group_size(group); 
 
 /* ---- collectives ---- */
 
-/* x must be of the group's context and have plain contiguous memory. A NULL fails without an error: the call that
- * returned it has set one. */
+/* Checks that x belongs to the group's context and has plain contiguous memory. A NULL x fails without an error: the
+ * call that returned it has set one. */
 static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
     te_ctx *te;
     te_result r;
@@ -100,7 +101,7 @@ static te_result te__want_shared(te_group *group, te__collective kind, const cha
     return r == TE_OK && !x->buffer ? te__no_plain_memory(x, te__collective_name(kind)) : r;
 }
 
-/* The elements of x must be of a format that `op` can reduce. */
+/* Checks that `op` exists and can reduce elements of x's dtype. */
 static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_reduce_op op) {
     const char *what = te__collective_name(kind);
     bool bytes = x->dtype == TE_U8 || x->dtype == TE_F8E8M0;
@@ -113,7 +114,7 @@ static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_
                     te_dtype_name(x->dtype));
 }
 
-/* `whole` must hold one `part` for each rank. */
+/* Checks that `whole` has room for exactly one `part` of each rank. */
 static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole,
                                 const char *part_name, const te_tensor *part, int size) {
     const char *what = te__collective_name(kind);
@@ -135,7 +136,7 @@ static te_result te__want_parts(te__collective kind, const char *whole_name, con
     return TE_OK;
 }
 
-/* Tells the other ranks that this rank cannot make the call. */
+/* Tells the other ranks that this rank cannot make the call. Returns `code`. */
 static te_result te__refuse_peer(te_group *group, te__collective kind, int peer, te_result code) {
     if (group && group->is.size > 1 && group->refuse && !group->te->warming && !te__is_forked(group->te))
         group->refuse(group->is.user, group->te, kind, peer, code);
@@ -144,11 +145,12 @@ static te_result te__refuse_peer(te_group *group, te__collective kind, int peer,
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
     return te__refuse_peer(group, kind, -1, code);
 }
-/* Is nothing to be exchanged? During a warm-up there are no results, and ranks warm up at different times. */
+/* Returns whether there is nothing to exchange: a group of one rank, or a warm-up. In a warm-up there are no results,
+ * and ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
-/* In a capture nothing runs, so a function that only queues work on the stream can be called, and no other. The graph
- * holds the memory that each launch will read and write. */
+/* Checks that a collective may be called in the capture under way. Nothing runs in a capture, so the group's function
+ * must only queue work on the stream. The graph keeps the memory that each launch reads and writes. */
 static te_result te__group_captures(te_group *group, te__collective kind, const te_tensor *read, te_tensor *written) {
     te_ctx *te = group ? group->te : NULL;
     char what[128];
@@ -164,7 +166,7 @@ static te_result te__group_captures(te_group *group, te__collective kind, const 
     return te__refuse_capture(te, what, "call it before te_graph_begin, or between two te_graph_launch");
 }
 
-/* A group may lack an optional function. */
+/* Checks that the group has an optional function. member: its field in te_group_desc. */
 static te_result te__group_has(te_group *group, const char *what, const char *member, bool there) {
     if (te__is_alone(group) || there) return TE_OK;
     return te__fail(group->te, TE_ERR_UNSUPPORTED,
@@ -172,7 +174,7 @@ static te_result te__group_has(te_group *group, const char *what, const char *me
                     what, group->name, member);
 }
 
-/* Completes the error of an implementation that failed without setting one. */
+/* Sets an error if an implementation has failed without setting one. */
 static te_result te__report_collective(te_group *group, te__collective kind, te_result r) {
     if (r == TE_OK) return r;
     if ((int)r < 0 || (int)r >= TE_RESULT_COUNT)
@@ -183,7 +185,7 @@ static te_result te__report_collective(te_group *group, te__collective kind, te_
                     group->name, group->is.rank, group->is.size, te_result_name(r));
 }
 
-/* Copies the bytes of x to out, whatever their format. */
+/* Copies the bytes of x to out, whatever their dtypes. */
 static te_result te__copy_bytes(const te_tensor *x, te_tensor *out) {
     te_tensor *from, *to;
     te_result r;
@@ -261,7 +263,7 @@ TE_API te_result te_barrier(te_group *group) {
 
 /* ---- all to all ---- */
 
-/* Elements of a line: those with one index of the first dimension. */
+/* Returns the number of elements of a line. A line is all elements with the same index of the first dimension. */
 static int64_t te__line_numel(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -272,7 +274,8 @@ static int64_t te__line_bytes(const te_tensor *x) {
     return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1);
 }
 
-/* Writes to `full` how many lines of x go to each rank, or come from it: `counts`, or equal numbers. */
+/* Writes to full[i] how many lines of x go to rank i, or come from it: `counts`, or equal numbers if counts is NULL.
+ * Checks that they add up to the lines of x. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts,
                                 int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
@@ -305,7 +308,7 @@ static te_result te__want_lines(const char *name, const te_tensor *x, const char
                     counts_name, (long long)sum, name, text, (long long)lines);
 }
 
-/* x and out must be of one format and have lines of one size, and share no memory. */
+/* Checks that x and out have the same dtype and lines of the same size, and share no memory. */
 static te_result te__want_exchange(const te_tensor *x, const te_tensor *out) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -390,25 +393,27 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
 
 /* ---- comparing ---- */
 
-/* Ranks that are about to do different things end in wrong numbers, or wait for one another. So they compare a text of
- * what is about to happen where they first meet: in a module's first call, and in debug mode (TE_DEBUG_SYNC=1, for all
- * ranks alike) in each. A message has room for the first TE__COMPARED_TEXT bytes; the checksum is of all. */
+/* Ranks that are about to do different things would compute wrong numbers, or wait for one another. So they compare a
+ * text that describes what they are about to do: in the first call of a module, and in debug mode (TE_DEBUG_SYNC=1,
+ * which must be the same for all ranks) in every call. A message has a checksum of the whole text, and its first
+ * TE__COMPARED_TEXT bytes. */
 enum { TE__COMPARED_TEXT = 504, TE__COMPARED_BYTES = TE__COMPARED_TEXT + 8 };
 
-/* Do the ranks compare in this call? `met`: they have in an earlier one. Not in a capture, which runs nothing. */
+/* Returns whether the ranks compare in this call. `met`: they have compared in an earlier call. In a capture they do
+ * not, since nothing runs. */
 static bool te__group_compares(const te_group *group, bool met) {
     return !te__is_alone(group) && !group->te->capture && (!met || group->te->debug_sync);
 }
 
-/* The texts of all ranks, behind their checksums, to host memory. */
+/* Gathers the messages of all ranks (checksum, then text) in host memory. */
 static te_result te__group_texts(te_group *group, const unsigned char own[TE__COMPARED_BYTES], unsigned char *all) {
     te_ctx *te = group->te;
     int64_t bytes = TE__COMPARED_BYTES;
     te_tensor *x, *out;
     te_result result;
     te__frame_begin(te);
-    result = te->device->synchronize(te); /* what earlier kernels have to tell is told to all: behind the exchange no
-                                           * rank fails alone */
+    result = te->device->synchronize(te); /* errors of earlier kernels must show before the exchange, so that all ranks
+                                           * fail and not one alone behind it */
     x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
     bytes *= group->is.size;
     out = x ? te_tensor_empty(te, TE_U8, 1, &bytes) : NULL;
@@ -418,9 +423,9 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     return result;
 }
 
-/* TE_OK if all ranks are about to do `what`; else TE_ERR_STATE on all of them, with both texts. `result`: a failure on
- * the way here, which the others are told in place of a text. A failure is one of all ranks, so none goes on to its
- * next collective. */
+/* Checks that all ranks are about to do `what`. If not, all ranks fail with TE_ERR_STATE and two of the texts.
+ * `result`: a failure of this rank before the comparison; the other ranks are told of it. If one rank fails, all ranks
+ * fail, so none goes on to its next collective. */
 static te_result te__group_compare(te_group *group, const char *what, te_result result) {
     te_ctx *te = group->te;
     unsigned char own[TE__COMPARED_BYTES], *all;
@@ -437,7 +442,8 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
     for (r = 1; r < group->is.size && result == TE_OK; r++) {
         unsigned char *other = all + (size_t)r * TE__COMPARED_BYTES;
         if (!memcmp(all, other, 8)) continue;
-        all[TE__COMPARED_BYTES - 1] = other[TE__COMPARED_BYTES - 1] = 0; /* they come from outside */
+        all[TE__COMPARED_BYTES - 1] = other[TE__COMPARED_BYTES - 1] = 0; /* the texts come from other ranks and may lack
+                                                                          * a 0 */
         result = te__fail(te, TE_ERR_STATE,
                           "group \"%.40s\": its ranks are about to do different things. Rank 0: %s. Rank %d: %s. Give "
                           "all ranks the same modules, options and shapes, in the same order",
@@ -449,8 +455,8 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
 
 /* ---- aborting ---- */
 
-/* Another thread may be inside a collective of this group, so the context is not written to unless the function is
- * missing. */
+/* Another thread may be inside a collective of this group, so this function does not write to the context (except when
+ * the group has no abort function). */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;
@@ -458,7 +464,7 @@ TE_API te_result te_group_abort(te_group *group, const char *reason) {
     return te__group_has(group, "te_group_abort", "abort", false);
 }
 
-/* ---- for the rooms above, which dist/none.c serves where ranks are left out ---- */
+/* ---- for other folders; dist/none.c replaces these with TE_NO_DIST ---- */
 
 static te_result te__all_reduce(te_group *group, te_tensor *x, te_reduce_op op) { return te_all_reduce(group, x, op); }
 static te_result te__all_gather(te_group *group, const te_tensor *x, te_tensor *out) {
@@ -471,7 +477,7 @@ static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const
     (void)te, (void)ranks, (void)who, (void)what;
     return TE_OK;
 }
-/* Checks a group that the option `what` of a call gives, or NULL. */
+/* Checks the group that the option `what` of call `who` gives (may be NULL): it must belong to this context. */
 static te_result te__group_allowed(te_ctx *te, const te_group *group, const char *who, const char *what) {
     if (!group || group->te == te) return TE_OK;
     return te__fail(te, TE_ERR_INVALID,

@@ -1,10 +1,10 @@
-/* dist/hub.c: synchronization of the threads of a group: meetings of all ranks, messages between two, and errors for
+/* dist/hub.c: synchronizes the threads of a group: meetings of all ranks, messages between two ranks, and errors for
  * waits that would never end. Knows the names of the collectives; must not know tensors. */
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* A rank's part in a collective. Its own thread writes it before a meeting; the others read it between this meeting and
- * the next. */
+/* A rank's part in a collective. The rank's own thread writes it before a meeting; other threads read it between that
+ * meeting and the next one. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -13,15 +13,15 @@ typedef struct te__post {
     size_t bytes;
     te_reduce_op op;
     int root;
-    int64_t line, line_bytes; /* all to all: elements and bytes of a line */
-    const int64_t *send_counts, *recv_counts; /* [size], of lines */
+    int64_t line, line_bytes; /* te_all_to_all: elements and bytes of a line */
+    const int64_t *send_counts, *recv_counts; /* [size] numbers of lines */
     char shape[TE__SHAPE_TEXT];
     char *data; /* the rank's tensor in host memory */
     te_result result;
     char why[TE__WHY_TEXT];
 } te__post;
 
-/* A message from one rank to another. The bytes of the tensor follow the struct, or the text of a failure. */
+/* A message from one rank to another. Behind the struct follow the bytes of the tensor, or the text of a failure. */
 typedef struct te__mail {
     struct te__mail *next;
     te_result result; /* not TE_OK: there is no tensor */
@@ -33,16 +33,15 @@ typedef struct te__mail {
 static char *te__mail_data(te__mail *m) { return (char *)m + ((sizeof(te__mail) + 15) & ~(size_t)15); }
 typedef struct te__mailbox {
     te__mail *first, *last;
-    int skip; /* so many later messages are dropped: their receives have failed already */
+    int skip; /* the number of later messages to drop, since their receives have failed already */
 } te__mailbox;
 
-/* The wait that a rank is in. If every rank waits for another, all are stuck, and the hub ends their waits with an
- * error. */
+/* The wait that a rank is in. If all ranks wait for one another, the hub ends their waits with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
     int from;   /* the sender that a receive waits for */
-    bool live;  /* for te__hub_find_stuck alone */
+    bool live;  /* used only by te__hub_find_stuck */
     bool stuck; /* the wait ends with the error `text` */
     char text[TE__WHY_TEXT];
 } te__wait;
@@ -58,14 +57,14 @@ struct te_thread_hub {
     te__wait *wait; /* [size] */
     te__mailbox *box; /* [from * size + to] */
     int num_receiving; /* ranks that wait for a message */
-    bool aborted;      /* for the reason in abort_text, until all ranks have left */
+    bool aborted;      /* a rank has aborted the group, for the reason in abort_text; until all ranks have left */
     char abort_text[TE__WHY_TEXT];
     int num_taken, num_left, first_left;
-    bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees it */
-    int arrived;      /* at the meeting under way */
+    bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees the hub */
+    int arrived;      /* ranks that have arrived at the meeting under way */
     uint64_t meeting; /* counts meetings: a new number tells a waiting rank that all have arrived */
-    int forks;         /* te__forks when it was made: a child by fork has none of its threads */
-    te_result verdict; /* of the last meeting */
+    int forks;         /* te__forks when the hub was made: a forked child has none of its threads */
+    te_result verdict; /* the result of the last meeting */
     char text[TE__WHY_TEXT + 64];
 };
 
@@ -116,7 +115,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
 
 TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
     bool last;
-    if (!hub || hub->forks != te__forks) return; /* a child's copy, whose mutex may be locked for ever */
+    if (!hub || hub->forks != te__forks) return; /* in a forked child, the mutex may be locked for ever */
     te__mutex_lock(&hub->mutex);
     hub->closed = true;
     last = hub->num_taken == 0;
@@ -125,10 +124,10 @@ TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
     if (last) te__hub_free(hub);
 }
 
-/* True if no meeting will begin any more. */
+/* Returns whether no meeting will begin any more. */
 static bool te__hub_is_over(const te_thread_hub *hub) { return hub->closed || hub->aborted; }
 static bool te__hub_is_broken(const te_thread_hub *hub) { return te__hub_is_over(hub) || hub->num_left > 0; }
-/* Writes the reason to `text`; `left` is the rank that has left. */
+/* Writes to `text` why the hub is over or broken. `left`: the rank that has left. */
 static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text) {
     if (hub->aborted)
         snprintf(text, TE__WHY_TEXT, "%s", hub->abort_text);
@@ -140,7 +139,7 @@ static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text
     return TE_ERR_STATE;
 }
 
-/* Compares what each rank sends with what its receiver expects. */
+/* Checks that each rank sends what the receiving rank expects (te_all_to_all). */
 static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     const te__post *a = &hub->post[0];
     char *text = hub->text;
@@ -168,8 +167,8 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     return TE_OK;
 }
 
-/* Do the posts of all ranks match? If not, hub->text says why. Ranks are compared with rank 0 in order, so that all
- * threads get the same error in every run. */
+/* Checks that the posts of all ranks match; else hub->text says why they do not. Ranks are compared with rank 0 in
+ * order, so all threads get the same error in every run. */
 static te_result te__hub_judge(te_thread_hub *hub) {
     const te__post *a = &hub->post[0], *b = NULL;
     const char *what = te__collective_name(a->kind);
@@ -210,7 +209,7 @@ static te_result te__hub_judge(te_thread_hub *hub) {
     return a->kind == TE__ALL_TO_ALL ? te__hub_judge_exchange(hub) : TE_OK;
 }
 
-/* Writes the waits of the stuck ranks as an error text. */
+/* Writes an error text that lists the waits of the stuck ranks. */
 static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
     size_t used = (size_t)snprintf(text, TE__WHY_TEXT, "no rank can go on:");
     int i;
@@ -227,26 +226,26 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
              "the same order");
 }
 
-/* Can rank i go on, given the ranks that are known to (`live`)? */
+/* Returns whether rank i can go on, given the ranks that are already known to go on (`live`). */
 static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     const te__wait *w = &hub->wait[i];
     int k;
     if (w->kind == TE__WAITS_NOT || w->live) return true;
-    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* with an error */
+    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* goes on with an error */
     if (w->kind == TE__WAITS_MESSAGE) return te__hub_box(hub, w->from, i)->first || hub->wait[w->from].live;
     for (k = 0; k < hub->size; k++)
         if (hub->wait[k].kind != TE__WAITS_MEETING && !hub->wait[k].live) return false;
     return true;
 }
 
-/* Called when a rank is about to wait, or has left. Ends all waits with an error if the ranks would wait for each other
- * for ever. As long as one rank can go on, nothing is done: it may make the call that the others wait in, and all ranks
- * of a collective must fail together. */
+/* Ends all waits with an error if the ranks would wait for one another for ever. Called when a rank is about to wait,
+ * or has left. Does nothing as long as one rank can go on: that rank may make the call in which the others wait, and
+ * all ranks of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
     int i;
-    if (hub->num_receiving == 0) return; /* all waits are for the same meeting */
+    if (hub->num_receiving == 0) return; /* all waiting ranks wait for the same meeting */
     for (i = 0; i < hub->size; i++) hub->wait[i].live = false;
     while (more)
         for (more = false, i = 0; i < hub->size; i++)
@@ -266,9 +265,9 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     te__cond_broadcast(&hub->cond);
 }
 
-/* Waits until all ranks have arrived; all return the same verdict, and `text` if it is not TE_OK. If a rank has left
- * the group or aborted it, only the first meeting of a collective fails: after it other ranks may read this rank's
- * memory, which the later meetings protect. */
+/* Waits until all ranks have arrived. All ranks return the same verdict, with a `text` if it is not TE_OK. If a rank
+ * has left or aborted the group, only the `first` meeting of a collective fails. The later meetings do not: other ranks
+ * may still read this rank's memory, which these meetings protect. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;
@@ -311,7 +310,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
 
 /* ---- messages ---- */
 
-/* A message with room for `bytes`; NULL when memory is out. */
+/* Returns a message with room for `bytes`; NULL when out of memory. */
 static te__mail *te__mail_create(te_result result, size_t bytes) {
     size_t head = (sizeof(te__mail) + 15) & ~(size_t)15;
     te__mail *m = bytes <= SIZE_MAX - head ? (te__mail *)malloc(head + bytes) : NULL;
@@ -322,7 +321,7 @@ static te__mail *te__mail_create(te_result result, size_t bytes) {
     return m;
 }
 
-/* Queues the message, which belongs to the hub from here on. */
+/* Queues a message, which belongs to the hub from here on. On failure `text` says why. */
 static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te_result r = TE_OK;
@@ -350,8 +349,8 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* Waits for the next message, which the caller frees; NULL: none will come, for the reason in `text`. A message whose
- * sender has left since is still received. */
+/* Waits for the next message from rank `from` to rank `to` and returns it; the caller frees it. Returns NULL, with the
+ * reason in `text`, if none will come. A message whose sender has left meanwhile is still received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];
@@ -375,7 +374,7 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     return m;
 }
 
-/* Drops the receiver's next message: its receive has failed. */
+/* Drops the next message from rank `from` to rank `to`, since the receive has failed. */
 static void te__mail_skip(te_thread_hub *hub, int from, int to) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__mail *m;

@@ -1,5 +1,5 @@
-/* dist/none.c: ranks left out by TE_NO_DIST. No group can be made, so each of these functions has a group of one rank, NULL;
- * an option that asks for more ranks is refused with the name of the macro. */
+/* dist/none.c: takes the place of dist/ when TE_NO_DIST leaves ranks out. No group can be made, so every group is NULL
+ * and counts as one rank. An option that asks for more ranks is refused with the name of the macro. */
 
 struct te_group {
     te_ctx *te;
@@ -39,7 +39,7 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
     (void)group, (void)what;
     return result;
 }
-/* Refuses a number of ranks above 1. */
+/* Fails if `ranks` is above 1. */
 static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const char *what) {
     if (ranks < 2) return TE_OK;
     return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %d, and te.h was compiled with TE_NO_DIST; compile it without", who,

@@ -1,5 +1,5 @@
-/* dist/threads.c: the group whose ranks are threads of this process: copies in host memory, arithmetic in rank order.
- * Knows the hub and tensors; must not know modules and recipes. */
+/* dist/threads.c: the group whose ranks are threads of this process. Copies tensors to host memory, and computes there
+ * in rank order. Knows the hub and tensors; must not know modules and recipes. */
 
 /* ---- a rank of the thread group ---- */
 
@@ -9,7 +9,7 @@ typedef struct te__thread_rank {
     int rank;
 } te__thread_rank;
 
-/* A new post of this rank, without a tensor. */
+/* Returns this rank's post, cleared for a call without a tensor. */
 static te__post *te__post_open(te__thread_rank *me, te__collective kind) {
     te__post *post = &me->hub->post[me->rank];
     post->kind = kind;
@@ -32,7 +32,8 @@ static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const
     te__shape_text(x, post->shape);
     return post;
 }
-/* The other ranks get the first error of this rank's context, which is the cause of its later ones. */
+/* Returns the error text for the other ranks: the first error of this rank's context, which is the cause of later
+ * ones. */
 static const char *te__rank_why(const te__thread_rank *me) {
     return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te);
 }
@@ -56,13 +57,13 @@ static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_resu
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank,
                     me->hub->size, text);
 }
-/* The first meeting: every rank's post is complete, or all ranks fail. */
+/* The first meeting of a collective: afterwards every rank's post is complete, or all ranks fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* A later meeting: every rank has done its part, or all ranks fail. */
+/* A later meeting of a collective: afterwards every rank has done its part, or all ranks fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);
@@ -76,7 +77,7 @@ static te_result te__rank_end(te__thread_rank *me, te__post *post, te_result r) 
 
 /* ---- arithmetic: rank 0 first, then rank 1 ... ---- */
 
-enum { TE__REDUCE_RUN = 256 }; /* elements at a time: they stay in the first-level cache */
+enum { TE__REDUCE_RUN = 256 }; /* elements reduced at a time, so that they stay in the first-level cache */
 
 static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
     float sum[TE__REDUCE_RUN], x[TE__REDUCE_RUN];
@@ -113,8 +114,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own,
- * which no other rank reads or writes in any copy, so neither locks nor more memory are needed. */
+/* Replaces the elements begin .. end - 1 of this rank's copy by the result over all ranks. Each rank has its own range,
+ * and no other rank reads or writes that range in any copy, so neither locks nor more memory are needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;
@@ -223,7 +224,7 @@ static te_result te__threads_all_to_all(void *user, te_ctx *te, const te_tensor 
     return te__rank_end(me, post, te__rank_meet(me, TE__ALL_TO_ALL));
 }
 
-/* Sends rank `to`, which waits for a message, the error in its place. */
+/* Sends the error to rank `to`, which waits for a message. */
 static void te__threads_send_failure(te__thread_rank *me, int to, te_result code) {
     const char *why = te__rank_why(me);
     char text[TE__WHY_TEXT];
@@ -298,12 +299,12 @@ static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int 
         return;
     }
     te__post_fail(me, te__post_open(me, kind), code);
-    te__hub_meet(me->hub, me->rank, true, text); /* this rank has its error already */
+    te__hub_meet(me->hub, me->rank, true, text); /* the verdict is not needed: this rank has its error already */
 }
 
 /* ---- joining and leaving ---- */
 
-/* When all ranks have left, the hub is reset and can be joined again. */
+/* Leaves the hub. When all ranks have left, the hub is reset and can be joined again. */
 static void te__threads_leave(void *user) {
     te__thread_rank *me = (te__thread_rank *)user;
     te_thread_hub *hub = me->hub;
@@ -401,7 +402,7 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
         group->refuse = te__threads_refuse;
         return group;
     }
-    if (group) group->is.destroy = NULL; /* it has not joined, so it cannot leave */
+    if (group) group->is.destroy = NULL; /* the rank has not joined, so it must not leave */
     te_group_destroy(group);
     te__free(te, me, sizeof(*me));
     return NULL;

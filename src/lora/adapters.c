@@ -1,28 +1,11 @@
 /* lora/adapters.c: giving adapters to a site, and taking them away. Knows the forward passes with adapters; must
  * not know how sites are chosen, or files. */
 
-static te_result te__lora_fill_uniform(void *user, te_tensor *weight) {
-    te_op_random_args args = TE_ZERO;
-    te__draw draw = te__rng_draw(weight->te, 1);
-    (void)user;
-    args.dst = weight;
-    args.kind = TE_RANDOM_UNIFORM;
-    args.b = 1.0f / sqrtf((float)te__cols(weight));
-    args.a = -args.b;
-    args.seed = draw.seed;
-    args.offset = draw.offset;
-    args.rng = draw.rng;
-    return te_op_random(weight->te, &args);
-}
-static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
-    (void)user;
-    return te_tensor_fill(weight, 0.0);
-}
-
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);
     if (m == s->owner) {
         te_module_set_forward(m, NULL);
+        if (te__is_experts(m)) te__adapters_drop(m);
         te__module_drop(m, "lora_A");
         te__module_drop(m, "lora_B");
         te__module_drop(m, TE__MAGNITUDE);
@@ -47,7 +30,7 @@ typedef struct te__lora_adapter {
 static te_module *te__lora_create_linear(const te__lora_site *site, const te__lora_adapter *a,
                                          te_params_device device) {
     te_module *m = site->owner;
-    const te__lora_shape shape = te__lora_shape_of(site);
+    const te__lora_shape shape = te__lora_shape_of(site, 0);
     const bool divided = m->parallel.size > 1 && shape.mode == a->mode;
     te_linear_desc d = TE_ZERO;
     d.in_features = a->in;
@@ -68,7 +51,7 @@ static te_module *te__lora_create_linear(const te__lora_site *site, const te__lo
 static te_module *te__lora_create_grouped(const te__lora_site *site, const te__lora_adapter *a,
                                           te_params_device device) {
     te_grouped_linear_desc d = TE_ZERO;
-    d.num_gemms = te__lora_shape_of(site).products;
+    d.num_gemms = te__lora_shape_of(site, 0).products;
     d.in_features = a->in;
     d.out_features = a->out;
     d.name = a->name;
@@ -110,7 +93,7 @@ static bool te__lora_add(const te__lora_site *site, te_module *holder, const te_
 }
 /* lora_A and lora_B: of an Embedding the second one begins with numbers, and the first with zeros, as in peft. */
 static bool te__lora_add_both(const te__lora_site *site, te_module *holder, const te_lora_desc *d, te_dtype dtype) {
-    const te__lora_shape shape = te__lora_shape_of(site);
+    const te__lora_shape shape = te__lora_shape_of(site, 0);
     const bool table = site->owner->cls == &te__embedding_class;
     te_init zero = TE_ZERO, numbers = TE_ZERO;
     te__lora_adapter a = TE_ZERO;
@@ -145,18 +128,27 @@ static te_module *te__lora_open_holder(const te__lora_site *site) {
     if (holder) holder->evaluating = site->owner->evaluating;
     return holder;
 }
+/* The rank of a site's adapters. */
+static int te__lora_rank(const te__lora_site *s, const te_lora_desc *d) {
+    return d->moe_rank_scaling && te__is_experts(s->owner)
+               ? d->dim / te__experts_state(s->owner)->config.n_activated_experts
+               : d->dim;
+}
 /* Gives a site its adapters; after a failure it has none. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;
-    const te_dtype dtype = d->lora_dtype ? d->lora_dtype : te__lora_base(site, 0)->dtype;
-    te__lora *l = (te__lora *)te__alloc_zero(m->te, sizeof(te__lora));
+    const te_tensor *base = te__is_experts(m) ? te__experts_base(m) : te__lora_base(site, 0);
+    te__lora *l = base ? (te__lora *)te__alloc_zero(m->te, sizeof(te__lora)) : NULL;
+    te_dtype dtype;
     bool fine;
+    if (!base) return te_error_code(m->te);
+    dtype = d->lora_dtype ? d->lora_dtype : base->dtype;
     if (!l) return TE_ERR_OUT_OF_MEMORY;
     l->te = m->te;
-    l->dim = d->dim;
+    l->dim = te__lora_rank(site, d);
     l->alpha = d->alpha;
-    l->dropout = d->dropout;
+    l->dropout = te__is_experts(m) ? 0.0f : d->dropout; /* Automodel's have none */
     l->position = d->dropout_position;
     l->dora = d->use_dora;
     holder = te__lora_open_holder(site);
@@ -168,7 +160,8 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
     off.not_enabled = true; /* adapters are trained: they are never stored quantized */
     fine = te_quantized_model_init_begin(m->te, &off) == TE_OK;
     if (fine) {
-        fine = te__lora_add_both(site, holder, d, dtype) && (!l->dora || te__magnitude_add(m, dtype));
+        fine = (te__is_experts(m) ? te__adapters_add(m, l->dim, d->lora_A_init, dtype)
+                                  : te__lora_add_both(site, holder, d, dtype)) && (!l->dora || te__magnitude_add(m, dtype));
         te_quantized_model_init_end(m->te);
     }
     if (!fine) {
@@ -176,6 +169,7 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
         return te_error_code(m->te);
     }
     te_module_set_forward(m, m->cls == &te__layernorm_mlp_class ? te__lora_mlp_forward
+                             : te__is_experts(m)                ? te__lora_experts_forward
                              : l->dora                          ? te__dora_forward
                                                                 : te__lora_forward);
     return TE_OK;

@@ -95,16 +95,12 @@ typedef struct te__lora_choice {
 /* Can a site have adapters? False with the error. */
 static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
-    const te_module *up = m->parent ? m->parent->parent : NULL, *holder = te__lora_holder(s);
-    if (up && up->cls == &te__block_experts_class)
+    const te_module *holder = te__lora_holder(s);
+    if (m->cls == &te__te_experts_class || te__experts_above(m))
         te__fail(m->te, TE_ERR_UNSUPPORTED,
-                 "LoRA: \"%s\" is an expert's, and a GroupedLinear multiplies by the weights of all experts together; "
-                 "leave experts out (exclude_modules)",
+                 "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters (nor can it in Automodel); "
+                 "leave these experts out, or create others",
                  path);
-    else if (m->cls == &te__grouped_class && (((const te__grouped_module *)m->state)->borrow ||
-                                              (m->parent && te__starts_with(m->parent->cls->name, "GroupedExperts"))))
-        te__fail(m->te, TE_ERR_UNSUPPORTED,
-                 "LoRA: \"%s\" multiplies by the weights of a mixture's experts; leave experts out", path);
     else if (m->cls == &te__grouped_class && m->parallel.size > 1)
         te__fail(m->te, TE_ERR_UNSUPPORTED,
                  "LoRA: \"%s\" is a GroupedLinear that %d ranks share, and exchanges nothing: gradients of its "
@@ -127,6 +123,52 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     else
         return true;
     return false;
+}
+/* Is there a rank for experts m? */
+static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char *path) {
+    const int chosen = te__experts_state(m)->config.n_activated_experts;
+    if (!c->desc->moe_rank_scaling) return true;
+    if (c->desc->dim < chosen) {
+        te__fail(m->te, TE_ERR_INVALID,
+                 "te_lora_apply: moe_rank_scaling: dim %d for the %d experts of each token of \"%s\" leaves rank 0; a "
+                 "dim of at least %d is needed",
+                 c->desc->dim, chosen, path, chosen);
+        return false;
+    }
+    if (c->desc->dim % chosen)
+        te__warn(m->te, "te_lora_apply: moe_rank_scaling: dim %d is no multiple of the %d experts of each token of \"%s\"; "
+                        "rank %d is taken", c->desc->dim, chosen, path, c->desc->dim / chosen);
+    return true;
+}
+/* How many products of experts m the names mean: all by m's path. */
+static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
+    const int products = te__expert_products(m);
+    char text[TE__TREE_PATH + 64], name[64];
+    int i, n = 0;
+    if (te__name_list_match(&c->names, path, NULL)) return products;
+    for (i = 0; i < products && te__is_block(m); i++) {
+        snprintf(text, sizeof(text), "%s.%s", path, te__product_name(m, i, name, sizeof(name)));
+        n += te__name_list_match(&c->names, text, NULL);
+    }
+    return n;
+}
+/* Experts that are modules count as the Linears that their files have, and others as no Linears. */
+static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
+    const te_lora_desc *d = c->desc;
+    const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;
+    const int products = te__expert_products(m), n = d->match_all_linear ? 0 : te__lora_named(c, m, path);
+    te__lora_site s;
+    s.owner = m;
+    s.gemm = 0;
+    if (n > 0 && n < products) {
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "te_lora_apply: the names mean %d of the %d Linears of experts \"%s\", whose adapters are of all of "
+                 "them together: name the experts, or all Linears",
+                 n, products, path);
+        return false;
+    }
+    if (others ? !block || n : !n && !(block && d->num_target_modules == 0)) return true;
+    return te__lora_can(&s, path, d->use_dora) && te__lora_rank_ok(c, m, path) && te__lora_list_add(&c->sites, s);
 }
 /* Do the options name it? Patterns may well name norms, containers and embeddings, and pass over them: an Embedding
  * gets adapters by its plain name alone. */
@@ -155,6 +197,11 @@ static bool te__lora_choose(void *user, te_module *m) {
     }
     /* the second: an adapter */
     if (!te__lora_has_sites(m, &sites) || (m->parent && te__lora_of(m->parent))) return true;
+    if (te__experts_above(m) && te__is_block(te__experts_above(m))) return true; /* with its experts */
+    if (te__is_experts(m)) {
+        const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));
+        return te__lora_choose_experts(c, m, path[0] ? path : m->name);
+    }
     s.owner = m;
     for (s.gemm = 0; s.gemm < sites; s.gemm++) {
         const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));

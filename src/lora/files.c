@@ -10,7 +10,11 @@ enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
-    if (s->owner->cls == &te__embedding_class)
+    char expert[64];
+    if (te__is_experts(s->owner))
+        snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.%s.weight", path, dot,
+                 te__product_name(s->owner, product, expert, sizeof(expert)), adapter);
+    else if (s->owner->cls == &te__embedding_class)
         snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%slora_embedding_%s", path, dot, adapter + strlen("lora_"));
     else if (strcmp(adapter, TE__MAGNITUDE) == 0)
         snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s" TE__MAGNITUDE, path, dot);
@@ -32,19 +36,36 @@ static const char *te__peft_parameter(const te_module *root, const te_module *m,
 
 /* ---- adapter_config.json ---- */
 
+/* The names of peft's modules that a site's adapters are, each with `value` behind it, if there is one: the site's path,
+ * or those of the experts' Linears. *n: how many stand there. */
+static void te__peft_put_site(te__text *t, const te_module *root, const te__lora_site *s, const double *value, int *n) {
+    const int names = te__is_experts(s->owner) ? te__expert_products(s->owner) : 1;
+    char path[TE__TREE_PATH + 64];
+    size_t length;
+    int i;
+    te__lora_path(root, s, path, TE__TREE_PATH);
+    length = strlen(path);
+    for (i = 0; i < names; i++) {
+        if (te__is_experts(s->owner)) {
+            if (length) path[length] = '.';
+            te__product_name(s->owner, i, path + length + (length > 0), 63);
+        }
+        te__text_put(t, (*n)++ ? ", " : "");
+        te__json_put_string(t, path);
+        if (value) te__text_put(t, ": ");
+        if (value) te__text_number(t, *value);
+    }
+}
 /* Ranks and alphas that are not the first one's. */
 static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char *key, bool alpha) {
     const te__lora *first = te__lora_of(te__lora_holder(&l->list[0]));
-    char path[TE__TREE_PATH];
     int i, n = 0;
     te__text_printf(t, "  \"%s\": {", key);
     for (i = 0; i < l->n; i++) {
         const te__lora *x = te__lora_of(te__lora_holder(&l->list[i]));
+        const double value = alpha ? (double)x->alpha : (double)x->dim;
         if (alpha ? x->alpha == first->alpha : x->dim == first->dim) continue;
-        te__text_put(t, n++ ? ", " : "");
-        te__json_put_string(t, te__lora_path(l->root, &l->list[i], path, sizeof(path)));
-        te__text_put(t, ": ");
-        te__text_number(t, alpha ? (double)x->alpha : (double)x->dim);
+        te__peft_put_site(t, l->root, &l->list[i], &value, &n);
     }
     te__text_put(t, "},\n");
 }
@@ -90,8 +111,7 @@ static void te__peft_put_config(te__text *t, const te__lora_list *l) {
     const te__lora *first = te__lora_of(te__lora_holder(&l->list[0]));
     const char *base = te__peft_base(l->root);
     te__peft_beside beside = TE_ZERO;
-    char path[TE__TREE_PATH];
-    int i;
+    int i, n = 0;
     beside.root = l->root;
     te__text_put(t, "{\n");
     te__peft_put_pattern(t, l, "alpha_pattern", true);
@@ -113,10 +133,7 @@ static void te__peft_put_config(te__text *t, const te__lora_list *l) {
     te__text_printf(t, ",\n  \"peft_type\": \"LORA\",\n  \"r\": %lld,\n", (long long)first->dim);
     te__peft_put_pattern(t, l, "rank_pattern", false);
     te__text_put(t, "  \"target_modules\": [");
-    for (i = 0; i < l->n; i++) {
-        te__text_put(t, i ? ", " : "");
-        te__json_put_string(t, te__lora_path(l->root, &l->list[i], path, sizeof(path)));
-    }
+    for (i = 0; i < l->n; i++) te__peft_put_site(t, l->root, &l->list[i], NULL, &n);
     te__text_printf(t, "],\n  \"task_type\": \"CAUSAL_LM\",\n  \"use_dora\": %s,\n  \"use_rslora\": false\n}\n",
                     first->dora ? "true" : "false");
 }
@@ -129,15 +146,15 @@ static te_result te__peft_list_site(const te__lora_list *l, int index, te__hf_li
     const te__lora_site *s = &l->list[index];
     te_module *m = te__lora_holder(s);
     const te__lora *x = te__lora_of(m), *first = te__lora_of(te__lora_holder(&l->list[0]));
-    const int products = te__lora_shape_of(s).products;
+    const int products = te__lora_shape_of(s, 0).products;
     char path[TE__TREE_PATH], name[TE__PEFT_NAME];
     int i, product;
     te__lora_path(l->root, s, path, sizeof(path));
-    if (s->owner->parallel.size > 1)
+    if (te__lora_ranks(s) > 1)
         return te__fail(l->te, TE_ERR_UNSUPPORTED,
                         "te_lora_save: \"%s\" is shared by %d ranks, and each has its part of the adapters; "
                         "te_model_save writes this rank's",
-                        path, s->owner->parallel.size);
+                        path, te__lora_ranks(s));
     if (x->dora != first->dora)
         return te__fail(l->te, TE_ERR_UNSUPPORTED,
                         "te_lora_save: \"%s\" has%s a magnitude (use_dora), other than \"%s\"; a folder of peft has "
@@ -152,7 +169,8 @@ static te_result te__peft_list_site(const te__lora_list *l, int index, te__hf_li
                                 "te_lora_save: \"%s\": its child \"%s\" is gone; te_lora_remove takes the others away",
                                 path, adapters[i]);
             if (s->owner->cls == &te__embedding_class && i == 0 && weight->buffer)
-                weight = te_tensor_contiguous(te_tensor_transpose(weight, 0, 1));
+                weight = te_tensor_transpose(weight, 0, 1);
+            if (weight && weight->buffer) weight = te_tensor_contiguous(weight);
             if (!weight || !te__hf_list_add(items, m, te__peft_name(s, path, adapters[i], product, name), weight,
                                             TE_ENTRY_PARAMETER))
                 return te_error_code(l->te);

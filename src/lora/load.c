@@ -41,8 +41,9 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
 static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to) {
     char expression[TE__PATTERN_LENGTH + 16], who[512];
     te__lora_site s;
+    int product;
     memset(to, 0, sizeof(*to));
-    if (te__lora_find_site(p->model, key, &s)) {
+    if (te__lora_find_site(p->model, key, &s, &product)) {
         to->path = key;
         return true;
     }
@@ -249,7 +250,9 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
             t->product = 10 * t->product + (last[i] - '0');
     }
     if (t->adapter) /* each has one name */
-        return (te__lora_find_site(p->model, t->path, &t->site) && t->product < te__lora_shape_of(&t->site).products &&
+        return (te__lora_find_site(p->model, t->path, &t->site, &t->product) &&
+                te__lora_path(p->model, &t->site, t->path, sizeof(t->path)) &&
+                t->product < te__lora_shape_of(&t->site, 0).products &&
                 strcmp(te__peft_name(&t->site, t->path, t->adapter, t->product, name), e->name) == 0) ||
                te__peft_unknown(p, e);
     t->m = te_module_find(p->model, t->path);
@@ -493,33 +496,128 @@ static int64_t te__peft_rank(const te__peft *p, const te__lora_site *s, const ch
     const te_safetensors_entry *e = te_safetensors_find(p->file, te__peft_name(s, path, "lora_A", 0, name));
     return e && e->ndim == 2 ? e->shape[0] : 0;
 }
+/* The alpha of one of peft's modules: the first key that fits, as in peft. */
+static float te__peft_alpha_of(te__peft *p, const char *path) {
+    int i;
+    for (i = 0; i < p->num_alphas && !(p->alphas[i].path ? strcmp(p->alphas[i].path, path) == 0
+                                                         : te__pattern_matches(&p->alphas[i].pattern, path));
+         i++) {}
+    return i < p->num_alphas ? p->alphas[i].alpha : p->alpha;
+}
+
+/* ---- adapters of experts ---- */
+
+/* The name of peft's module that product n of a site is: the site's path, or that of an expert's Linear. */
+static const char *te__peft_module(const te__peft *p, const te__lora_site *s, int n, char path[TE__PEFT_NAME]) {
+    char expert[64];
+    te__lora_path(p->model, s, path, TE__TREE_PATH);
+    if (te__is_experts(s->owner)) {
+        const size_t length = strlen(path);
+        snprintf(path + length, TE__PEFT_NAME - length, "%s%s", length ? "." : "",
+                 te__product_name(s->owner, n, expert, sizeof(expert)));
+    }
+    return path;
+}
+/* lora_A of product n, f32, on the host, which the caller frees; NULL with the error. */
+static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *path, int n, size_t *bytes) {
+    char name[TE__PEFT_NAME];
+    te_tensor *x;
+    float *host = NULL;
+    te__frame_begin(p->j.te);
+    x = te_safetensors_read(p->file, te__peft_name(s, path, "lora_A", n, name));
+    *bytes = x ? (size_t)te__numel(x) * sizeof(float) : 0;
+    host = x ? (float *)te__alloc(p->j.te, *bytes) : NULL;
+    if (host && te_tensor_to_f32(x, host) != TE_OK) {
+        te__free(p->j.te, host, *bytes);
+        host = NULL;
+    }
+    te__frame_end(p->j.te, NULL, 0);
+    return host;
+}
+/* How many ranks of the file a site's rank is: 2 of experts whose gate and up differ in lora_A, which te.h has in common.
+ * Then lora_A has the rows of both, and lora_B zeros between them: the same function. 0 with the error. */
+static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
+    const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
+    const int products = gated ? te__expert_products(s->owner) : 0;
+    int n, ranks = 1;
+    for (n = 0; n < products && ranks == 1; n += TE__PROJS) {
+        size_t bytes[2] = {0, 0};
+        float *gate = te__peft_values(p, s, path, n + TE__GATE_PROJ, &bytes[0]),
+              *up = gate ? te__peft_values(p, s, path, n + TE__UP_PROJ, &bytes[1]) : NULL;
+        if (!up) ranks = 0;
+        else if (bytes[0] != bytes[1] || memcmp(gate, up, bytes[0]) != 0) ranks = 2;
+        te__free(p->j.te, gate, bytes[0]);
+        te__free(p->j.te, up, bytes[1]);
+    }
+    return ranks;
+}
+/* One factor stands between a product's stacks. */
+static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
+    char path[TE__PEFT_NAME];
+    const float alpha = te__peft_alpha_of(p, te__peft_module(p, s, 0, path));
+    int n;
+    for (n = 1; n < te__lora_shape_of(s, 0).products && te__is_experts(s->owner); n++)
+        if (te__peft_alpha_of(p, te__peft_module(p, s, n, path)) != alpha)
+            return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                               "alpha_pattern: \"%s\" has another alpha than the Linears before it, and the adapters of "
+                               "experts have one",
+                               path);
+    return true;
+}
+/* Reads the stacks of experts; ranks: te__peft_ranks. */
+static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, const char *path, int ranks) {
+    const int64_t rank = te__peft_rank(p, s, path);
+    te_result result = TE_OK;
+    char name[TE__PEFT_NAME];
+    int i, n, proj;
+    for (i = 0; i < 2 * TE__EXPERTS_PRODUCTS && result == TE_OK; i++)
+        result = te_tensor_fill(te__adapter_stack(s->owner, i / 2, i % 2), 0.0);
+    for (n = 0; n < te__expert_products(s->owner) && result == TE_OK; n++)
+        for (i = 0; i < 2 && result == TE_OK; i++) {
+            te_tensor *to, *value;
+            te__product_expert(s->owner, n, &proj);
+            te__frame_begin(p->j.te);
+            te_no_grad_begin(p->j.te);
+            to = te__product_adapter(s->owner, n, i);
+            to = te_tensor_narrow(to, i, ranks == 2 && proj == TE__UP_PROJ ? rank : 0, rank);
+            value = te_safetensors_read(p->file, te__peft_name(s, path, i ? "lora_B" : "lora_A", n, name));
+            result = to && value ? te_tensor_copy(to, value) : te_error_code(p->j.te);
+            te_no_grad_end(p->j.te);
+            te__frame_end(p->j.te, NULL, 0);
+        }
+    return result;
+}
+
+/* ---- adapters of all sites ---- */
+
 /* Are the adapters of a site as it, and those that it has already, need them? */
 static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
-    const te__lora_shape shape = te__lora_shape_of(s);
+    te__lora_shape shape = te__lora_shape_of(s, 0);
     const te_module *m = s->owner, *holder = te__lora_holder(s);
     const te__lora *l = holder ? te__lora_of(holder) : NULL;
     char path[TE__TREE_PATH], a[TE__PEFT_NAME], b[TE__PEFT_NAME];
     const bool table = m->cls == &te__embedding_class;
     int64_t rank;
     bool dora;
-    int i;
+    int i, ranks;
     te__lora_path(p->model, s, path, sizeof(path));
     rank = te__peft_rank(p, s, path);
-    if (m->parallel.size > 1)
+    if (te__lora_ranks(s) > 1)
         return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
                            "\"%s\" is shared by %d ranks; te_model_load reads this rank's part of adapters", path,
-                           m->parallel.size);
+                           te__lora_ranks(s));
     if (m->meta)
         return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
                            path);
     te__peft_name(s, path, "lora_A", 0, a);
-    if (rank < 1 || rank > INT32_MAX)
+    if (rank < 1 || rank > INT32_MAX / 2)
         return te__st_fail(p->file, TE_ERR_SHAPE,
                            "tensor " TE__ST_NAME " has rank %lld; 1 to %d are possible, and two dimensions", a,
-                           (long long)rank, INT32_MAX);
+                           (long long)rank, INT32_MAX / 2);
     for (i = 0; i < shape.products; i++) {
         te__peft_name(s, path, "lora_A", i, a);
         te__peft_name(s, path, "lora_B", i, b);
+        shape = te__lora_shape_of(s, i);
         if (!te__peft_adapter_fits(p, a, b, path, rank, shape.in) ||
             !te__peft_adapter_fits(p, b, a, path, shape.out, rank))
             return false;
@@ -532,6 +630,9 @@ static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
                            : p->dora ? "no "
                                      : "a ");
     if (dora && !te__peft_adapter_fits(p, b, a, path, shape.out, 0)) return false;
+    ranks = te__peft_one_alpha(p, s) ? te__peft_ranks(p, s, path) : 0;
+    if (!ranks) return false;
+    rank *= ranks;
     if (l && (l->dim != rank || l->dora != dora))
         return te__st_fail(p->file, TE_ERR_SHAPE,
                            "tensor " TE__ST_NAME
@@ -601,12 +702,16 @@ static te_result te__peft_read(te__peft *p, const char *name, te_tensor *weight,
 static te_result te__peft_fill(te__peft *p, const te__lora_site *s) {
     static const char *const adapters[] = {"lora_A", "lora_B"};
     te__lora *l = te__lora_of(te__lora_holder(s));
-    const int products = te__lora_shape_of(s).products;
+    const int products = te__lora_shape_of(s, 0).products;
+    const bool experts = te__is_experts(s->owner);
     char path[TE__TREE_PATH], name[TE__PEFT_NAME];
     te_result result = TE_OK;
-    int i, product;
+    int i, product, ranks;
     te__lora_path(p->model, s, path, sizeof(path));
-    for (i = 0; i < TE__COUNT(adapters); i++)
+    ranks = te__peft_ranks(p, s, path);
+    if (!ranks) return te_error_code(p->j.te);
+    if (experts) result = te__peft_fill_experts(p, s, path, ranks);
+    for (i = 0; i < TE__COUNT(adapters) && !experts; i++)
         for (product = 0; product < products && result == TE_OK; product++)
             result = te__peft_read(p, te__peft_name(s, path, adapters[i], product, name),
                                    te__lora_weight(s, adapters[i], product),
@@ -615,12 +720,8 @@ static te_result te__peft_fill(te__peft *p, const te__lora_site *s) {
         result = te__peft_read(p, te__peft_name(s, path, TE__MAGNITUDE, 0, name),
                                te_module_parameter(te_module_find(te__lora_holder(s), TE__MAGNITUDE), "weight"), false);
     if (result != TE_OK) return result;
-    l->alpha = p->alpha;
-    for (i = 0; i < p->num_alphas && !(p->alphas[i].path ? strcmp(p->alphas[i].path, path) == 0
-                                                         : te__pattern_matches(&p->alphas[i].pattern, path));
-         i++) {}
-    if (i < p->num_alphas) l->alpha = p->alphas[i].alpha; /* the first key that fits, as in peft */
-    if (p->rslora) l->alpha *= sqrtf((float)l->dim); /* its factor is alpha / sqrt(r) */
+    l->alpha = te__peft_alpha_of(p, te__peft_module(p, s, 0, name)) * (float)ranks; /* the file's alpha / rank */
+    if (p->rslora) l->alpha *= sqrtf((float)(l->dim / ranks)); /* its factor is alpha / sqrt(r) */
     return TE_OK;
 }
 
@@ -635,9 +736,10 @@ static te_result te__peft_give(te__peft *p) {
     d.dropout_position = TE_DROPOUT_PRE;
     d.use_dora = p->dora;
     for (i = 0; i < p->fresh.n && result == TE_OK; i++) {
-        d.dim =
-            (int)te__peft_rank(p, &p->fresh.list[i], te__lora_path(p->model, &p->fresh.list[i], path, sizeof(path)));
-        result = te__lora_give(&p->fresh.list[i], &d);
+        const te__lora_site *s = &p->fresh.list[i];
+        te__lora_path(p->model, s, path, sizeof(path));
+        d.dim = (int)te__peft_rank(p, s, path) * te__peft_ranks(p, s, path);
+        result = d.dim ? te__lora_give(s, &d) : te_error_code(p->j.te);
     }
     p->fresh.n = result == TE_OK ? i : i - (i > 0); /* those that have them now */
     return result;

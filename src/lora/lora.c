@@ -86,6 +86,19 @@ static te_result te__lora_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__lora_added(m, args, x, y));
 }
 
+static te_tensor *te__adapters_apply(te_module *m, const te__experts_call *c, int product, te_tensor *x, te_tensor *y) {
+    const te__expert_way way = c->way == TE__EXPERTS_MXFP8 ? TE__EXPERTS_GROUPED : c->way; /* in high precision */
+    te_tensor *a = te__adapter_stack(m, product, 0), *b = te__adapter_stack(m, product, 1), *z;
+    if (!a || !b || te__need_memory(a, m->cls->name) != TE_OK || te__need_memory(b, m->cls->name) != TE_OK) return NULL;
+    z = te__expert_product(&c->rows, way, x, a, NULL);
+    z = z ? te__expert_product(&c->rows, way, z, b, NULL) : NULL;
+    z = z ? te_scale(z, te__lora_factor(te__lora_of(m))) : NULL;
+    return z ? te_add(y, z) : NULL;
+}
+static te_result te__lora_experts_forward(te_module *m, te_forward_args *args) {
+    return te__experts_run(m, args, te__adapters_apply);
+}
+
 static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* by TE__FC1 and TE__FC2 */
 
 static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) {
@@ -112,7 +125,7 @@ static te_result te__lora_mlp_forward(te_module *m, te_forward_args *args) {
 
 typedef struct te__lora_site {
     te_module *owner;
-    int gemm; /* TE__FC1 or TE__FC2; 0 of other classes */
+    int gemm; /* TE__FC1 or TE__FC2; 0 of other classes: experts have one site, of both products */
 } te__lora_site;
 
 /* NULL: a product of an MLP without adapters. */
@@ -126,8 +139,14 @@ static te__lora_site te__lora_site_of(te_module *holder) {
     s.gemm = part && strcmp(holder->name, te__lora_mlp_names[TE__FC2]) == 0 ? TE__FC2 : TE__FC1;
     return s;
 }
+/* How many ranks share a site, and have parts of its adapters? */
+static int te__lora_ranks(const te__lora_site *s) {
+    return te__is_experts(s->owner) ? te__experts_state(s->owner)->ranks : s->owner->parallel.size;
+}
 /* Has one of m's sites adapters? */
 static bool te__lora_is_owner(te_module *m) {
+    const te_module *experts = te__experts_above(m);
+    if (experts && te__lora_of(experts)) return m->cls == &te__linear_class;
     if (m->cls != &te__layernorm_mlp_class) return te__lora_of(m) && m->cls != &te__lora_part_class;
     return te_module_find(m, te__lora_mlp_names[TE__FC1]) || te_module_find(m, te__lora_mlp_names[TE__FC2]);
 }
@@ -144,15 +163,32 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
-           m->cls == &te__grouped_class || m->cls == &te__embedding_class;
+           m->cls == &te__grouped_class || m->cls == &te__embedding_class || te__is_experts(m);
 }
-/* The site of that path; false: there is none. */
-static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s) {
+/* The site of experts that has a product of that path, "PATH.3.w1", whose number is *product; false: there is none. */
+static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
+    char above[TE__TREE_PATH];
+    size_t n = strlen(path);
+    int dots = 0;
+    while (n > 0 && dots < 2) dots += path[--n] == '.';
+    if (dots < (n ? 2 : 1) || n >= sizeof(above)) return false;
+    memcpy(above, path, n);
+    above[n] = 0;
+    s->owner = te_module_find(root, above);
+    s->gemm = 0;
+    if (!te__is_experts(s->owner)) return false;
+    *product = te__product_named(s->owner, path + n + (dots == 2));
+    return *product >= 0;
+}
+/* The site of that path, and of experts the product, else *product is as it was; false: there is none. */
+static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s, int *product) {
     const char *dot = strrchr(path, '.'), *last = dot ? dot + 1 : path;
     char above[TE__TREE_PATH];
     int sites;
+    if (te__lora_find_experts(root, path, s, product)) return true;
     s->owner = te_module_find(root, path);
     s->gemm = 0;
+    if (s->owner && te__is_experts(s->owner)) return false;
     if (s->owner && s->owner->cls != &te__layernorm_mlp_class && te__lora_has_sites(s->owner, &sites)) return true;
     s->gemm = strcmp(last, te__lora_mlp_names[TE__FC2]) == 0 ? TE__FC2 : TE__FC1;
     if (strcmp(last, te__lora_mlp_names[s->gemm]) != 0 || (size_t)(last - path) >= sizeof(above)) return false;
@@ -167,12 +203,13 @@ typedef struct te__lora_shape {
     int64_t in, out;         /* of all ranks; of an Embedding: rows of the table, and their size */
     te_parallel_mode mode;   /* how ranks share it */
     const te__sharding *rows; /* the blocks of its rows; NULL: one */
-    int products;            /* GroupedLinear: its groups; others: 1 */
+    int products;            /* GroupedLinear: its groups; experts: their Linears; others: 1 */
     int parts;               /* parameters that are the rows of a product's weight */
     int weights;             /* the first one among the owner's entries: products * parts of them */
 } te__lora_shape;
 
-static te__lora_shape te__lora_shape_of(const te__lora_site *site) {
+/* `product` is read where they differ in size, of experts. */
+static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) {
     te_module *m = site->owner;
     te__lora_shape x = TE_ZERO;
     x.products = x.parts = 1;
@@ -205,6 +242,13 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site) {
         x.in = s->desc.in_features;
         x.out = s->desc.out_features;
         x.products = s->desc.num_gemms;
+    } else if (te__is_experts(m)) {
+        const te_moe_config *c = &te__experts_state(m)->config;
+        int proj;
+        te__product_expert(m, product, &proj);
+        x.in = proj == TE__DOWN_PROJ ? c->moe_inter_dim : te__expert_dim(c);
+        x.out = proj == TE__DOWN_PROJ ? te__expert_dim(c) : c->moe_inter_dim;
+        x.products = te__expert_products(m);
     } else {
         const te_embedding_desc *d = (const te_embedding_desc *)m->state;
         x.in = d->num_embeddings;
@@ -213,12 +257,14 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site) {
     return x;
 }
 static te_tensor *te__lora_base(const te__lora_site *s, int weight) {
-    return s->owner->entries[te__lora_shape_of(s).weights + weight].tensor;
+    if (te__is_experts(s->owner)) return te__product_base(s->owner, weight);
+    return s->owner->entries[te__lora_shape_of(s, 0).weights + weight].tensor;
 }
-/* The weight of an adapter, of group `product`; NULL: it is gone. */
+/* The weight of an adapter, of product `product`; NULL: it is gone. */
 static te_tensor *te__lora_weight(const te__lora_site *s, const char *adapter, int product) {
     te_module *m = te_module_find(te__lora_holder(s), adapter);
     char name[32] = "weight";
+    if (te__is_experts(s->owner)) return te__product_adapter(s->owner, product, strcmp(adapter, "lora_B") == 0);
     if (s->owner->cls == &te__grouped_class) snprintf(name, sizeof(name), "weight%d", product);
     return te_module_parameter(m, name);
 }
@@ -263,8 +309,8 @@ static bool te__is_tied_table(const te_module *m) {
 /* The two adapters' product, f32, in the shape of a weight of the site: B A, or of an Embedding A B^T. */
 static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
     const bool table = s->owner->cls == &te__embedding_class;
-    te_tensor *a = te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32),
-              *b = te_tensor_cast(te__lora_weight(s, "lora_B", product), TE_F32);
+    te_tensor *a = te_tensor_contiguous(te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32)),
+              *b = te_tensor_contiguous(te_tensor_cast(te__lora_weight(s, "lora_B", product), TE_F32));
     te_op_gemm_args gemm = TE_ZERO;
     if (!a || !b) return NULL;
     gemm.d = te__empty_2d(a->te, TE_F32, te__rows(table ? a : b), table ? te__rows(b) : te__cols(a));
@@ -277,7 +323,7 @@ static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
 /* weight + factor * delta, summed in f32, as a new tensor. */
 static te_tensor *te__lora_sum(te_tensor *weight, te_tensor *delta, float factor) {
     te_op_axpby_args sum = TE_ZERO;
-    sum.x = weight && weight->quantized ? te_dequantize(weight, TE_F32) : weight;
+    sum.x = weight && weight->quantized ? te_dequantize(weight, TE_F32) : te_tensor_contiguous(weight);
     sum.out = sum.x ? te__empty_like(sum.x, TE_F32) : NULL;
     sum.y = delta;
     sum.alpha = 1.0f;

@@ -31,28 +31,45 @@ static const te_module *te__other_owner(const te_module *owner, te_tensor *x, in
     return NULL;
 }
 
+/* The first part of a site's adapters that is gone; NULL: none. */
+static const char *te__lora_gone(const te__lora_site *s) {
+    te_module *holder = te__lora_holder(s);
+    int i;
+    if (te__is_experts(holder)) {
+        for (i = 0; i < 2 * TE__EXPERTS_PRODUCTS; i++)
+            if (!te__adapter_stack(holder, i / 2, i % 2)) return te__expert_adapter_names[i / 2][i % 2];
+        return NULL;
+    }
+    return !te_module_find(holder, "lora_A")   ? "lora_A"
+           : !te_module_find(holder, "lora_B") ? "lora_B"
+           : te__lora_of(holder)->dora && !te_module_find(holder, TE__MAGNITUDE) ? TE__MAGNITUDE
+                                                                                  : NULL;
+}
+static bool te__has_values(void *user, te_module *m) {
+    (void)user;
+    return !m->meta;
+}
 /* Can the weights of a site take their sums? */
 static te_result te__lora_mergeable(const te__lora_site *s) {
-    const te__lora_shape shape = te__lora_shape_of(s);
+    const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *m = s->owner, *holder = te__lora_holder(s);
-    const te_module *a = te_module_find(holder, "lora_A"), *b = te_module_find(holder, "lora_B"),
-                    *length = te_module_find(holder, TE__MAGNITUDE);
+    const char *gone = te__lora_gone(s);
     char path[256], other_path[256];
     int i, entry;
     te_module_path(holder, path, sizeof(path));
-    if (!a || !b || (te__lora_of(holder)->dora && !length))
+    if (gone)
         return te__fail(m->te, TE_ERR_STATE,
                         "te_lora_merge: \"%s\": its child \"%s\" is gone; te_lora_remove takes the others away", path,
-                        !a   ? "lora_A"
-                        : !b ? "lora_B"
-                             : TE__MAGNITUDE);
-    if (m->meta || a->meta || b->meta || (length && length->meta))
+                        gone);
+    if (!te_module_visit(m, te__has_values, NULL))
         return te__fail(
             m->te, TE_ERR_STATE,
             "te_lora_merge: \"%s\" or its adapters have no values yet; te_module_reset_parameters gives them", path);
     for (i = 0; i < shape.products * shape.parts; i++) {
         te_tensor *weight = te__lora_base(s, i);
-        const te_module *other = te__other_owner(m, weight, &entry);
+        const te_module *other;
+        if (!weight) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+        other = te__other_owner(te__is_experts(m) ? te__product_owner(m, i) : m, weight, &entry);
         if (weight->quantized && !weight->quantized->quantizer)
             return te__fail(
                 m->te, TE_ERR_STATE,
@@ -78,13 +95,13 @@ static te_result te__lora_mergeable(const te__lora_site *s) {
 
 /* ---- merging ---- */
 
-/* The merged weights of a site, in the order of its parameters. */
-static te_result te__lora_sums(const te__lora_site *s, te_tensor **sums) {
-    const te__lora_shape shape = te__lora_shape_of(s);
+/* The merged weights of n products of a site, in the order of its parameters. */
+static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tensor **sums) {
+    const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *holder = te__lora_holder(s);
     const te__lora *l = te__lora_of(holder);
     int product, part;
-    for (product = 0; product < shape.products; product++) {
+    for (product = first; product < first + n; product++) {
         te_tensor *delta = te__lora_delta(s, product);
         int64_t at = 0;
         for (part = 0; part < shape.parts && delta; part++, sums++) {
@@ -98,24 +115,46 @@ static te_result te__lora_sums(const te__lora_site *s, te_tensor **sums) {
     }
     return TE_OK;
 }
-static te_result te__lora_merge(const te__lora_site *s) {
-    const te__lora_shape shape = te__lora_shape_of(s);
-    const int n = shape.products * shape.parts;
+/* Changes the weights of n products, all of them or none. `zero`: n stacks or parts of such, NULL for none, that become 0
+ * with them. */
+static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
+    const int parts = te__lora_shape_of(s, 0).parts;
+    const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);
     te_ctx *te = s->owner->te;
-    te_tensor **sums = (te_tensor **)te__alloc_zero(te, (size_t)n * sizeof(te_tensor *));
+    te_tensor **sums = (te_tensor **)te__alloc_zero(te, bytes);
     te_result result;
     int i;
     if (!sums) return TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
     te_no_grad_begin(te);
-    result = te__lora_sums(s, sums);
-    for (i = 0; i < n && result == TE_OK; i++) { /* all of a site's weights change, or none */
-        te_tensor *weight = te__lora_base(s, i);
-        result = weight->quantized ? te__primary_start(weight, sums[i]) : te_tensor_copy(weight, sums[i]);
+    result = te__lora_sums(s, first, n, sums);
+    for (i = 0; i < n * parts && result == TE_OK; i++) {
+        te_tensor *weight = te__lora_base(s, first * parts + i);
+        result = !weight             ? te_error_code(te)
+                 : weight->quantized ? te__primary_start(weight, sums[i])
+                                     : te_tensor_copy(weight, sums[i]);
     }
+    for (i = 0; zero && i < TE__EXPERTS_PRODUCTS && result == TE_OK; i++) result = te_tensor_fill(zero[i], 0.0);
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
-    te__free(te, sums, (size_t)n * sizeof(te_tensor *));
+    te__free(te, sums, bytes);
+    return result;
+}
+/* Experts one by one, whose sums would be much memory together: the adapters of one that has changed are 0. */
+static te_result te__lora_merge(const te__lora_site *s) {
+    const int products = te__lora_shape_of(s, 0).products;
+    te_module *m = s->owner;
+    te_result result = TE_OK;
+    int i, k, each;
+    if (!te__is_experts(m)) return te__lora_merge_some(s, 0, products, NULL);
+    each = products / te__experts_state(m)->local;
+    for (i = 0; i < te__experts_state(m)->local && result == TE_OK; i++) {
+        te_tensor *zero[TE__EXPERTS_PRODUCTS];
+        te__frame_begin(m->te);
+        for (k = 0; k < TE__EXPERTS_PRODUCTS; k++) zero[k] = te__of_expert(te__adapter_stack(m, k, 1), i);
+        result = zero[0] && zero[1] ? te__lora_merge_some(s, i * each, each, zero) : te_error_code(m->te);
+        te__frame_end(m->te, NULL, 0);
+    }
     return result;
 }
 

@@ -201,7 +201,8 @@ static void te__freeze_entries(te_module *m) {
 }
 static bool te__lora_freeze_owner(void *user, te_module *m) {
     (void)user;
-    if (te__lora_of(m)) te__freeze_entries(te__lora_site_of(m).owner);
+    if (te__lora_of(m) && te__is_experts(m)) te_module_set_requires_grad(m, false);
+    else if (te__lora_of(m)) te__freeze_entries(te__lora_site_of(m).owner);
     return true;
 }
 static bool te__lora_train(void *user, te_module *m) {
@@ -211,6 +212,8 @@ static bool te__lora_train(void *user, te_module *m) {
     (void)user;
     for (i = 0; i < TE__COUNT(names) && te__lora_of(m); i++)
         te_module_set_requires_grad(te_module_find(m, names[i]), true);
+    for (i = 0; i < 2 * TE__EXPERTS_PRODUCTS && te__lora_of(m) && te__is_experts(m); i++)
+        te_module_set_requires_grad(te_module_find(m, te__expert_adapter_names[i / 2][i % 2]), true);
     for (i = 0; t && i < t->n; i++) te_tensor_set_requires_grad(m->entries[t->items[i].entry].tensor, true);
     return true;
 }

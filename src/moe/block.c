@@ -45,7 +45,7 @@ static te_result te__block_experts_reset(te_module *m) {
     te__frame_end(m->te, NULL, 0);
     return result;
 }
-static const te_module_class te__block_experts_class = {"Experts", sizeof(te__experts_module), te__experts_forward,
+static const te_module_class te__block_experts_class = {"LinearExperts", sizeof(te__experts_module), te__experts_forward,
                                                         NULL, te__block_experts_reset};
 
 /* ---- making ---- */

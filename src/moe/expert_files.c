@@ -17,6 +17,22 @@ TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, 
 
 enum { TE__GATE_PROJ, TE__UP_PROJ, TE__DOWN_PROJ, TE__PROJS, TE__MISSING_SHOWN = 5 };
 
+/* Makes y, an alias of a matrix that nobody else has, that of its transpose. */
+static void te__turn(te_tensor *y) {
+    const int64_t rows = y->shape[0], step = y->stride[0];
+    y->shape[0] = y->shape[1];
+    y->stride[0] = y->stride[1];
+    y->shape[1] = rows;
+    y->stride[1] = step;
+}
+/* Leaves of y, an alias of gate's and up's rows together, those of one of them. */
+static void te__proj_rows(const te__experts_module *s, te_tensor *y, int proj) {
+    const bool alternate = te__expert_activations[s->config.expert_activation].alternate;
+    const int64_t step = y->stride[0];
+    y->shape[0] /= 2;
+    if (alternate) y->stride[0] *= 2;
+    if (proj == TE__UP_PROJ) y->offset += step * (alternate ? 1 : y->shape[0]) * te__dtype_size(y->dtype);
+}
 /* The memory of one projection of local expert i, seen as a file has it: [out, in], or of a bias [out]. */
 static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
     const te__experts_module *s = (const te__experts_module *)m->state;
@@ -26,7 +42,6 @@ static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
     const bool linears = m->cls == &te__te_experts_class,
                half = te__expert_is_gated(s->config.expert_activation) && proj != TE__DOWN_PROJ;
     te_tensor *x = linears ? te__te_parameter(m, which, i) : te_module_parameter(m, te_experts_tensor_name(which)), *y;
-    int64_t step;
     if (!x || te__need_memory(x, te_experts_tensor_name(which)) != TE_OK) return NULL;
     if (x->quantized) {
         te__fail(m->te, TE_ERR_UNSUPPORTED,
@@ -35,22 +50,9 @@ static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
                  m->name);
         return NULL;
     }
-    x = linears ? x : te__of_expert(x, i);
-    y = x ? te__alias(x) : NULL;
-    if (!y) return NULL;
-    if (!bias && !linears) { /* [in, out] */
-        y->shape[0] = x->shape[1];
-        y->shape[1] = x->shape[0];
-        y->stride[0] = x->stride[1];
-        y->stride[1] = x->stride[0];
-    }
-    step = y->stride[0];
-    if (half) {
-        const bool alternate = te__expert_activations[s->config.expert_activation].alternate;
-        y->shape[0] /= 2;
-        if (alternate) y->stride[0] *= 2;
-        if (proj == TE__UP_PROJ) y->offset += step * (alternate ? 1 : y->shape[0]) * te__dtype_size(y->dtype);
-    }
+    y = linears ? te__alias(x) : te__of_expert(x, i);
+    if (y && !bias && !linears) te__turn(y); /* [in, out] */
+    if (y && half) te__proj_rows(s, y, proj);
     return y;
 }
 

@@ -179,7 +179,8 @@ typedef enum te_recipe_kind {
     TE_RECIPE_BLOCK = 3,   /* Float8BlockScaling */
     TE_RECIPE_MXFP8 = 4,   /* MXFP8BlockScaling */
     TE_RECIPE_NVFP4 = 5,   /* NVFP4BlockScaling */
-    TE_RECIPE_CUSTOM = 6   /* CustomRecipe */
+    TE_RECIPE_CUSTOM = 6,  /* CustomRecipe */
+    TE_RECIPE_KIND_COUNT = 7
 } te_recipe_kind;
 
 /* The FP8 formats of a recipe (TransformerEngine: Format). */

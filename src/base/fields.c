@@ -45,3 +45,18 @@ static bool te__fields_same(const void *a, const void *b, const te__field *field
             return false;
     return true;
 }
+
+/* Proof at compile time that a list LIST(T, O) has all fields of TE__TYPE, in their order: between two of them there is
+ * padding alone, no room for a pointer. In a function:
+ *     enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };
+ *     LIST(TE__LISTED_NEXT, TE__LISTED_NEXT) TE__LISTED_LAST
+ * On 32 bits padding may be as large as a pointer; 64 bits tell. */
+#define TE__LISTED(field)                                                                                            \
+    TE__LISTED_BEFORE_##field,                                                                                       \
+        TE__LISTED_AT_##field = (int)(offsetof(TE__TYPE, field) + sizeof(((TE__TYPE *)0)->field)) - 1,
+#define TE__LISTED_NEXT(field)                                                                                       \
+    TE__STATIC_ASSERT(sizeof(void *) < 8 || offsetof(TE__TYPE, field) - (size_t)TE__LISTED_BEFORE_##field < 8,       \
+                      "the list lacks the field before " #field);
+#define TE__LISTED_LAST                                                                                              \
+    TE__STATIC_ASSERT(sizeof(void *) < 8 || sizeof(TE__TYPE) - (size_t)TE__LISTED_END < 8,                           \
+                      "the list lacks the last field");

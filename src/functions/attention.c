@@ -428,21 +428,18 @@ static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_form
 /* ---- attention ---- */
 
 /* The tensors of a rule, for a node to save: forth, and back. */
-enum { TE__ATTENTION_TENSORS = 10 + TE_SCORE_MOD_AUX };
+#define TE__ONE(field, how) +1
+enum { TE__ATTENTION_TENSORS = 0 TE__ARGS_ATTN_RULE(TE__ONE) TE__ARGS_ATTN_PAGES(TE__ONE) };
+#undef TE__ONE
 static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
+    struct te__with_rule {
+        te_attn_rule rule;
+    } *const a = (struct te__with_rule *)(void *)x;
     te_tensor **field[TE__ATTENTION_TENSORS];
-    int i;
-    field[0] = &x->attention_mask;
-    field[1] = &x->cu_seqlens_q;
-    field[2] = &x->cu_seqlens_kv;
-    field[3] = &x->cu_seqlens_q_padded;
-    field[4] = &x->cu_seqlens_kv_padded;
-    field[5] = &x->core_attention_bias;
-    field[6] = &x->alibi_slopes;
-    field[7] = &x->softmax_offset;
-    field[8] = &x->page_table;
-    field[9] = &x->block_mask;
-    for (i = 0; i < TE_SCORE_MOD_AUX; i++) field[10 + i] = &x->score_mod.aux[i];
+    int i, n = 0;
+#define TE__AT(member, how) field[n++] = &a->member;
+    TE__ARGS_ATTN_RULE(TE__AT) TE__ARGS_ATTN_PAGES(TE__AT)
+#undef TE__AT
     for (i = 0; i < TE__ATTENTION_TENSORS; i++) {
         if (back)
             *field[i] = list[i];

@@ -531,7 +531,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE;
         xq = te__linear_input(c, x, keep, &state, &kept);
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
-        block = recipe->kind == TE_RECIPE_BLOCK; /* its products have no fast accumulation */
+        block = te__recipe_class_of(recipe)->facts & TE__SPLITS_ALWAYS;
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
         state.split_dgrad = block || te__switch(recipe->split_dgrad, true);
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);

@@ -218,6 +218,10 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
 
 /* ---- FP8 of a whole model ---- */
 
+/* The recipes of te_fp8_recipe's first values. */
+static const te_recipe_kind te__fp8_kinds[] = {TE_RECIPE_CURRENT, TE_RECIPE_BLOCK, TE_RECIPE_MXFP8};
+TE__STATIC_ASSERT(sizeof(te__fp8_kinds) / sizeof(te__fp8_kinds[0]) == TE_FP8_OBJECT, "a te_fp8_recipe has no recipe");
+
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage) {
     if (!te || !te_backend_get_capabilities(te).have_te) return NULL;
     if (!config || !storage) {
@@ -226,12 +230,10 @@ TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_conf
     }
     if (te__fp8_check(te, "te_fp8_config_build_recipe", config) != TE_OK) return NULL;
     if (config->recipe == TE_FP8_OBJECT) return config->object;
-    if (config->recipe == TE_FP8_MXFP8)
-        te__warn(te, "te_fp8 mxfp8 on %s: MXFP8 codes are multiplied as bf16, exactly and no faster than bf16",
-                 te->device_name);
-    *storage = config->recipe == TE_FP8_BLOCK   ? te_recipe_block_scaling()
-               : config->recipe == TE_FP8_MXFP8 ? te_recipe_mxfp8()
-                                                : te_recipe_current_scaling();
+    *storage = te__recipe_of(te__fp8_kinds[config->recipe]);
+    if (te__recipe_has(storage, TE__EXACT_CODES))
+        te__warn(te, "te_fp8 %s on %s: %s codes are multiplied as bf16, exactly and no faster than bf16",
+                 te_recipe_name(storage->kind), te->device_name, te__recipe_class_of(storage)->cls->name);
     return storage;
 }
 TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config) {

@@ -7,26 +7,33 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The outputs as a list, for code that treats all of them alike. */
-enum { TE__OUTPUTS = 7 };
+/* The outputs, each once: X(field, name in ONNX files, 1: a Sequential goes on without it). */
+#define TE__OUTPUT_LIST(X)                                                                                           \
+    X(out, "out", 1)                                                                                                 \
+    X(bias, "output_bias", 0)                                                                                        \
+    X(ln_out, "ln_out", 0)                                                                                           \
+    X(max_logit, "max_logit", 0)                                                                                     \
+    X(m_splits, "m_splits", 0)                                                                                       \
+    X(topk_indices, "topk_indices", 1)                                                                               \
+    X(aux_loss, "aux_loss", 1)
+#define TE__OUTPUT_COUNT(field, onnx, passes) +1
+enum { TE__OUTPUTS = 0 TE__OUTPUT_LIST(TE__OUTPUT_COUNT) };
+TE__STATIC_ASSERT(sizeof(te_outputs) == TE__OUTPUTS * sizeof(te_tensor *), "te_outputs has a field without a row");
+#define TE__OUTPUT_NAME(field, onnx, passes) #field,
+static const char *const te__output_names[TE__OUTPUTS] = {TE__OUTPUT_LIST(TE__OUTPUT_NAME)};
+
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
-    list[0] = y->out;
-    list[1] = y->bias;
-    list[2] = y->ln_out;
-    list[3] = y->max_logit;
-    list[4] = y->m_splits;
-    list[5] = y->topk_indices;
-    list[6] = y->aux_loss;
+    int n = 0;
+#define TE__OUTPUT_TO(field, onnx, passes) list[n++] = y->field;
+    TE__OUTPUT_LIST(TE__OUTPUT_TO)
+#undef TE__OUTPUT_TO
 }
 static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     te_outputs y;
-    y.out = list[0];
-    y.bias = list[1];
-    y.ln_out = list[2];
-    y.max_logit = list[3];
-    y.m_splits = list[4];
-    y.topk_indices = list[5];
-    y.aux_loss = list[6];
+    int n = 0;
+#define TE__OUTPUT_FROM(field, onnx, passes) y.field = list[n++];
+    TE__OUTPUT_LIST(TE__OUTPUT_FROM)
+#undef TE__OUTPUT_FROM
     return y;
 }
 
@@ -87,9 +94,30 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 
 /* ---- checkpoints ---- */
 
-/* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of
- * te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 27 + TE_SCORE_MOD_AUX };
+/* The fields of a call, and of what it embeds or points to, each once and in the struct's order: T(field) a tensor, or
+ * O(field). Copies of a call, checkpoints, graphs and ONNX files are made of these lists; a field that is in none does
+ * not compile (te__call_tensors). */
+#define TE__FORWARD_FIELDS(T, O)                                                                                     \
+    T(input) T(encoder_output) T(key) T(value) O(rotary) O(rotary_key) O(attention) O(cross) O(m_splits)             \
+    T(m_splits_tensor) T(topk_weights) T(topk_indices) O(padded_m_splits) O(fp8_output) O(fp8_grad)                  \
+    O(is_first_microbatch) O(kv_cache) O(user) O(outputs)
+#define TE__ATTENTION_FIELDS(T, O)                                                                                   \
+    O(attn_mask_type) O(window) O(bottom_right_diagonal) T(attention_mask) T(attention_mask_q) T(cu_seqlens_q)       \
+    T(cu_seqlens_kv) T(cu_seqlens_q_padded) T(cu_seqlens_kv_padded) O(max_seqlen_q) O(max_seqlen_kv)                 \
+    O(pad_between_seqs) O(core_attention_bias_type) T(core_attention_bias) T(alibi_slopes)                           \
+    O(checkpoint_core_attention) O(inference_params) O(score_mod) T(qkv_layer) T(kv_layer) O(qkv_interleave_dim)
+#define TE__CROSS_FIELDS(T, O)                                                                                       \
+    T(enc_dec_attn_mask) T(enc_dec_attn_mask_q) O(enc_dec_attn_mask_type) O(enc_dec_window)                          \
+    O(enc_dec_bottom_right_diagonal)
+#define TE__ROTARY_FIELDS(T, O)                                                                                      \
+    O(base) O(rotary_percent) O(interleaved) O(seq_len_interpolation_factor) O(pretrained_max_position_embeddings)   \
+    O(scaling) O(position_offset) T(start_positions) T(positions) T(freqs) O(attention_factor) O(cp_size) O(cp_rank) \
+    T(cu_seqlens) O(max_seqlen)
+#define TE__NOTHING(field)
+TE__STATIC_ASSERT(TE_SCORE_MOD_AUX == 4, "te__call_names and ops/args.c name four tensors of a score_mod");
+
+/* A module's call as a checkpointed function, whose inputs are the tensors that the call gives, in the order of
+ * te__call_tensors. */
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -99,39 +127,72 @@ typedef struct te__module_call {
     int num_outputs;        /* of the last run */
     bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
-static te_tensor **te__call_tensor(te__module_call *c, int i) {
-    te_attention_call *a = &c->args.attention;
-    te_tensor **list[TE__FORWARD_TENSORS];
-    if (i >= TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX)
-        return &c->score_mod.aux[i - (TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX)];
-    list[0] = &c->args.input;
-    list[1] = &c->args.encoder_output;
-    list[2] = &c->args.key;
-    list[3] = &c->args.value;
-    list[4] = &c->rotary.start_positions;
-    list[5] = &c->rotary_key.start_positions;
-    list[6] = &c->args.m_splits_tensor;
-    list[7] = &a->attention_mask;
-    list[8] = &a->attention_mask_q;
-    list[9] = &a->cu_seqlens_q;
-    list[10] = &a->cu_seqlens_kv;
-    list[11] = &a->cu_seqlens_q_padded;
-    list[12] = &a->cu_seqlens_kv_padded;
-    list[13] = &a->core_attention_bias;
-    list[14] = &a->alibi_slopes;
-    list[15] = &a->qkv_layer;
-    list[16] = &a->kv_layer;
-    list[17] = &c->args.cross.enc_dec_attn_mask;
-    list[18] = &c->args.cross.enc_dec_attn_mask_q;
-    list[19] = &c->rotary.cu_seqlens;
-    list[20] = &c->rotary_key.cu_seqlens;
-    list[21] = &c->rotary.positions;
-    list[22] = &c->rotary_key.positions;
-    list[23] = &c->args.topk_weights;
-    list[24] = &c->args.topk_indices;
-    list[25] = &c->rotary.freqs;
-    list[26] = &c->rotary_key.freqs;
-    return list[i];
+
+#define TE__ONE(field) +1
+enum {
+    TE__FORWARD_TENSORS = 0 TE__FORWARD_FIELDS(TE__ONE, TE__NOTHING) TE__ATTENTION_FIELDS(TE__ONE, TE__NOTHING)
+        TE__CROSS_FIELDS(TE__ONE, TE__NOTHING) TE__ROTARY_FIELDS(TE__ONE, TE__NOTHING)
+            TE__ROTARY_FIELDS(TE__ONE, TE__NOTHING) + TE_SCORE_MOD_AUX
+};
+#define TE__NAME(field) #field,
+#define TE__NAME_OF_KEY(field) #field "_key",
+static const char *const te__call_names[TE__FORWARD_TENSORS] = {
+    TE__FORWARD_FIELDS(TE__NAME, TE__NOTHING) TE__ATTENTION_FIELDS(TE__NAME, TE__NOTHING)
+        TE__CROSS_FIELDS(TE__NAME, TE__NOTHING) TE__ROTARY_FIELDS(TE__NAME, TE__NOTHING)
+            TE__ROTARY_FIELDS(TE__NAME_OF_KEY, TE__NOTHING) "score_mod.aux[0]",
+    "score_mod.aux[1]", "score_mod.aux[2]", "score_mod.aux[3]"};
+#undef TE__NAME
+#undef TE__NAME_OF_KEY
+
+#define TE__WHOLE(LIST)                                                                                              \
+    {                                                                                                                \
+        enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \
+        LIST(TE__LISTED_NEXT, TE__LISTED_NEXT) TE__LISTED_LAST                                                       \
+    }
+/* Where the tensors of the call are, each NULL or not. */
+static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TENSORS]) {
+    int n = 0, i;
+#define TE__TYPE te_forward_args
+    TE__WHOLE(TE__FORWARD_FIELDS)
+#undef TE__TYPE
+#define TE__TYPE te_attention_call
+    TE__WHOLE(TE__ATTENTION_FIELDS)
+#undef TE__TYPE
+#define TE__TYPE te_cross_attention_call
+    TE__WHOLE(TE__CROSS_FIELDS)
+#undef TE__TYPE
+#define TE__TYPE te_rotary_desc
+    TE__WHOLE(TE__ROTARY_FIELDS)
+#undef TE__TYPE
+#define TE__AT(field) list[n++] = &c->args.field;
+    TE__FORWARD_FIELDS(TE__AT, TE__NOTHING)
+#undef TE__AT
+#define TE__AT(field) list[n++] = &c->args.attention.field;
+    TE__ATTENTION_FIELDS(TE__AT, TE__NOTHING)
+#undef TE__AT
+#define TE__AT(field) list[n++] = &c->args.cross.field;
+    TE__CROSS_FIELDS(TE__AT, TE__NOTHING)
+#undef TE__AT
+#define TE__AT(field) list[n++] = &c->rotary.field;
+    TE__ROTARY_FIELDS(TE__AT, TE__NOTHING)
+#undef TE__AT
+#define TE__AT(field) list[n++] = &c->rotary_key.field;
+    TE__ROTARY_FIELDS(TE__AT, TE__NOTHING)
+#undef TE__AT
+    for (i = 0; i < TE_SCORE_MOD_AUX; i++) list[n++] = &c->score_mod.aux[i];
+}
+
+/* Takes the call along: with it what its args point to. te__call_point makes a copy's args point to the copy's own. */
+static void te__call_take(te__module_call *c, const te_forward_args *args) {
+    c->args = *args;
+    if (args->rotary) c->rotary = *args->rotary;
+    if (args->rotary_key) c->rotary_key = *args->rotary_key;
+    if (args->attention.score_mod) c->score_mod = *args->attention.score_mod;
+}
+static void te__call_point(te__module_call *c) {
+    if (c->args.rotary) c->args.rotary = &c->rotary;
+    if (c->args.rotary_key) c->args.rotary_key = &c->rotary_key;
+    if (c->args.attention.score_mod) c->args.attention.score_mod = &c->score_mod;
 }
 
 static te_result te__class_forward(te_module *m, te_forward_args *args, void *user) {
@@ -140,18 +201,15 @@ static te_result te__class_forward(te_module *m, te_forward_args *args, void *us
 }
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs,
                                      te_tensor **outputs, int num_outputs) {
-    static const char *const names[TE__OUTPUTS] = {"out",      "bias",         "ln_out",  "max_logit",
-                                                   "m_splits", "topk_indices", "aux_loss"};
     te__module_call *c = (te__module_call *)user, call = *c;
-    te_tensor *made[TE__OUTPUTS];
+    te_tensor *made[TE__OUTPUTS], **of_call[TE__FORWARD_TENSORS];
     te_result result;
     int i, at = 0;
     (void)num_inputs;
+    te__call_tensors(&call, of_call);
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
-        if (*te__call_tensor(&call, i)) *te__call_tensor(&call, i) = inputs[at++];
-    if (c->args.rotary) call.args.rotary = &call.rotary;
-    if (c->args.rotary_key) call.args.rotary_key = &call.rotary_key;
-    if (c->args.attention.score_mod) call.args.attention.score_mod = &call.score_mod;
+        if (*of_call[i]) *of_call[i] = inputs[at++];
+    te__call_point(&call);
     if (num_outputs) call.args.padded_m_splits = NULL; /* written in the forward pass; by the backward pass the caller's
                                                         * memory may be gone */
     result = te__module_run_as(c->m, &call.args, c->of_class ? te__class_forward : NULL, NULL);
@@ -162,7 +220,7 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
             return te__fail(te, TE_ERR_STATE,
                             "te_module_set_checkpoint: run again for the backward pass, \"%s\" made %s; in the forward "
                             "pass it did%s. It must do the same each time",
-                            c->m->name, names[i], c->made[i] ? "" : " not");
+                            c->m->name, te__output_names[i], c->made[i] ? "" : " not");
         c->made[i] = made[i] != NULL;
         if (made[i]) outputs[c->num_outputs++] = made[i];
     }
@@ -172,17 +230,15 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
 static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args, bool of_class) {
     te__module_call call = TE_ZERO;
     te_checkpoint_desc d = TE_ZERO;
-    te_tensor *in[TE__FORWARD_TENSORS], *out[TE__OUTPUTS], *list[TE__OUTPUTS];
+    te_tensor *in[TE__FORWARD_TENSORS], **of_call[TE__FORWARD_TENSORS], *out[TE__OUTPUTS], *list[TE__OUTPUTS];
     te_result result;
     int i, at = 0;
     call.m = m;
     call.of_class = of_class;
-    call.args = *args;
-    if (args->rotary) call.rotary = *args->rotary;
-    if (args->rotary_key) call.rotary_key = *args->rotary_key;
-    if (args->attention.score_mod) call.score_mod = *args->attention.score_mod;
+    te__call_take(&call, args);
+    te__call_tensors(&call, of_call);
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
-        if (*te__call_tensor(&call, i)) in[d.num_inputs++] = *te__call_tensor(&call, i);
+        if (*of_call[i]) in[d.num_inputs++] = *of_call[i];
     d.fn = te__module_call_run;
     d.user = &call;
     d.user_size = sizeof(call);

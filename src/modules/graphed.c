@@ -79,15 +79,13 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     te__module_call call = TE_ZERO;
     te__graphed_state state;
     te_node_desc node = TE_ZERO;
-    te_tensor *in[TE__MAX_NODE_TENSORS], *made[TE__OUTPUTS], *out[TE__OUTPUTS];
+    te_tensor *in[TE__MAX_NODE_TENSORS], *made[TE__OUTPUTS], *out[TE__OUTPUTS], **of_call[TE__FORWARD_TENSORS],
+        **of_sample[TE__FORWARD_TENSORS];
     te_ctx *te = m->te;
     te_result result = TE_OK;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
-    call.args = *args;
-    if (args->rotary) call.rotary = *args->rotary;
-    if (args->rotary_key) call.rotary_key = *args->rotary_key;
-    if (args->attention.score_mod) call.score_mod = *args->attention.score_mod;
+    te__call_take(&call, args);
     if (!args->attention.score_mod != !g->call.args.attention.score_mod)
         return te__fail(te, TE_ERR_INVALID,
                         "te_make_graphed_callables: score_mod is %s and was %s in the sample; a graph repeats what it "
@@ -110,23 +108,25 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
                             "when the module was graphed; the graphs make none: "
                             "te_graphed_reset, and graph it again",
                             g->frozen[i]->name ? g->frozen[i]->name : "", m->name);
+    te__call_tensors(&call, of_call);
+    te__call_tensors(&g->call, of_sample);
     te__frame_begin(te);
     for (i = 0; i < g->num_leaves; i++) in[i] = g->leaf[i];
     for (i = 0; i < TE__FORWARD_TENSORS && result == TE_OK; i++) {
-        te_tensor *x = *te__call_tensor(&call, i), *to = *te__call_tensor(&g->call, i);
+        te_tensor *x = *of_call[i], *to = *of_sample[i];
         in[i] = x;
         if ((x != NULL) != (to != NULL) || (x && (!te__same_shape(x, to) || x->dtype != to->dtype || x->quantized)))
             result = te__fail(te, TE_ERR_SHAPE,
-                              "te_make_graphed_callables: tensor %d of the call is %s %s and was %s %s in the sample; "
+                              "te_make_graphed_callables: %s of the call is %s %s and was %s %s in the sample; "
                               "a graph has one shape",
-                              i + 1, x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL",
+                              te__call_names[i], x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL",
                               to ? te_dtype_name(to->dtype) : "not there,", to ? te__shape_text(to, b) : "NULL");
         else if (x && x->requires_grad && !to->requires_grad)
             result = te__fail(te, TE_ERR_INVALID,
-                              "te_make_graphed_callables: tensor %d of the call requires a gradient and the sample's "
+                              "te_make_graphed_callables: %s of the call requires a gradient and the sample's "
                               "did not; the graphs make none: let the "
                               "sample's require one",
-                              i + 1);
+                              te__call_names[i]);
         else if (x) {
             te->tape.no_grad++;
             result = te_tensor_copy(to, x);
@@ -212,18 +212,17 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
 
 /* Static copies of the sample's tensors. */
 static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sample) {
+    te_tensor **of_call[TE__FORWARD_TENSORS];
     int i;
     if (sample->fp8_output)
         return te__fail(
             g->te, TE_ERR_UNSUPPORTED,
             "te_make_graphed_callables: the sample has fp8_output; graphs copy plain outputs: leave it false");
-    g->call.args = *sample;
-    if (sample->rotary) g->call.rotary = *sample->rotary;
-    if (sample->rotary_key) g->call.rotary_key = *sample->rotary_key;
-    if (sample->attention.score_mod) g->call.score_mod = *sample->attention.score_mod;
+    te__call_take(&g->call, sample);
+    te__call_tensors(&g->call, of_call);
     g->num_leaves = TE__FORWARD_TENSORS;
     for (i = 0; i < TE__FORWARD_TENSORS; i++) {
-        te_tensor **x = te__call_tensor(&g->call, i), *from = *x;
+        te_tensor **x = of_call[i], *from = *x;
         *x = NULL;
         if (!from) continue;
         if (te__need_memory(from, "te_make_graphed_callables") != TE_OK ||
@@ -232,15 +231,14 @@ static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sampl
         if (from->quantized)
             return te__fail(
                 g->te, TE_ERR_DTYPE,
-                "te_make_graphed_callables: tensor %d of the sample is quantized; graphs copy plain tensors", i + 1);
+                "te_make_graphed_callables: %s of the sample is quantized; graphs copy plain tensors",
+                te__call_names[i]);
         *x = te__empty_like(from, from->dtype);
         if (!*x || te_tensor_copy(*x, from) != TE_OK) return te_error_code(g->te);
         g->leaf[i] = te_tensor_retain(*x);
         if (from->requires_grad) te_tensor_set_requires_grad(*x, true);
     }
-    if (g->call.args.rotary) g->call.args.rotary = &g->call.rotary;
-    if (g->call.args.rotary_key) g->call.args.rotary_key = &g->call.rotary_key;
-    if (g->call.args.attention.score_mod) g->call.args.attention.score_mod = &g->call.score_mod;
+    te__call_point(&g->call);
     return TE_OK;
 }
 

@@ -201,8 +201,7 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
         if (ca->cls->facts & TE__EXACT_CODES)
             way = TE__GROUPED_EXACT;
         else if (!(ca->cls->facts & TE__TENSOR_SCALED) &&
-                 (te__scaling_kind(ca) != TE_SCALING_BLOCK_1D ||
-                  te__scaling_kind(cw) != (along_k ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D)))
+                 (ca->two_dimensional || cw->two_dimensional == along_k))
             return TE__GROUPED_VALUES;
     }
     return way;
@@ -593,7 +592,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     te_op_grouped_gemm_args gemm;
     te_tensor *xq = c->x;
     te_result result = TE_OK;
-    bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
+    bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && te__recipe_class_of(recipe)->facts & TE__SPLITS_ALWAYS;
     int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i,
         n = d->num_gemms;
     if (c->quant.calibrating && !c->quant.enabled && te__keeps_scales(c->quant.scaling, &c->quant.recipe))

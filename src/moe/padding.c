@@ -12,9 +12,7 @@ static int64_t te__padding_align(const te_module *m) {
     te__autocast cast;
     if (s->desc.align_size > 0) return s->desc.align_size;
     if (!te__autocast_of(m, &cast)) return 16;
-    return cast.recipe.kind == TE_RECIPE_MXFP8                                           ? 32
-           : cast.recipe.kind == TE_RECIPE_NVFP4 || cast.recipe.kind == TE_RECIPE_CUSTOM ? 128
-                                                                                         : 16;
+    return te__recipe_class_of(&cast.recipe)->align;
 }
 /* The gradient of rows that were moved back. */
 static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {

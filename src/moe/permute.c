@@ -61,8 +61,7 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
 /* Can the rows of inp travel as codes, each with its scales? Records the error if not. */
 static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
     const te__quant_copy *row = &inp->quantized->row;
-    const char *why = NULL;
-    te_scaling scaling;
+    char why[96] = "";
     if (!row->data) {
         te__fail(inp->te, TE_ERR_STATE,
                  "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or "
@@ -70,16 +69,15 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
                  name);
         return false;
     }
-    if (row->cls->form != TE__FORM_CODES) why = "are no codes of te.h's own";
-    else {
-        scaling = te__scaling_kind(row);
-        if (scaling == TE_SCALING_BLOCK_2D) why = "share scales with other rows (128 x 128 blocks)";
-        if (scaling == TE_SCALING_NVFP4) why = "are codes of 4 bits";
-        if (scaling == TE_SCALING_MXFP8 && row->two_dimensional)
-            why = "share scales with other rows (with_2d_quantization)";
-        if (scaling == TE_SCALING_MXFP8 && row->swizzled) why = "have swizzled scales (optimize_for_gemm)";
-    }
-    if (!why) return true;
+    if (row->cls->form != TE__FORM_CODES)
+        snprintf(why, sizeof(why), "are no codes of te.h's own");
+    else if (row->cls->code_dtype == TE_F4E2M1)
+        snprintf(why, sizeof(why), "are codes of 4 bits");
+    else if (row->two_dimensional)
+        snprintf(why, sizeof(why), "share scales with other rows (%s)", row->cls->two_dimensional);
+    else if (row->swizzled)
+        snprintf(why, sizeof(why), "have swizzled scales (optimize_for_gemm)");
+    if (!why[0]) return true;
     te__fail(inp->te, TE_ERR_UNSUPPORTED,
              "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can "
              "be moved: te_dequantize it first",
@@ -104,29 +102,29 @@ static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tens
 static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_permute_args *args, int64_t rows) {
     te__quant_copy *from = &inp->quantized->row, *to;
     te__quant_spec spec;
-    te_scaling scaling;
     te_tensor *y;
     te_result result;
     int64_t shape[2];
+    int dim; /* of the scales, along the tokens, which may be rounded up there */
+    bool one_scale;
     if (!te__moe_codes_ok(inp, name)) return NULL;
     spec = te__copy_spec(from);
-    scaling = te__scaling_kind(from);
+    one_scale = (spec.cls->facts & TE__TENSOR_SCALED) != 0;
+    dim = spec.cls->shard_scales[0];
     shape[0] = rows;
     shape[1] = te__cols(inp);
-    y = te__quant_empty(inp->te, inp->dtype, 2, shape, &spec, TE_ROWWISE, scaling != TE_SCALING_TENSOR);
+    y = te__quant_empty(inp->te, inp->dtype, 2, shape, &spec, TE_ROWWISE, !one_scale);
     if (!y) return NULL;
     to = &y->quantized->row;
     args->x = from->data;
     args->y = to->data;
     result = te_op_moe_permute(inp->te, args);
-    if (result == TE_OK && scaling == TE_SCALING_TENSOR)
+    if (result == TE_OK && one_scale)
         result = te_tensor_copy(to->scale, from->scale);
-    else if (result == TE_OK && scaling == TE_SCALING_BLOCK_1D) /* [blocks, tokens], tokens rounded up */
-        result = te__permute_scales(args, te_tensor_transpose(te_tensor_narrow(from->scale, 1, 0, te__rows(inp)), 0, 1),
-                                    te_tensor_transpose(te_tensor_narrow(to->scale, 1, 0, rows), 0, 1));
-    else if (result == TE_OK) /* [tokens rounded up, blocks] */
-        result = te__permute_scales(args, te_tensor_narrow(from->scale, 0, 0, te__rows(inp)),
-                                    te_tensor_narrow(to->scale, 0, 0, rows));
+    else if (result == TE_OK)
+        result = te__permute_scales(
+            args, te_tensor_transpose(te_tensor_narrow(from->scale, dim, 0, te__rows(inp)), 0, dim),
+            te_tensor_transpose(te_tensor_narrow(to->scale, dim, 0, rows), 0, dim));
     return te__checked(y, result);
 }
 

@@ -34,9 +34,9 @@ static const te__quant_spec *te__attention_answer(const te__quant_call *q, bool 
                 .spec;
 }
 static bool te__attention_by_blocks(const te__quant_call *q) {
-    return q->recipe.kind == TE_RECIPE_CUSTOM
+    return te__asks_factory(&q->recipe)
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
-               : q->recipe.kind == TE_RECIPE_MXFP8;
+               : te__recipe_has(&q->recipe, TE__BLOCKS_IN_ATTENTION);
 }
 /* Refuses what a factory cannot answer: all have one scale a tensor, S and dP a given one; or all but these two are
  * MXFP8. The ranks of one group reduce all amaxes that are measured. */
@@ -73,10 +73,14 @@ static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q
     return TE_OK;
 }
 
+/* Are scales of whole tensors made of amaxes that the call measures? Then S and dP need a recipe of their own. */
+static bool te__attention_measures(const te_recipe *r) {
+    return te__recipe_has(r, TE__TENSOR_SCALED) && !te__recipe_has(r, TE__SCALE_GIVEN);
+}
 /* The recipe of S and dP. */
 static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     te_recipe inner = te_recipe_delayed_scaling();
-    if (r->kind == TE_RECIPE_DELAYED) return *r;
+    if (te__recipe_has(r, TE__SCALE_GIVEN)) return *r;
     inner.format = r->format;
     inner.delayed.amax_history_len = 1;
     inner.delayed.amax_algo = TE_AMAX_MOST_RECENT;
@@ -88,7 +92,7 @@ static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recip
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
     te__quant_spec spec;
-    if (q->recipe.kind == TE_RECIPE_CUSTOM) return te__slot_spec(q, backward, i / step, i % step, usage);
+    if (te__asks_factory(&q->recipe)) return te__slot_spec(q, backward, i / step, i % step, usage);
     spec = te__recipe_spec(r, backward, TE__SLOT_INPUT, q->group);
     spec.usage = usage;
     if (!(spec.cls->facts & TE__SCALE_GIVEN)) return spec;
@@ -102,8 +106,8 @@ static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recip
 
 /* The group that reduces the amaxes of current scaling: its ranks wait for each other. */
 static te_group *te__attention_meets(const te__quant_call *q) {
-    if (q->recipe.kind == TE_RECIPE_CUSTOM) return te__attention_answer(q, false, TE__SLOT_QKV)->group;
-    return q->recipe.kind == TE_RECIPE_CURRENT ? q->group : NULL;
+    if (te__asks_factory(&q->recipe)) return te__attention_answer(q, false, TE__SLOT_QKV)->group;
+    return te__attention_measures(&q->recipe) ? q->group : NULL;
 }
 
 /* Current scaling: makes *spec that of the one scale which three tensors have together. */
@@ -281,7 +285,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     parts[1] = k;
     parts[2] = v;
     /* which te__hands_fp8 could not know */
-    fp8_output = fp8_output && !(blocks && call->recipe.kind == TE_RECIPE_CUSTOM);
+    fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
     if (ready && args->rule.page_table) {
@@ -349,8 +353,8 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
     if (!te__runs_fp8_attention(m, &cast)) return te__heads_joined(te_attention(q, k, v, desc));
     result = te__scaling_prepare(m, s, &call);
     inner = te__attention_inner_recipe(&cast.recipe);
-    if (result == TE_OK && cast.recipe.kind == TE_RECIPE_CURRENT) result = te__scaling_slots(m, s, &inner, &call);
-    if (result == TE_OK && cast.recipe.kind == TE_RECIPE_CUSTOM) result = te__attention_answers_fit(m, &call);
+    if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
+    if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
     call.group = cast.amax_group; /* heads of other ranks meet in no product */
     return result == TE_OK ? te__fp8_attention_run(q, k, v, desc, &call, fp8_output) : NULL;
 }
@@ -361,8 +365,8 @@ static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward &&
            core->has_fp8_output && proj->cls == &te__linear_class && te__runs_fp8_attention(core, &a) &&
-           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && a.recipe.kind != TE_RECIPE_MXFP8 &&
-           (a.recipe.kind != TE_RECIPE_CUSTOM ||
+           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__recipe_has(&a.recipe, TE__BLOCKS_IN_ATTENTION) &&
+           (!te__asks_factory(&a.recipe) ||
             (a.recipe.custom.factory == b.recipe.custom.factory && a.recipe.custom.user == b.recipe.custom.user)) &&
            !te__runs_graphs(proj);
 }

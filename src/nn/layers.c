@@ -110,7 +110,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     call->enabled = cast.enabled;
     call->calibrating = cast.calibrating;
     call->forward = &s->forward;
-    if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
+    if (te__asks_factory(&call->recipe)) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
     return result == TE_OK && te__keeps_scales(s, &call->recipe) ? te__scaling_slots(m, s, &call->recipe, call)
                                                                  : result;
 }
@@ -121,7 +121,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
  * TransformerEngine makes plain numbers for both. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
-    if (!q->enabled || q->recipe.backward_override || q->recipe.kind == TE_RECIPE_CUSTOM) return false;
+    if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
     spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
@@ -378,7 +378,7 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
  *                 f32, and under delayed scaling the codes; the others' bias rounds first */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
-    bool whole = r->kind == TE_RECIPE_DELAYED || r->kind == TE_RECIPE_MXFP8; /* one kernel does it all */
+    bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;
     bool fused =
         ops ? !c->bias || te__activation_row_of(activation)->one_kernel : whole && !te_activation_is_gated(activation);
     te__act_grad grad = TE_ZERO;

@@ -200,6 +200,14 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
 
 /* ---- Sequential ---- */
 
+/* The name of an output that the next child cannot take, and that would be lost; NULL: there is none. */
+static const char *te__output_beside(const te_outputs *y) {
+#define TE__BESIDE(field, onnx, passes) \
+    if (!(passes) && y->field) return #field;
+    TE__OUTPUT_LIST(TE__BESIDE)
+#undef TE__BESIDE
+    return NULL;
+}
 /* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child
  * has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
@@ -212,19 +220,15 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     call.outputs.out = args->input; /* the result without children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
-        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
+        const char *beside = te__output_beside(&call.outputs);
+        if (beside) {
             const te_module *before = m->children[i - 1];
             result = te__fail(
                 m->te, TE_ERR_STATE,
                 "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; "
                 "leave out what makes "
                 "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                before->name, before->cls->name,
-                call.outputs.bias        ? "bias"
-                : call.outputs.ln_out    ? "ln_out"
-                : call.outputs.max_logit ? "max_logit"
-                                         : "m_splits",
-                m->children[i]->name);
+                before->name, before->cls->name, beside, m->children[i]->name);
             break;
         }
         call.input = call.outputs.out;

@@ -117,64 +117,74 @@ typedef enum te__onnx_axes {
     TE__ONNX_FREQS,     /* [s or more positions, b or 1, 1, channels] */
     TE__ONNX_FREQS_KV,  /* the same of keys */
     TE__ONNX_SLOPES,    /* [H] or [b, H] */
-    TE__ONNX_NONE       /* all fixed */
+    TE__ONNX_NONE,      /* all fixed */
+    TE__ONNX_NO_INPUT   /* the tensor is no input of the graph */
 } te__onnx_axes;
 
-enum { TE__ONNX_INPUTS = 26 };
+/* What the sizes of each tensor of a call are; TE__ONNX_NO_INPUT: te__onnx_inputs_refuse has refused it, or the export
+ * refuses what reads it. */
+enum {
+    TE__ONNX_OF_input = TE__ONNX_HIDDEN,
+    TE__ONNX_OF_encoder_output = TE__ONNX_HIDDEN_KV,
+    TE__ONNX_OF_key = TE__ONNX_HIDDEN_KV,
+    TE__ONNX_OF_value = TE__ONNX_HIDDEN_KV,
+    TE__ONNX_OF_m_splits_tensor = TE__ONNX_NONE,
+    TE__ONNX_OF_topk_weights = TE__ONNX_SEQUENCES,
+    TE__ONNX_OF_topk_indices = TE__ONNX_SEQUENCES,
+    TE__ONNX_OF_attention_mask = TE__ONNX_SCORES,
+    TE__ONNX_OF_attention_mask_q = TE__ONNX_PADDING_Q,
+    TE__ONNX_OF_cu_seqlens_q = TE__ONNX_NO_INPUT,
+    TE__ONNX_OF_cu_seqlens_kv = TE__ONNX_NO_INPUT,
+    TE__ONNX_OF_cu_seqlens_q_padded = TE__ONNX_NO_INPUT,
+    TE__ONNX_OF_cu_seqlens_kv_padded = TE__ONNX_NO_INPUT,
+    TE__ONNX_OF_core_attention_bias = TE__ONNX_SCORES,
+    TE__ONNX_OF_alibi_slopes = TE__ONNX_SLOPES,
+    TE__ONNX_OF_qkv_layer = TE__ONNX_HIDDEN,
+    TE__ONNX_OF_kv_layer = TE__ONNX_HIDDEN_KV,
+    TE__ONNX_OF_enc_dec_attn_mask = TE__ONNX_SCORES_KV,
+    TE__ONNX_OF_enc_dec_attn_mask_q = TE__ONNX_PADDING_Q,
+    TE__ONNX_OF_start_positions = TE__ONNX_SEQUENCES,
+    TE__ONNX_OF_positions = TE__ONNX_POSITIONS,
+    TE__ONNX_OF_freqs = TE__ONNX_FREQS,
+    TE__ONNX_OF_cu_seqlens = TE__ONNX_NO_INPUT,
+    TE__ONNX_OF_start_positions_key = TE__ONNX_SEQUENCES,
+    TE__ONNX_OF_positions_key = TE__ONNX_POSITIONS_KV,
+    TE__ONNX_OF_freqs_key = TE__ONNX_FREQS_KV,
+    TE__ONNX_OF_cu_seqlens_key = TE__ONNX_NO_INPUT
+};
+#define TE__ONNX_OF(field) (te__onnx_axes)TE__ONNX_OF_##field,
+#define TE__ONNX_OF_KEY(field) (te__onnx_axes)TE__ONNX_OF_##field##_key,
+/* In the order of te__call_tensors; the tensors of a score_mod come last. */
+static const te__onnx_axes te__onnx_call_axes[TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX] = {
+    TE__FORWARD_FIELDS(TE__ONNX_OF, TE__NOTHING) TE__ATTENTION_FIELDS(TE__ONNX_OF, TE__NOTHING)
+        TE__CROSS_FIELDS(TE__ONNX_OF, TE__NOTHING) TE__ROTARY_FIELDS(TE__ONNX_OF, TE__NOTHING)
+            TE__ROTARY_FIELDS(TE__ONNX_OF_KEY, TE__NOTHING)};
 
 typedef struct te__onnx_slot {
     const char *name;
     te_tensor **slot;
     te__onnx_axes axes;
 } te__onnx_slot;
-/* The args of a call with room for what they point to, and the places of its tensors. */
+/* A call, and the places of its tensors. */
 typedef struct te__onnx_inputs {
-    te_forward_args args;
-    te_rotary_desc rotary, rotary_key;
-    te__onnx_slot slot[TE__ONNX_INPUTS];
+    te__module_call call;
+    te__onnx_slot slot[TE__FORWARD_TENSORS];
     int n;
 } te__onnx_inputs;
 
-static void te__onnx_slot_add(te__onnx_inputs *in, const char *name, te_tensor **slot, te__onnx_axes axes) {
-    if (!*slot) return;
-    in->slot[in->n].name = name;
-    in->slot[in->n].slot = slot;
-    in->slot[in->n++].axes = axes;
-}
 static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args) {
-    te_attention_call *a = &in->args.attention;
-    in->n = 0;
-    in->args = *args;
-    memset(&in->args.outputs, 0, sizeof(in->args.outputs));
-    te__onnx_slot_add(in, "input", &in->args.input, TE__ONNX_HIDDEN);
-    te__onnx_slot_add(in, "encoder_output", &in->args.encoder_output, TE__ONNX_HIDDEN_KV);
-    te__onnx_slot_add(in, "key", &in->args.key, TE__ONNX_HIDDEN_KV);
-    te__onnx_slot_add(in, "value", &in->args.value, TE__ONNX_HIDDEN_KV);
-    te__onnx_slot_add(in, "m_splits_tensor", &in->args.m_splits_tensor, TE__ONNX_NONE);
-    te__onnx_slot_add(in, "topk_weights", &in->args.topk_weights, TE__ONNX_SEQUENCES);
-    te__onnx_slot_add(in, "topk_indices", &in->args.topk_indices, TE__ONNX_SEQUENCES);
-    te__onnx_slot_add(in, "attention_mask", &a->attention_mask, TE__ONNX_SCORES);
-    te__onnx_slot_add(in, "attention_mask_q", &a->attention_mask_q, TE__ONNX_PADDING_Q);
-    te__onnx_slot_add(in, "core_attention_bias", &a->core_attention_bias, TE__ONNX_SCORES);
-    te__onnx_slot_add(in, "alibi_slopes", &a->alibi_slopes, TE__ONNX_SLOPES);
-    te__onnx_slot_add(in, "qkv_layer", &a->qkv_layer, TE__ONNX_HIDDEN);
-    te__onnx_slot_add(in, "kv_layer", &a->kv_layer, TE__ONNX_HIDDEN_KV);
-    te__onnx_slot_add(in, "enc_dec_attn_mask", &in->args.cross.enc_dec_attn_mask, TE__ONNX_SCORES_KV);
-    te__onnx_slot_add(in, "enc_dec_attn_mask_q", &in->args.cross.enc_dec_attn_mask_q, TE__ONNX_PADDING_Q);
-    if (args->rotary) {
-        in->rotary = *args->rotary;
-        in->args.rotary = &in->rotary;
-        te__onnx_slot_add(in, "start_positions", &in->rotary.start_positions, TE__ONNX_SEQUENCES);
-        te__onnx_slot_add(in, "positions", &in->rotary.positions, TE__ONNX_POSITIONS);
-        te__onnx_slot_add(in, "freqs", &in->rotary.freqs, TE__ONNX_FREQS);
-    }
-    if (args->rotary_key) {
-        in->rotary_key = *args->rotary_key;
-        in->args.rotary_key = &in->rotary_key;
-        te__onnx_slot_add(in, "start_positions_key", &in->rotary_key.start_positions, TE__ONNX_SEQUENCES);
-        te__onnx_slot_add(in, "positions_key", &in->rotary_key.positions, TE__ONNX_POSITIONS_KV);
-        te__onnx_slot_add(in, "freqs_key", &in->rotary_key.freqs, TE__ONNX_FREQS_KV);
-    }
+    te_tensor **of_call[TE__FORWARD_TENSORS];
+    int i;
+    te__call_take(&in->call, args);
+    te__call_point(&in->call);
+    te__call_tensors(&in->call, of_call);
+    memset(&in->call.args.outputs, 0, sizeof(in->call.args.outputs));
+    for (i = in->n = 0; i < TE__COUNT(te__onnx_call_axes); i++)
+        if (*of_call[i] && te__onnx_call_axes[i] != TE__ONNX_NO_INPUT) {
+            in->slot[in->n].name = te__call_names[i];
+            in->slot[in->n].slot = of_call[i];
+            in->slot[in->n++].axes = te__onnx_call_axes[i];
+        }
 }
 static bool te__onnx_is_whole(void *user, te_module *m) {
     char path[256];
@@ -641,7 +651,7 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
     te_set_trace(te, te__onnx_note, r);
     te->exporting = true;
     te_no_grad_begin(te);
-    y = te_forward_with(m, &in->args);
+    y = te_forward_with(m, &in->call.args);
     te_no_grad_end(te);
     te->exporting = false;
     te_set_trace(te, NULL, NULL);
@@ -654,8 +664,9 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
 /* The runs and the graph; tensors that it makes belong to the caller's frame. */
 static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first,
                                te__onnx_run *second) {
-    static const char *const names[TE__OUTPUTS] = {"out",      "output_bias",  "ln_out",  "max_logit",
-                                                   "m_splits", "topk_indices", "aux_loss"};
+#define TE__ONNX_NAME(field, onnx, passes) onnx,
+    static const char *const names[TE__OUTPUTS] = {TE__OUTPUT_LIST(TE__ONNX_NAME)};
+#undef TE__ONNX_NAME
     te_ctx *te = g->te;
     te__onnx_inputs in = TE_ZERO, large = TE_ZERO;
     te_tensor *made[TE__OUTPUTS], *made2[TE__OUTPUTS];
@@ -693,7 +704,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
                                   strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
     if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
     if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
-    te__outputs_list(&in.args.outputs, made);
+    te__outputs_list(&in.call.args.outputs, made);
     for (i = 0; i < TE__OUTPUTS; i++) foreign[i] = made[i] && te__onnx_is_foreign(first, made[i]->buffer);
     if (result == TE_OK) result = te__onnx_forward(m, &large, second, true);
     te__rng_back(te, random);
@@ -701,7 +712,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     if (result == TE_OK) result = back;
     te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
     if (result == TE_OK) result = te__onnx_translate(g, first, second);
-    te__outputs_list(&large.args.outputs, made2);
+    te__outputs_list(&large.call.args.outputs, made2);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++)
         if (made[i] && foreign[i]) result = te__onnx_refuse_foreign(g, made[i]);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) result = te__onnx_add_output(g, names[i], made[i], made2[i]);

@@ -204,12 +204,13 @@ enum {
     T(rule.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT) T(rule.block_mask, TE__IN | 1 << TE_U8 | TE__OPT) \
     T(rule.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT) \
     T(rule.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
+#define TE__ARGS_ATTN_PAGES(T) T(rule.page_table, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L) \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
     T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) \
     T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
     T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) \
-    T(rule.page_table, TE__IN | TE__AS_I32 | TE__OPT) T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) \
+    TE__ARGS_ATTN_PAGES(T) T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) \
     T(fp8.s_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_attn_bwd(T, L) \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) \

@@ -69,8 +69,8 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
 
 /* Do modules keep scales and histories under this recipe? */
 static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
-    const te__custom_slots *custom = r->kind == TE_RECIPE_CUSTOM ? te__custom_slots_of(s, r) : NULL;
-    return r->kind == TE_RECIPE_DELAYED || (custom && custom->any_own_scale);
+    const te__custom_slots *custom = te__asks_factory(r) ? te__custom_slots_of(s, r) : NULL;
+    return te__recipe_has(r, TE__SCALE_GIVEN) || (custom && custom->any_own_scale);
 }
 
 /* ---- the delayed update ---- */
@@ -242,14 +242,14 @@ static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int 
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;
     const te__custom_slot *custom = NULL;
     te__quant_spec spec;
-    if (q->recipe.kind == TE_RECIPE_CUSTOM) {
+    if (te__asks_factory(&q->recipe)) {
         custom = &te__custom_slots_of(q->scaling, &q->recipe)
                       ->slot[gemm * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + slot];
         spec = custom->spec;
     } else
         spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     spec.usage = usage;
-    if (q->recipe.kind == TE_RECIPE_DELAYED || (custom && custom->own_scale)) {
+    if (custom ? custom->own_scale : (spec.cls->facts & TE__SCALE_GIVEN) != 0) {
         spec.scale = slots->slot_scale[i];
         spec.amax = slots->slot_amax[i];
         slots->pending = true;

@@ -53,5 +53,5 @@ static const te__quant_class te__quant_block = {
     TE_DTYPE_NONE, TE_F32, {TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D}, {128, 128},
     "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)",
     te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales,
-    NULL /* tensor_factor */, 128, {1, 0}, 128
+    NULL /* tensor_factor */, 128, {1, 0}, "128 x 128 blocks", 128
 };

@@ -70,5 +70,5 @@ static const te__quant_class te__quant_custom = {
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
     "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)",
     te__custom_resolve, NULL /* scale_shape */, te__custom_fill, te__custom_decode, NULL /* turn_scales */,
-    NULL /* tensor_factor */, 0, {0, 0}, 0
+    NULL /* tensor_factor */, 0, {0, 0}, NULL, 0
 };

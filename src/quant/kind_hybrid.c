@@ -32,5 +32,5 @@ static const te__quant_class te__quant_hybrid = {
     TE_QUANT_HYBRID, "hybrid", TE__FORM_PARTS, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
     NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */,
-    NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}, 0
+    NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}, NULL, 0
 };

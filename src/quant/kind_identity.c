@@ -17,5 +17,5 @@ static const te__quant_class te__quant_identity = {
     TE_QUANT_IDENTITY, "identity", TE__FORM_PLAIN, TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
     NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode,
-    NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}, 0
+    NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}, NULL, 0
 };

@@ -53,4 +53,5 @@ static const te__quant_class te__quant_mxfp8 = {
     NULL /* tensor_factor */,
     32,
     {0, 0},
+    "with_2d_quantization",
     32};

@@ -161,4 +161,5 @@ static const te__quant_class te__quant_nvfp4 = {TE_QUANT_NVFP4,
                                                 te__nvfp4_tensor_factor,
                                                 16,
                                                 {0, 1},
+                                                "with_2d_quantization",
                                                 16};

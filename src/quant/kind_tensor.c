@@ -93,6 +93,7 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
      te__tensor_factor,                                                                 \
      1,                                                                                 \
      {0, 0} /* both copies have one scale */,                                           \
+     NULL /* two_dimensional */,                                                        \
      1}
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
 static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", TE__TAKES_AMAX);

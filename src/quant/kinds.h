@@ -178,6 +178,7 @@ struct te__quant_class {
     int64_t shard_tile;
     int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the
                           * column-wise one */
+    const char *two_dimensional; /* what makes blocks of two dimensions, for messages; NULL: there are none */
     int64_t group_rows;  /* rows that blocks of the column-wise copy have in common: groups of rows begin at multiples
                           * of these there; 0: not codes */
 };

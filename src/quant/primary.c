@@ -34,7 +34,7 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     te_quantizer_desc desc = TE_ZERO;
     te__quant_spec spec;
     te_quantizer *q;
-    if (r->kind == TE_RECIPE_CUSTOM) {
+    if (te__asks_factory(r)) {
         te_quantizer_role role = TE_ZERO;
         role.module_type = module_type;
         role.name = path;

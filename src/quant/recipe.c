@@ -19,10 +19,167 @@ TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quan
     r.custom.user = user;
     return r;
 }
-TE_API const char *te_recipe_name(te_recipe_kind kind) {
-    static const char *const names[] = {"none", "delayed", "current", "block", "mxfp8", "nvfp4", "custom"};
-    return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
+/* Slots of one product, as TransformerEngine counts them. */
+enum {
+    TE__SLOT_INPUT = 0,
+    TE__SLOT_WEIGHT = 1,
+    TE__SLOT_OUTPUT = 2,
+    TE__SLOTS_FORWARD = 3,
+    TE__SLOT_GRAD_OUTPUT = 0,
+    TE__SLOT_GRAD_INPUT = 1,
+    TE__SLOTS_BACKWARD = 2
+};
+
+/* ---- the row of a kind ---- */
+
+/* Facts of a kind of recipe. */
+enum {
+    TE__SPLITS_ALWAYS = 1,  /* its products have no fast accumulation: split_fprop .. split_wgrad are on */
+    TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine has one kernel for an activation's gradient, its codes and dbias */
+    TE__IN_ATTENTION = 4    /* fp8_dpa and fp8_mha are possible */
+};
+/* A kind of recipe; all other parts ask its row and compare no kinds. */
+typedef struct te__recipe_class {
+    const char *name;
+    const te__quant_class *cls; /* the kind of every operand; NULL: a factory answers for each (te__asks_factory) */
+    int facts;
+    te_format format;           /* format's default */
+    int64_t align;              /* Fp8Padding: groups of rows become multiples of it */
+    const char *not_in_attention; /* why; NULL with TE__IN_ATTENTION */
+    /* Options of an operand beside cls and dtype; NULL: there are none. */
+    void (*spec)(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s);
+    /* Refuses wrong values of the kind's own fields; NULL: there are none. */
+    te_result (*check)(te_ctx *te, const te_recipe *r);
+} te__recipe_class;
+
+static te_result te__recipe_delayed_check(te_ctx *te, const te_recipe *r) {
+    if (!r->backward_override) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID,
+                    "recipe delayed: backward_override; the scales of gradients would never be updated: use "
+                    "another recipe, or none of it");
 }
+static void te__recipe_current_spec(const te_recipe *r, bool backward, bool weight, te_group *group,
+                                    te__quant_spec *s) {
+    (void)backward, (void)weight;
+    s->power_of_two = r->current.power_of_two_scales;
+    s->epsilon = r->amax_epsilon;
+    s->group = group;
+}
+
+static int te__block_dim(int given, int by_default) { return given ? given : by_default; }
+static void te__recipe_block_spec(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s) {
+    (void)group;
+    s->two_dimensional =
+        2 == (weight ? te__block_dim(r->block.w_block_scaling_dim, 2)
+                     : te__block_dim(backward ? r->block.grad_block_scaling_dim : r->block.x_block_scaling_dim, 1));
+    s->fp32_scales = r->block.fp32_scales;
+    s->epsilon = r->amax_epsilon;
+}
+static te_result te__recipe_block_check(te_ctx *te, const te_recipe *r) {
+    int x = te__block_dim(r->block.x_block_scaling_dim, 1), w = te__block_dim(r->block.w_block_scaling_dim, 2),
+        g = te__block_dim(r->block.grad_block_scaling_dim, 1);
+    if (x < 1 || x > 2 || w < 1 || w > 2 || g < 1 || g > 2)
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); 1 (1 x 128) and 2 (128 "
+                        "x 128) are possible",
+                        x, w, g);
+    if (x + w == 4 || g + w == 4 || x + g == 4)
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x "
+                        "128 blocks do not meet in one "
+                        "product: at most one of the three may be 2",
+                        x, w, g);
+    return TE_OK;
+}
+
+static void te__recipe_mxfp8_spec(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s) {
+    (void)backward, (void)group;
+    s->two_dimensional = weight && r->mxfp8.enable_2d_quantization;
+}
+
+/* Do the block scales of an operand with 4-over-6 reach 256, and not 448? */
+static bool te__recipe_e4m3_256(te_nvfp4_e4m3_256 scope, bool weight) {
+    if (scope == TE_NVFP4_E4M3_256_NONE) return false;
+    return scope != (weight ? TE_NVFP4_E4M3_256_ACTIVATIONS : TE_NVFP4_E4M3_256_WEIGHTS);
+}
+static void te__recipe_nvfp4_spec(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s) {
+    s->two_dimensional = weight && !r->nvfp4.no_2d_quantization;
+    s->rht = !weight && !r->nvfp4.no_rht;
+    s->stochastic = backward && !r->nvfp4.no_stochastic_rounding;
+    s->row_scaled = !weight && !backward && r->nvfp4.row_scaled_activation;
+    if (!backward && r->nvfp4.four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
+        s->four_over_six = r->nvfp4.four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
+        s->e4m3_max_256 = te__recipe_e4m3_256(r->nvfp4.four_over_six_e4m3_256, weight);
+    }
+    s->group = s->row_scaled ? NULL : group;
+}
+static te_result te__recipe_nvfp4_check(te_ctx *te, const te_recipe *r) {
+    if ((int)r->nvfp4.four_over_six < 0 || r->nvfp4.four_over_six > TE_NVFP4_4OVER6_ALL)
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6",
+                        (int)r->nvfp4.four_over_six);
+    if ((int)r->nvfp4.four_over_six_e4m3_256 < 0 || r->nvfp4.four_over_six_e4m3_256 > TE_NVFP4_E4M3_256_NONE)
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six_e4m3_256 %d is not in te_nvfp4_e4m3_256",
+                        (int)r->nvfp4.four_over_six_e4m3_256);
+    return TE_OK;
+}
+
+static te_result te__recipe_custom_check(te_ctx *te, const te_recipe *r) {
+    return r->custom.factory
+               ? TE_OK
+               : te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
+}
+
+/* In the order of te_recipe_kind. */
+static const te__recipe_class te__recipe_classes[] = {
+    {"none", NULL, 0, TE_FORMAT_HYBRID, 16, NULL, NULL, NULL},
+    {"delayed", &te__quant_delayed, TE__ACT_IN_ONE_KERNEL | TE__IN_ATTENTION, TE_FORMAT_HYBRID, 16, NULL, NULL,
+     te__recipe_delayed_check},
+    {"current", &te__quant_current, TE__IN_ATTENTION, TE_FORMAT_HYBRID, 16, NULL, te__recipe_current_spec, NULL},
+    {"block", &te__quant_block, TE__SPLITS_ALWAYS, TE_FORMAT_E4M3, 16, "no block scales", te__recipe_block_spec,
+     te__recipe_block_check},
+    {"mxfp8", &te__quant_mxfp8, TE__ACT_IN_ONE_KERNEL | TE__IN_ATTENTION, TE_FORMAT_E4M3, 32, NULL,
+     te__recipe_mxfp8_spec, NULL},
+    {"nvfp4", &te__quant_nvfp4, 0, TE_FORMAT_HYBRID, 128, "no FP4 operands", te__recipe_nvfp4_spec,
+     te__recipe_nvfp4_check},
+    {"custom", NULL, TE__IN_ATTENTION, TE_FORMAT_HYBRID, 128, NULL, NULL, te__recipe_custom_check}};
+TE__STATIC_ASSERT(sizeof(te__recipe_classes) / sizeof(te__recipe_classes[0]) == TE_RECIPE_KIND_COUNT,
+                  "a kind of recipe has no row");
+
+static bool te__recipe_known(te_recipe_kind kind) {
+    return (int)kind > (int)TE_RECIPE_NONE && (int)kind < (int)TE_RECIPE_KIND_COUNT;
+}
+static const te__recipe_class *te__recipe_class_of(const te_recipe *r) {
+    return &te__recipe_classes[te__recipe_known(r->kind) ? r->kind : TE_RECIPE_NONE];
+}
+/* Does a factory of the user's say how each operand is quantized? */
+static bool te__asks_factory(const te_recipe *r) { return te__recipe_known(r->kind) && !te__recipe_class_of(r)->cls; }
+/* A fact of the kind of its operands (quant/kinds.h). Not those of a factory. */
+static bool te__recipe_has(const te_recipe *r, int fact) {
+    const te__quant_class *cls = te__recipe_class_of(r)->cls;
+    return cls && (cls->facts & fact) != 0;
+}
+TE_API const char *te_recipe_name(te_recipe_kind kind) {
+    return kind == TE_RECIPE_NONE || te__recipe_known(kind) ? te__recipe_classes[kind].name : "?";
+}
+
+/* Format of the FP8 codes of a direction. */
+static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
+    te_format format = r->format == TE_FORMAT_DEFAULT ? te__recipe_class_of(r)->format : r->format;
+    return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
+}
+
+/* How slot `slot` is quantized; delayed: without its scale. Not for custom recipes. */
+static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
+    const te__recipe_class *row = te__recipe_class_of(r);
+    te__quant_spec s;
+    memset(&s, 0, sizeof(s));
+    s.cls = row->cls;
+    s.dtype = s.cls->code_dtype ? s.cls->code_dtype : te__recipe_dtype(r, backward);
+    if (row->spec) row->spec(r, backward, !backward && slot == TE__SLOT_WEIGHT, group, &s);
+    return s;
+}
+
+/* ---- checks ---- */
 
 /* Every field, with a bit for each kind that reads it (0: all do). Recipes are compared field by field; a field of
  * another kind is refused if it is set. */
@@ -79,7 +236,7 @@ static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
         char kinds[64] = "";
         size_t used = 0;
         if (!f->mark || f->mark & 1 << r->kind || !te__field_is_set(r, f)) continue;
-        for (kind = TE_RECIPE_NONE; kind <= TE_RECIPE_CUSTOM && used < sizeof(kinds); kind++)
+        for (kind = TE_RECIPE_NONE; kind < TE_RECIPE_KIND_COUNT && used < sizeof(kinds); kind++)
             if (f->mark & 1 << kind)
                 used += (size_t)snprintf(kinds + used, sizeof(kinds) - used, "%s%s", used ? ", " : "",
                                          te_recipe_name((te_recipe_kind)kind));
@@ -88,76 +245,6 @@ static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
                         te_recipe_name(r->kind), f->name, kinds);
     }
     return TE_OK;
-}
-
-/* Slots of one product, as TransformerEngine counts them. */
-enum {
-    TE__SLOT_INPUT = 0,
-    TE__SLOT_WEIGHT = 1,
-    TE__SLOT_OUTPUT = 2,
-    TE__SLOTS_FORWARD = 3,
-    TE__SLOT_GRAD_OUTPUT = 0,
-    TE__SLOT_GRAD_INPUT = 1,
-    TE__SLOTS_BACKWARD = 2
-};
-
-/* Format of the FP8 codes of a direction. */
-static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
-    te_format format = r->format;
-    if (format == TE_FORMAT_DEFAULT)
-        format = r->kind == TE_RECIPE_BLOCK || r->kind == TE_RECIPE_MXFP8 ? TE_FORMAT_E4M3 : TE_FORMAT_HYBRID;
-    return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
-}
-
-static int te__block_dim(int given, int by_default) { return given ? given : by_default; }
-
-/* Do the block scales of an operand with 4-over-6 reach 256, and not 448? */
-static bool te__recipe_e4m3_256(te_nvfp4_e4m3_256 scope, bool weight) {
-    if (scope == TE_NVFP4_E4M3_256_NONE) return false;
-    return scope != (weight ? TE_NVFP4_E4M3_256_ACTIVATIONS : TE_NVFP4_E4M3_256_WEIGHTS);
-}
-
-/* How slot `slot` is quantized; delayed: without its scale. Not for custom recipes. */
-static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
-    te__quant_spec s;
-    bool weight = !backward && slot == TE__SLOT_WEIGHT;
-    memset(&s, 0, sizeof(s));
-    s.dtype = te__recipe_dtype(r, backward);
-    switch (r->kind) {
-    case TE_RECIPE_CURRENT:
-        s.cls = &te__quant_current;
-        s.power_of_two = r->current.power_of_two_scales;
-        s.epsilon = r->amax_epsilon;
-        s.group = group;
-        break;
-    case TE_RECIPE_BLOCK:
-        s.cls = &te__quant_block;
-        s.two_dimensional =
-            2 == (weight ? te__block_dim(r->block.w_block_scaling_dim, 2)
-                         : te__block_dim(backward ? r->block.grad_block_scaling_dim : r->block.x_block_scaling_dim, 1));
-        s.fp32_scales = r->block.fp32_scales;
-        s.epsilon = r->amax_epsilon;
-        break;
-    case TE_RECIPE_MXFP8:
-        s.cls = &te__quant_mxfp8;
-        s.two_dimensional = weight && r->mxfp8.enable_2d_quantization;
-        break;
-    case TE_RECIPE_NVFP4:
-        s.cls = &te__quant_nvfp4;
-        s.dtype = s.cls->code_dtype;
-        s.two_dimensional = weight && !r->nvfp4.no_2d_quantization;
-        s.rht = !weight && !r->nvfp4.no_rht;
-        s.stochastic = backward && !r->nvfp4.no_stochastic_rounding;
-        s.row_scaled = !weight && !backward && r->nvfp4.row_scaled_activation;
-        if (!backward && r->nvfp4.four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
-            s.four_over_six = r->nvfp4.four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
-            s.e4m3_max_256 = te__recipe_e4m3_256(r->nvfp4.four_over_six_e4m3_256, weight);
-        }
-        s.group = s.row_scaled ? NULL : group;
-        break;
-    default: s.cls = &te__quant_delayed; break;
-    }
-    return s;
 }
 
 /* Asks a custom recipe's factory about one operand; a desc without a kind leaves it in high precision. */
@@ -172,9 +259,8 @@ static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantiz
 
 /* TE_OK, or the error of the first field that is wrong. */
 static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
-    int x = te__block_dim(r->block.x_block_scaling_dim, 1), w = te__block_dim(r->block.w_block_scaling_dim, 2),
-        g = te__block_dim(r->block.grad_block_scaling_dim, 1);
-    if ((int)r->kind <= TE_RECIPE_NONE || r->kind > TE_RECIPE_CUSTOM)
+    const te__recipe_class *row = te__recipe_class_of(r);
+    if (!te__recipe_known(r->kind))
         return te__fail(te, TE_ERR_INVALID,
                         "recipe kind %d; te_recipe_delayed_scaling(), _current_scaling, _block_scaling, _mxfp8, _nvfp4 "
                         "and _custom make valid ones",
@@ -202,41 +288,15 @@ static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
     if (!(r->amax_epsilon >= 0.0f))
         return te__fail(te, TE_ERR_INVALID, "recipe %s: amax_epsilon %g; it cannot be negative",
                         te_recipe_name(r->kind), (double)r->amax_epsilon);
-    if (r->kind == TE_RECIPE_BLOCK) {
-        if (x < 1 || x > 2 || w < 1 || w > 2 || g < 1 || g > 2)
-            return te__fail(te, TE_ERR_INVALID,
-                            "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); 1 (1 x 128) and 2 (128 "
-                            "x 128) are possible",
-                            x, w, g);
-        if (x + w == 4 || g + w == 4 || x + g == 4)
-            return te__fail(te, TE_ERR_INVALID,
-                            "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x "
-                            "128 blocks do not meet in one "
-                            "product: at most one of the three may be 2",
-                            x, w, g);
-    }
-    if ((r->fp8_dpa || r->fp8_mha) && r->kind != TE_RECIPE_DELAYED && r->kind != TE_RECIPE_CURRENT &&
-        r->kind != TE_RECIPE_MXFP8 && r->kind != TE_RECIPE_CUSTOM)
+    if ((r->fp8_dpa || r->fp8_mha) && !(row->facts & TE__IN_ATTENTION))
         return te__fail(te, TE_ERR_INVALID,
                         "recipe %s: fp8_dpa %d and fp8_mha %d; attention takes %s: leave both off, or use a per-tensor "
                         "recipe, which te_module_set_recipe can give to "
                         "DotProductAttention alone",
                         te_recipe_name(r->kind), r->fp8_dpa, r->fp8_mha,
-                        r->kind == TE_RECIPE_BLOCK ? "no block scales" : "no FP4 operands");
+                        row->not_in_attention);
     if ((int)r->backward_override < 0 || r->backward_override > TE_BACKWARD_DEQUANTIZED)
         return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override",
                         te_recipe_name(r->kind), (int)r->backward_override);
-    if (r->backward_override && r->kind == TE_RECIPE_DELAYED)
-        return te__fail(te, TE_ERR_INVALID,
-                        "recipe delayed: backward_override; the scales of gradients would never be updated: use "
-                        "another recipe, or none of it");
-    if ((int)r->nvfp4.four_over_six < 0 || r->nvfp4.four_over_six > TE_NVFP4_4OVER6_ALL)
-        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6",
-                        (int)r->nvfp4.four_over_six);
-    if ((int)r->nvfp4.four_over_six_e4m3_256 < 0 || r->nvfp4.four_over_six_e4m3_256 > TE_NVFP4_E4M3_256_NONE)
-        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six_e4m3_256 %d is not in te_nvfp4_e4m3_256",
-                        (int)r->nvfp4.four_over_six_e4m3_256);
-    if (r->kind == TE_RECIPE_CUSTOM && !r->custom.factory)
-        return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
-    return TE_OK;
+    return row->check ? row->check(te, r) : TE_OK;
 }

@@ -15,7 +15,7 @@ static const te__room *const te__rooms[] = {
     &te__report_room,
 };
 
-/* te__ctx_bytes: the size of a context and, behind it, the states of all rooms, each at a multiple of 16 bytes. */
+/* The memory of a context: the te_ctx, and behind it the states of all rooms, each at a multiple of 16 bytes. */
 static size_t te__round_16(size_t bytes) { return (bytes + 15) / 16 * 16; }
 static size_t te__ctx_bytes(void) {
     size_t bytes = te__round_16(sizeof(te_ctx));

@@ -29,6 +29,7 @@
 #include "api/functions.h"
 #include "api/attention_keys.h"
 #include "api/module.h"
+#include "api/backends.h"
 #include "api/step.h"
 #include "api/nn.h"
 #include "api/inference.h"
@@ -64,12 +65,28 @@
 #ifndef TE_NO_MOE
 #include "api/experts.h"
 #endif
+#if !defined(TE_NO_AUTOMODEL) && !defined(TE_NO_MOE)
+#include "api/moe_backend.h"
+#endif
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
 
 #if defined(TE_IMPLEMENTATION) && !defined(TE_IMPLEMENTATION_DONE)
 #define TE_IMPLEMENTATION_DONE
+
+/* Functions that only a wing calls stay where the wing is left out, and nobody uses them then. */
+#if defined(TE_NO_AUTOMODEL) || defined(TE_NO_LORA) || defined(TE_NO_LM) || defined(TE_NO_ONNX) || \
+    defined(TE_NO_MOE) || defined(TE_NO_DIST) || defined(TE_NO_CUDA) || defined(TE_NO_PTX)
+#define TE__LEFT_OUT
+#endif
+#if defined(TE__LEFT_OUT) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#elif defined(TE__LEFT_OUT) && defined(_MSC_VER)
+#pragma warning(push)
+#pragma warning(disable : 4505)
+#endif
 
 /* base: pure C */
 #include "base/common.h"
@@ -347,6 +364,7 @@
 #include "modules/graphed.c"
 #include "modules/parameters.c"
 #include "modules/step.c"
+#include "modules/facts.c"
 #include "nn/layers.c"
 #include "nn/mlp.c"
 #include "nn/sequential.c"
@@ -357,9 +375,13 @@
 #include "nn/gated_mlp.c"
 #include "io/json.c"
 #include "io/safetensors.c"
+#if !defined(TE_NO_LM) || !defined(TE_NO_LORA)
 #include "io/folder.c"
+#endif
+#if !defined(TE_NO_LM) || !defined(TE_NO_AUTOMODEL)
 #include "io/config_keys.c"
 #include "io/rope_keys.c"
+#endif
 #include "train/states.c"
 #include "train/groups.c"
 #include "train/initialize.c"
@@ -444,7 +466,9 @@
 #include "onnx/quant.c"
 #include "onnx/ops.c"
 #include "onnx/attn.c"
+#ifndef TE_NO_MOE
 #include "onnx/moe.c"
+#endif
 #include "onnx/export.c"
 #endif
 
@@ -454,5 +478,11 @@
 #pragma GCC pop_options
 #undef TE__OPTIONS_PUSHED
 #endif
+#if defined(TE__LEFT_OUT) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#elif defined(TE__LEFT_OUT) && defined(_MSC_VER)
+#pragma warning(pop)
+#endif
+#undef TE__LEFT_OUT
 
 #endif /* TE_IMPLEMENTATION */

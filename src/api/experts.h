@@ -111,9 +111,6 @@ typedef struct te_moe_backend {
     int world_size;                   /* all ranks of the program; 0 => those of ep_group */
 } te_moe_backend;
 
-/* The fields that a config has; the groups and world_size are the caller's to add. All zero for NULL. */
-TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
-
 /* A gate: weights and experts of each token. Logits are x W^T + bias in gate_precision; scores are computed in f32;
  * weights are in x's format, or f32 with router_weights_fp32. The bias of the choice shifts who is chosen and not the
  * weights. Parameters: weight [E, dim], bias [E]; buffer: e_score_correction_bias f32 [E].
@@ -183,19 +180,6 @@ TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which);
 /* Copies `value`, of that layout and any float format, into the parameters. A NULL value changes nothing. */
 TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor *value);
 
-/* A mixture of experts: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts
- * (children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and fc2_latent_proj. The class of its
- * experts:
- *
- *     dispatcher                  ranks      experts                     class
- *     mok                         4, 8, ..                               TE_ERR_UNSUPPORTED; TE_ERR_INVALID for other
- *                                                                        numbers
- *     deepep, hybridep, uccl_ep   1                                      GroupedExperts, with a warning
- *     deepep, hybridep, uccl_ep   2, 3, ..   gmm, torch_mm.., torch      GroupedExpertsDeepEP
- *     deepep, hybridep, uccl_ep   2, 3, ..   te                          GroupedExpertsTE
- *     torch                                                              GroupedExperts
- * TE_ERR_INVALID without a backend: a zeroed one has the defaults. Source: nemo_automodel.components.moe.layers.MoE. */
-TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
 
 /* The experts of rank `rank` of `size`: *first and *count. Where the ranks do not divide them, the first n_experts %
  * size ranks have one more. TE_ERR_INVALID outside. */

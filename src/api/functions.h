@@ -108,6 +108,7 @@ typedef struct te_rope_scaling {
 TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length,
                                      float *inv_freq, float *attention_factor);
 
+enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */

@@ -20,6 +20,7 @@ typedef enum te_microbatch {
                               * weight gradients overwrite the main gradients */
     TE_MICROBATCH_LATER = 2  /* the call uses the kept copies; a weight that was written since is quantized again */
 } te_microbatch;
+#define TE_MAX_GEMMS 512 /* the most groups of a GroupedLinear, and the most experts of a layer */
 #define TE_MAX_MODULE_DEPTH 256 /* the most levels of a tree of modules */
 /* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are
  * borrowed for the call. */

@@ -144,7 +144,6 @@ typedef struct te_grouped_linear_desc {
                                         * refused under delayed scaling */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;
-#define TE_MAX_GEMMS 512 /* the most groups of a GroupedLinear */
 /* Makes a GroupedLinear. */
 TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc);
 

@@ -9,7 +9,7 @@
 
 /* The state of the tape node. */
 typedef struct te__context_attention {
-    te_op_attn_fwd_args args; /* te__context_backward sets its tensors to those that the node has saved */
+    te_op_attn_fwd_args args; /* te__context_backward replaces its tensors by those that the node has saved */
     te__context context;
     bool causal, packed;
     int seq; /* index of the dimension of tokens */
@@ -112,7 +112,8 @@ static int64_t te__context_longest(const te__context_attention *s, te_context_ch
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* Returns the part of a bias of whole sequences for the piece's queries and the i-th chunk of its keys. */
+/* Returns the part of a bias of whole sequences that belongs to the piece's queries and to chunk i of the piece's
+ * keys. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);

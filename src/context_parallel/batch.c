@@ -168,7 +168,7 @@ static void te__batch_put(void *host, te_dtype dtype, int64_t i, int64_t value) 
     else ((int32_t *)host)[i] = (int32_t)value;
 }
 
-/* Returns host memory for n numbers of `dtype`, of *bytes bytes; NULL with an error. */
+/* Allocates host memory for n numbers of `dtype` and sets *bytes to its size; NULL with an error. */
 static void *te__batch_host(te_ctx *te, int64_t n, te_dtype dtype, size_t *bytes) {
     const uint64_t wanted = (uint64_t)n * (uint64_t)te__dtype_size(dtype) + 1;
     *bytes = (size_t)wanted;

@@ -6,8 +6,9 @@
  *
  *     heads    the ranks exchange heads for tokens (a2a): each rank attends with its share of the heads to all tokens
  *              of the group
- *     ring     keys and values are passed from rank to rank (p2p), and each rank attends to those of one rank at a time,
- *              so the memory stays that of its own tokens; or all keys and values are gathered at once (all_gather)
+ *     ring     keys and values are passed from rank to rank (p2p), and each rank attends to the keys of one rank at a
+ *              time, so the memory stays that of its own tokens; or all keys and values are gathered at once
+ *              (all_gather)
  *
  * With both, heads are exchanged first. Ranks of one `heads` group have consecutive numbers, so their chunks together
  * are the two chunks of one rank of `ring`.
@@ -38,8 +39,8 @@ static int te__context_rank(const te__context *c) {
 
 /* A permutation between two orders of rows: the rows of each rank, rank behind rank, and the order of the sequences. */
 typedef struct te__context_order {
-    int ranks, share; /* ranks: the ranks whose rows are ordered; share: the factor by which even more ranks share the
-                       * sequences of cu */
+    int ranks, share; /* ranks: the ranks whose rows are ordered; share: besides these, this many ranks share each
+                       * sequence of cu, so its numbers are divided by `share` */
     bool inverse;     /* true: from the order of the sequences to that of the ranks; false: the reverse */
     te_tensor *map;   /* the last map that was made: keys and values need the same one */
     const te_tensor *cu;
@@ -67,7 +68,7 @@ static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t 
     order->cu = cu;
     return order->map = a.map ? te__checked(a.map, te_op_context_rows(te, &a)) : NULL;
 }
-/* Returns the map for the rows of which x (heads of tokens in `format`) has 1 / `part`. */
+/* Returns the map of all rows, of which x (heads of tokens in `format`) has 1 / `part`. */
 static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part,
                                      te_tensor *cu) {
     const int64_t sequences = format == TE_BSHD ? x->shape[0] : 1,

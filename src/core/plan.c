@@ -152,7 +152,7 @@ static unsigned *te__plan_counter(const te__plan *p) {
  * the words of te_last_block and te_grid_wait. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
-/* Returns a float in device memory for a maximum over all blocks. The float, too, is 0 between kernels. */
+/* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
 /* Returns the largest number of blocks for a cooperative launch, whose blocks must all run at once. `per_sm`: blocks

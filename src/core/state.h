@@ -189,8 +189,8 @@ typedef struct te__launch {
     int num_options;
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
-    bool cooperative; /* all blocks run at once, or the launch fails: for te_grid_wait */
-    bool follows;     /* cuda/kernels.c: the kernel calls te_follow, so it may start while the one before ends */
+    bool cooperative; /* all blocks must run at once, else the launch fails (for te_grid_wait) */
+    bool follows;     /* the kernel calls te_follow (cuda/kernels.c), so it may start before the previous kernel ends */
     void *function;   /* cuda/launch.c: the kernel, once it is loaded */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
@@ -400,7 +400,7 @@ struct te_graph {
     struct te__call *records; /* on the CPU: the calls (cpu/device.c) */
     int num_records, cap_records;
     void *exec; /* on CUDA: the CUgraphExec */
-    uint64_t launches; /* kernel launches that one launch of the graph stands for */
+    uint64_t launches; /* the number of kernel launches in one launch of the graph */
 };
 
 /* ---- the context ---- */
@@ -490,7 +490,7 @@ struct te_ctx {
     uint64_t writes;   /* the number of writes to any buffer so far; serves as a clock */
     uint64_t seed, rng_offset; /* the random state in force */
     te__rng_state rng; /* the named states, and the number of the one in force */
-    bool exporting;  /* onnx/export.c notes the calls; the file must hold for inputs of other sizes, too */
+    bool exporting;  /* onnx/export.c is noting the calls for a file, which must also work for inputs of other sizes */
     bool empty_is_unallocated; /* te_set_empty_is_unallocated: a tensor without elements counts as one without memory */
     bool in_step, step_failed; /* a step of training, from an outermost te_autocast_begin to a te_optimizer_step */
     bool warming;           /* between te_warmup_begin and te_warmup_end */

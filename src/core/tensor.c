@@ -188,7 +188,7 @@ TE_API void te_tensor_release(te_tensor *x) {
     if (x && --x->refs == 0) te__tensor_free(x);
 }
 
-/* Releases the reference of the scope early. */
+/* Releases the scope's reference to x before the scope ends. */
 static void te__drop(te_tensor *x) {
     te_ctx *te;
     int i;

@@ -87,8 +87,8 @@ static void te__threads_open(te_ctx *te) {
     }
 }
 
-/* Calls fn(user, begin, end) on ranges that together cover 0 .. n-1, each (but the last) of at least `grain`
- * indices. */
+/* Calls fn(user, begin, end) on ranges that together cover 0 .. n-1. Makes no more than n / `grain` ranges, rounded
+ * up. */
 static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn fn, void *user) {
     te__threads *t = te->threads;
     int64_t pieces;

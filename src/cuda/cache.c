@@ -76,7 +76,7 @@ static void te__cache_folder(const char *root, const te__cache_key *key, te__tex
     te__text_printf(out, "%s/%s/%.*s", root, key->arch, (int)strcspn(key->kernel, "/"), key->kernel);
 }
 
-/* Writes the begin of an entry's name, up to the compiler: norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
+/* Writes the start of an entry's name, up to the compiler: norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
 static void te__cache_stem(const te__cache_key *key, te__text *out) {
     const char *kernel = strchr(key->kernel, '/');
     char digest[TE__DIGEST_CHARS + 1];

@@ -152,7 +152,7 @@ static bool te__jit_enter(te__cu_handle context) {
     return u != NULL;
 }
 
-/* Counts a user less; the last one unloads the modules. The CUcontext must be current. */
+/* Removes one user of a CUcontext; with the last user the modules are unloaded. The CUcontext must be current. */
 static void te__jit_leave(te__cu_handle context) {
     te__jit_user **at, *u;
     te__mutex_lock(&te__jit_mutex);

@@ -115,7 +115,7 @@ static const te__kernels *te__kernels_get(te__text *why) {
 
 /* ---- marks --------------------------------------------------------------------------------------------------- */
 
-/* Finds the index-th line "// te:NAME value" of the comment at the begin of a kernel's text, and copies the value, cut
+/* Finds the index-th line "// te:NAME value" of the comment at the start of a kernel's text, and copies the value, cut
  * to fit. Returns false if there is none. */
 static bool te__kernel_mark(const char *text, const char *name, int index, char *value, size_t size) {
     size_t n = strlen(name);

@@ -86,8 +86,9 @@ static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     a.alpha = factor;
     return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
 }
-/* Returns all gradients in f32, one behind the other (zeros where there is none), and behind them a 1 or 0 for each
- * parameter: whether it has a gradient. After the all-reduce these numbers count the ranks that have one. */
+/* Returns all gradients in f32, one behind the other (zeros where a parameter has none), and behind them one number for
+ * each parameter: 1 if it has a gradient, else 0. After the all-reduce, each number counts the ranks that have a
+ * gradient. */
 static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
     te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
     int64_t at = 0;

@@ -412,8 +412,8 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     te_tensor *x, *out;
     te_result result;
     te__frame_begin(te);
-    result = te->device->synchronize(te); /* errors of earlier kernels must show before the exchange, so that all ranks
-                                           * fail and not one alone behind it */
+    result = te->device->synchronize(te); /* errors of earlier kernels must show before the exchange: then all ranks
+                                           * fail, and not this rank alone after the exchange */
     x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
     bytes *= group->is.size;
     out = x ? te_tensor_empty(te, TE_U8, 1, &bytes) : NULL;
@@ -472,6 +472,10 @@ static te_result te__all_gather(te_group *group, const te_tensor *x, te_tensor *
 }
 static te_result te__reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out) {
     return te_reduce_scatter(group, x, out);
+}
+static te_result te__lines_exchanged(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
+                                     const int64_t *recv_counts) {
+    return te_all_to_all(group, x, send_counts, out, recv_counts);
 }
 static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const char *what) {
     (void)te, (void)ranks, (void)who, (void)what;

@@ -31,6 +31,11 @@ static te_result te__all_gather(te_group *group, const te_tensor *x, te_tensor *
 static te_result te__reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out) {
     return te__all_gather(group, x, out);
 }
+static te_result te__lines_exchanged(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
+                                     const int64_t *recv_counts) {
+    (void)send_counts, (void)recv_counts;
+    return te__all_gather(group, x, out);
+}
 static bool te__group_compares(const te_group *group, bool met) {
     (void)group, (void)met;
     return false;

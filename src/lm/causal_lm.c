@@ -17,8 +17,8 @@ static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args 
 /* ---- DecoderAttention ---- */
 
 typedef struct te__decoder_attention {
-    int layer, heads, groups;
-    int64_t head_dim;
+    int layer;
+    te__head_facts of; /* its heads */
     bool norm; /* of each head */
     te_rotary_desc rotary;
     float *factors; /* [head_dim] at most, both lists of its longrope; NULL: it has none */
@@ -37,7 +37,7 @@ static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, c
     shape[0] = args->input->shape[0];
     shape[1] = args->input->shape[1];
     shape[2] = n;
-    shape[3] = s->head_dim;
+    shape[3] = s->of.head_dim;
     y = te_tensor_view(y, 4, shape);
     if (y && norm && s->norm) {
         in.input = y;
@@ -59,9 +59,9 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
                         te__shape_text(args->input, text));
     if (cache) rotary.position_offset = cache->length;
     te__hand_on(&core, args);
-    core.input = te__project_heads(m, args, "q_proj", "q_norm", s->heads, &rotary);
-    core.key = te__project_heads(m, args, "k_proj", "k_norm", s->groups, &rotary);
-    core.value = te__project_heads(m, args, "v_proj", NULL, s->groups, NULL);
+    core.input = te__project_heads(m, args, "q_proj", "q_norm", s->of.heads, &rotary);
+    core.key = te__project_heads(m, args, "k_proj", "k_norm", s->of.groups, &rotary);
+    core.value = te__project_heads(m, args, "v_proj", NULL, s->of.groups, NULL);
     if (!core.input || !core.key || !core.value) return te_error_code(m->te);
     if (cache && te_grad_enabled(m->te))
         return te__fail(m->te, TE_ERR_STATE,
@@ -79,7 +79,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
 }
 static void te__decoder_attention_destroy(te_module *m) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
-    if (s->factors) te__free(m->te, s->factors, (size_t)s->head_dim * sizeof(float));
+    if (s->factors) te__free(m->te, s->factors, (size_t)s->of.head_dim * sizeof(float));
 }
 static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention),
                                                             te__decoder_attention_forward,
@@ -88,9 +88,9 @@ static const te_module_class te__decoder_attention_class = {"DecoderAttention", 
 static void te__decoder_attention_factors(te_module *m, int rotary_dim) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
     te_rope_scaling *r = &s->rotary.scaling;
-    const int64_t half = (rotary_dim ? rotary_dim : s->head_dim) / 2;
+    const int64_t half = (rotary_dim ? rotary_dim : s->of.head_dim) / 2;
     if (r->type != TE_ROPE_LONGROPE || !r->short_factor || !r->long_factor) return;
-    s->factors = (float *)te__alloc(m->te, (size_t)s->head_dim * sizeof(float));
+    s->factors = (float *)te__alloc(m->te, (size_t)s->of.head_dim * sizeof(float));
     if (!s->factors) return;
     memcpy(s->factors, r->short_factor, (size_t)half * sizeof(float));
     memcpy(s->factors + half, r->long_factor, (size_t)half * sizeof(float));
@@ -141,6 +141,7 @@ typedef struct te__causal_lm {
     te_causal_lm_desc desc; /* defaults filled in; without its pointers */
     /* of the folder that it came from; NULL, where there is none: */
     char *folder;                 /* as te_hf_open was given it */
+    te__model_facts facts;
     char *config;                 /* the text of config.json */
     const te__lm_rule *names;     /* how its tensors become parameters */
     te__carried_file *carried;    /* the tokenizer's files, and how to generate */
@@ -338,9 +339,10 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     if (!m) return NULL;
     s = (te__decoder_attention *)m->state;
     s->layer = layer;
-    s->heads = d->num_attention_heads;
-    s->groups = d->num_key_value_heads;
-    s->head_dim = d->head_dim;
+    s->of.heads = d->num_attention_heads;
+    s->of.groups = d->num_key_value_heads;
+    s->of.head_dim = d->head_dim;
+    te_module_set_attribute(m, TE__HEAD_FACTS, &s->of, NULL);
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
     s->rotary.scaling = r->scaling;
@@ -380,6 +382,14 @@ static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d)
     te__add_linear(m, d, state.down, d->intermediate_size, d->hidden_size, d->mlp_bias);
     return te__close_part(m, outer);
 }
+#ifdef TE_NO_MOE
+static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) {
+    te__fail(te, TE_ERR_UNSUPPORTED,
+             "te_causal_lm_create: num_local_experts is %d, and te.h was compiled with TE_NO_MOE; compile it without",
+             d->num_local_experts);
+    return NULL;
+}
+#else
 static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) {
     te__moe_block block = TE_ZERO;
     te_moe_config *c = &block.config;
@@ -399,6 +409,7 @@ static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc
     block.down = "w2";
     return te__moe_block_create(te, &block);
 }
+#endif
 
 static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *d, int layer, const char *name) {
     const bool slides = d->sliding_window > 0 && (!d->sliding_layers || d->sliding_layers[layer]);
@@ -516,19 +527,7 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
     s->desc.rotary.scaling.short_factor = s->desc.rotary.scaling.long_factor = NULL;
     s->desc.sliding_rotary.scaling.short_factor = s->desc.sliding_rotary.scaling.long_factor = NULL;
     s->desc.name = NULL;
+    if (d.tie_word_embeddings) s->facts.table = "model.embed_tokens";
+    te_module_set_attribute(m, TE__MODEL_FACTS, &s->facts, NULL);
     return te__close_part(m, outer);
-}
-
-/* ---- what rooms above this one ask ---- */
-
-/* The embedding that a model multiplies by as well (tie_word_embeddings); NULL: `model` is no such model. */
-static te_module *te__lm_tied_table(const te_module *model) {
-    if (!model || model->cls != &te__causal_lm_class) return NULL;
-    if (!((const te__causal_lm *)model->state)->desc.tie_word_embeddings) return NULL;
-    return te_module_find((te_module *)(uintptr_t)model, "model.embed_tokens");
-}
-/* The folder that the model around `m` came from; NULL: none. */
-static const char *te__lm_folder(const te_module *m) {
-    while (m && m->cls != &te__causal_lm_class) m = m->parent;
-    return m ? ((const te__causal_lm *)m->state)->folder : NULL;
 }

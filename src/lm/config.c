@@ -455,6 +455,11 @@ static bool te__lm_dense_layers(te__lm_config *c, te_causal_lm_desc *d) {
 }
 static bool te__lm_experts(te__lm_config *c, te_causal_lm_desc *d) {
     if (c->experts != 1) return true;
+#ifdef TE_NO_MOE
+    return te__hf_refuse(&c->j, TE_ERR_UNSUPPORTED,
+                         "model_type \"%s\" has experts, and te.h was compiled with TE_NO_MOE; compile it without",
+                         c->model_type);
+#endif
     if (!te__hf_count(&c->j, "num_local_experts", c->num_local_experts, 1) ||
         !te__hf_count(&c->j, "num_experts_per_tok", c->num_experts_per_tok, 1) ||
         (c->moe_intermediate_size != -1 &&

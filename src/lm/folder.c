@@ -519,7 +519,7 @@ static te_dtype te__hf_dtype(te__hf_folder *f) {
 /* Gives the model what te_hf_save needs. */
 static bool te__hf_hand_over(te__hf_folder *f) {
     te__causal_lm *s = (te__causal_lm *)f->model->state;
-    s->folder = te__copy_string(f->te, f->path);
+    s->facts.folder = s->folder = te__copy_string(f->te, f->path);
     s->config = te__copy_string(f->te, f->config.s);
     s->names = f->names;
     s->carried = f->carried;

@@ -93,7 +93,7 @@ static bool te__peft_look(void *user, te_module *m) {
 }
 /* Is the table of a tied model trained? */
 static bool te__peft_ties(const te_module *root) {
-    const te_module *table = te__lm_tied_table(root);
+    const te_module *table = te__tied_table(root);
     const te__trained *t = table ? te__trained_of(table) : NULL;
     return t && t->whole;
 }
@@ -104,7 +104,7 @@ static const char *te__peft_base(const te_module *model) {
     const char *folder;
     for (m = model; m; m = m->parent)
         if (te_module_attribute(m, TE__LORA_BASE, &value)) return ((const te__lora_name *)value)->text;
-    folder = te__lm_folder(model);
+    folder = te__model_folder(model);
     return folder && te__is_utf8(folder) ? folder : NULL;
 }
 static void te__peft_put_config(te__text *t, const te__lora_list *l) {

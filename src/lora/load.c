@@ -200,7 +200,7 @@ typedef struct te__peft_tensor {
 } te__peft_tensor;
 
 static bool te__peft_unknown(te__peft *p, const te_safetensors_entry *e) {
-    if (te__lm_tied_table(p->model) && te__starts_with(e->name, TE__PEFT_PREFIX "lm_head."))
+    if (te__tied_table(p->model) && te__starts_with(e->name, TE__PEFT_PREFIX "lm_head."))
         return te__st_fail(
             p->file, TE_ERR_UNSUPPORTED,
             "tensor " TE__ST_NAME " is an adapter of lm_head, which this model has none of: it multiplies by the "
@@ -256,8 +256,8 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
                 strcmp(te__peft_name(&t->site, t->path, t->adapter, t->product, name), e->name) == 0) ||
                te__peft_unknown(p, e);
     t->m = te_module_find(p->model, t->path);
-    if (!t->m && te__lm_tied_table(p->model) && strcmp(t->path, "lm_head") == 0) {
-        t->m = te__lm_tied_table(p->model);
+    if (!t->m && te__tied_table(p->model) && strcmp(t->path, "lm_head") == 0) {
+        t->m = te__tied_table(p->model);
         t->head = true;
     }
     entry = te__module_entry(t->m, last);
@@ -407,7 +407,7 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
         return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
                            "\"%s\" is shared by %d ranks; te_model_load reads this rank's part", t->path,
                            t->m->parallel.size);
-    if (t->m == te__lm_tied_table(p->model) && !p->ties &&
+    if (t->m == te__tied_table(p->model) && !p->ties &&
         !te_safetensors_find(p->file, TE__PEFT_PREFIX "lm_head.weight"))
         return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
                            "tensor " TE__ST_NAME " is trained, and lm_head, which is the same in this model "

@@ -301,7 +301,7 @@ static te_result te__lora_all(te__lora_list *l, te_module *model, const char *wh
 /* The embedding's table where the model multiplies by it as well (tie_word_embeddings): no module says so, CausalLM
  * reads it. */
 static bool te__is_tied_table(const te_module *m) {
-    return m->cls == &te__embedding_class && m->parent && te__lm_tied_table(m->parent->parent) == m;
+    return m->cls == &te__embedding_class && m->parent && te__tied_table(m->parent->parent) == m;
 }
 
 /* ---- what adapters add to weights ---- */

@@ -268,17 +268,17 @@ static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     const int64_t q_out = te_proj_out_features(te_module_find(m, "q_proj")),
                   k_out = te_proj_out_features(te_module_find(m, "k_proj"));
     const te_module *core = te__core_of(m);
+    const te__head_facts *heads = (const te__head_facts *)te__facts_of(m, TE__HEAD_FACTS);
     te_attn_attributes a = TE_ZERO;
     void *value;
     memset(p, 0, sizeof(*p));
     if (!te_module_find(m, "q_proj") || !te_module_find(m, "k_proj") || !te_module_find(m, "v_proj"))
         return TE_INJECT_PROJECTIONS;
     if (te_module_attribute(m, TE__ATTN_ATTRIBUTES, &value) && value) a = *(const te_attn_attributes *)value;
-    if (m->cls == &te__decoder_attention_class) {
-        const te__decoder_attention *s = (const te__decoder_attention *)m->state;
-        if (!a.num_heads) a.num_heads = s->heads;
-        if (!a.num_key_value_heads) a.num_key_value_heads = s->groups;
-        if (!a.head_dim) a.head_dim = s->head_dim;
+    if (heads) {
+        if (!a.num_heads) a.num_heads = heads->heads;
+        if (!a.num_key_value_heads) a.num_key_value_heads = heads->groups;
+        if (!a.head_dim) a.head_dim = heads->head_dim;
     }
     if (a.head_dim < 1) return TE_INJECT_HEAD_DIM;
     p->head_dim = a.head_dim;

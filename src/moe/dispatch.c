@@ -274,7 +274,7 @@ static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dty
         te__refuse(group, TE__ALL_TO_ALL, te_error_code(te));
         return NULL;
     }
-    return te__checked(y, te_all_to_all(group, x, send, y, recv));
+    return te__checked(y, te__lines_exchanged(group, x, send, y, recv));
 }
 /* The gradient as it came, or zeros: every rank takes part in every exchange. */
 static te_tensor *te__given_or_zeros(te_ctx *te, te_tensor *g, te_dtype dtype, int64_t rows, int64_t cols) {
@@ -338,7 +338,7 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     int r, e;
     if (result != TE_OK) return te__refuse(d->group, TE__ALL_TO_ALL, result);
     for (e = 0; e < experts; e++) d->send[e / d->local] += d->chunks[e];
-    result = te_all_to_all(d->group, counts, NULL, recv, NULL);
+    result = te__lines_exchanged(d->group, counts, NULL, recv, NULL);
     if (result != TE_OK) return result;
     result = te_tensor_to_host(recv, d->chunks);
     if (result != TE_OK) return te__refuse(d->group, TE__ALL_TO_ALL, result);

@@ -494,12 +494,15 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
                 {TE_OP_CU_SEQLENS, te__onnx_cu_seqlens},
                 {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
                 {TE_OP_SOFTCAP, te__onnx_softcap},
+#ifndef TE_NO_MOE
                 {TE_OP_MOE_ROUTER_FWD, te__onnx_router},
                 {TE_OP_MOE_CHUNK_MAP, te__onnx_chunk_map},
                 {TE_OP_MOE_MASK_MAP, te__onnx_mask_map},
                 {TE_OP_MOE_INDEX_MAP, te__onnx_index_map},
                 {TE_OP_MOE_PERMUTE, te__onnx_permute},
-                {TE_OP_MOE_UNPERMUTE, te__onnx_unpermute}};
+                {TE_OP_MOE_UNPERMUTE, te__onnx_unpermute},
+#endif
+                {TE_OP_NONE, NULL}};
     int i;
     for (i = 0; i < TE__COUNT(rows); i++)
         if (rows[i].op == op) return rows[i].emit;
@@ -528,7 +531,9 @@ static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
         a->attn_fwd.rule.max_seqlen_q = a->attn_fwd.rule.max_seqlen_kv = 0;
         break;
     case TE_OP_DROPOUT_ADD_FWD: a->dropout_add_fwd.seed = a->dropout_add_fwd.offset = 0; break;
+#ifndef TE_NO_MOE
     case TE_OP_MOE_INDEX_MAP: a->moe_index_map.num_out_tokens = 0; break;
+#endif
     default: break;
     }
 }

@@ -242,3 +242,19 @@ static te_result te__onnx_unpermute(te__onnx *g, const te__any_args *x, const te
                 g, te__onnx_2(g, "Gather", te__onnx_flat(g, a->merging_probs, b->merging_probs), m.place), -1));
     return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }
+
+/* The number of each row's group, -1 of rows behind the last: how many groups end before the row. Other maps of chunks
+ * move rows of what is trained alone. */
+static te_result te__onnx_chunk_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_chunk_map_args *a = &x->moe_chunk_map, *b = &y->moe_chunk_map;
+    te__onnx_pair map = te__onnx_pair_of(a->row_id_map, b->row_id_map);
+    int64_t last = -1;
+    int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));
+    if (!a->chunk_numbers) return te__onnx_store(g, a->row_id_map, b->row_id_map, TE__ONNX_FAILED);
+    rows = te__onnx_unsqueeze(g, te__onnx_range(g, te__onnx_dim(&map, 0)), -1);
+    v = te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0));
+    v = te__onnx_cast(g, te__onnx_2(g, "GreaterOrEqual", rows, v), TE__ONNX_INT64);
+    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_i64s(g, 1, &last));
+    return te__onnx_store(g, a->row_id_map, b->row_id_map,
+                          te__onnx_3(g, "Where", te__onnx_2(g, "Equal", v, n), te__onnx_i64(g, -1), v));
+}

@@ -86,21 +86,6 @@ static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pa
 
 /* ---- groups of rows ---- */
 
-/* The number of each row's group, -1 of rows behind the last: how many groups end before the row. Other maps of chunks
- * move rows of what is trained alone. */
-static te_result te__onnx_chunk_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_moe_chunk_map_args *a = &x->moe_chunk_map, *b = &y->moe_chunk_map;
-    te__onnx_pair map = te__onnx_pair_of(a->row_id_map, b->row_id_map);
-    int64_t last = -1;
-    int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));
-    if (!a->chunk_numbers) return te__onnx_store(g, a->row_id_map, b->row_id_map, TE__ONNX_FAILED);
-    rows = te__onnx_unsqueeze(g, te__onnx_range(g, te__onnx_dim(&map, 0)), -1);
-    v = te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0));
-    v = te__onnx_cast(g, te__onnx_2(g, "GreaterOrEqual", rows, v), TE__ONNX_INT64);
-    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_i64s(g, 1, &last));
-    return te__onnx_store(g, a->row_id_map, b->row_id_map,
-                          te__onnx_3(g, "Where", te__onnx_2(g, "Equal", v, n), te__onnx_i64(g, -1), v));
-}
 /* Of `n` numbers, one for each group, that of each row, as a column; 1 for rows of no group. */
 static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
     int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));

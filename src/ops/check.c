@@ -1,11 +1,12 @@
-/* ops/check.c: questions that several operations ask of a tensor beyond te__args_check, and how they complain; the
- * alignment that fast kernels want.
+/* ops/check.c: checks of a tensor that several operations make beyond te__args_check, with their error messages; and
+ * the alignment that fast kernels need.
  * Knows tensors; must not know operations.
  *
- * `op` and `name` are what the message calls them: "rmsnorm_fwd", "gamma". Each returns TE_OK or the recorded error.
- * Tensors have passed te__args_check, but those that are needed only because of another one's format may be missing. */
+ * `op` and `name` are the names used in the message: "rmsnorm_fwd", "gamma". Each function returns TE_OK, or sets an
+ * error and returns its code. The tensors have passed te__args_check, but a tensor that is needed only because of the
+ * dtype of another tensor may still be missing (NULL). */
 
-/* For calls that are no operations: present, of this context, plain (not quantized), contiguous. */
+/* Checks a tensor for calls that are not operations: not NULL, of this context, plain (not quantized), contiguous. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
@@ -19,18 +20,18 @@ static te_result te__want(te_ctx *te, const char *op, const char *name, const te
     return TE_OK;
 }
 
-/* A tensor that is needed because of another one's format. */
+/* Checks that x is given; used for a tensor that is needed because of another tensor's dtype. */
 static te_result te__want_given(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     return x ? TE_OK : te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
 }
-/* One format of those that the operation takes. */
+/* Checks that x has this dtype, one of those that the operation takes. */
 static te_result te__want_dtype(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype) {
     if (x->dtype == dtype) return TE_OK;
     return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype),
                     te_dtype_name(dtype));
 }
 
-/* n elements, in any shape; NULL is fine. */
+/* Checks that x has n elements, in any shape. x may be NULL. */
 static te_result te__want_numel(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
     char text[TE__SHAPE_TEXT];
     if (!x || te__numel(x) == n) return TE_OK;
@@ -38,7 +39,8 @@ static te_result te__want_numel(te_ctx *te, const char *op, const char *name, co
                     (long long)n, n == 1 ? " is" : "s are");
 }
 
-/* The group of each row of x, for one of `numbers` [n] each; NULL is fine. */
+/* Checks `groups`, which names the group of each of `rows` rows, and `numbers`, which has one number for each group.
+ * groups may be NULL. */
 static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name,
                                  const te_tensor *numbers) {
     char text[TE__SHAPE_TEXT];
@@ -51,12 +53,13 @@ static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *gr
     return te__want_numel(te, op, "groups", groups, rows);
 }
 
-/* a * b of sizes: 0 if one of them is below that; where 64 bits have no room for it, more than any tensor has. */
+/* Returns the product of two sizes: 0 if one of them is not positive; INT64_MAX, which is more than any tensor has, if
+ * the product does not fit. */
 static int64_t te__size_times(int64_t a, int64_t b) {
     return a <= 0 || b <= 0 ? 0 : b > INT64_MAX / a ? INT64_MAX : a * b;
 }
 
-/* Equal in all sizes. */
+/* Checks that x and y have the same shape. */
 static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name,
                                const te_tensor *y) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -65,7 +68,7 @@ static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, c
                     y_name, te__shape_text(y, b));
 }
 
-/* [m, n] when all sizes but the last are multiplied; `like` is the tensor that m and n come from. */
+/* Checks that x is [m, n] when all its sizes but the last are multiplied. `like`: the tensor that m and n come from. */
 static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t m, int64_t n,
                                  const char *like_name, const te_tensor *like) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -73,13 +76,13 @@ static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, c
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %s must be [%lld, %lld]", op, name,
                     te__shape_text(x, a), like_name, te__shape_text(like, b), name, (long long)m, (long long)n);
 }
-/* The rows and columns of `like`; NULL is fine. */
+/* Checks that x has the rows and columns of `like`. x may be NULL. */
 static te_result te__want_like(te_ctx *te, const char *op, const char *name, const te_tensor *x, const char *like_name,
                                const te_tensor *like) {
     return x ? te__want_matrix(te, op, name, x, te__rows(like), te__cols(like), like_name, like) : TE_OK;
 }
 
-/* Codes [rows, ld] with ld >= cols. */
+/* Checks that q has the shape of codes: [rows, ld] with ld >= cols. */
 static te_result te__want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows,
                                 int64_t cols) {
     char text[TE__SHAPE_TEXT];
@@ -87,7 +90,7 @@ static te_result te__want_codes(te_ctx *te, const char *op, const char *name, co
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name,
                     te__shape_text(q, text), (long long)rows, (long long)cols);
 }
-/* Two copies, of which either may be missing, hold codes of one format. */
+/* Checks that two copies, of which either may be NULL, have codes of the same dtype. */
 static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x,
                                      const char *y_name, const te_tensor *y) {
     if (!x || !y || x->dtype == y->dtype) return TE_OK;
@@ -95,8 +98,8 @@ static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_n
                     te_dtype_name(x->dtype), y_name, te_dtype_name(y->dtype));
 }
 
-/* The result of an operation on x [m, n], by the name of out: floats [m, n]; or codes [m, ld], with a scale, and,
- * beside or in place of them, col [n, ldc]. */
+/* Checks the output of an operation on x [m, n]: `out` is floats [m, n]; or codes [m, ld] with a scale, and then col
+ * [n, ldc] may be given besides `out` or instead of it. */
 static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out,
                                  const te_tensor *col, const char *col_name, const te_tensor *scale,
                                  const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n,
@@ -118,8 +121,8 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
-/* A rank has `part` lines of a vocabulary of *size (0 => part: all of it), from number `start` on. has: "the logits
- * have", "columns". */
+/* Checks that a rank's `part` lines of a vocabulary, from number `start` on, lie within *size lines. Sets *size 0 to
+ * `part`, the whole vocabulary. has, lines: words of the message, such as "the logits have", "columns". */
 static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,
                                      int64_t *size, int64_t start) {
     if (*size == 0) *size = part;
@@ -128,8 +131,8 @@ static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has
                     "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op,
                     (long long)start, has, (long long)part, lines, (long long)*size, lines);
 }
-/* All ids are in lowest .. bound - 1, or *but (NULL: no other one); which: of TE__OUTSIDE_LIST. For the CPU, where a
- * check of each costs little. */
+/* Checks that every id is in lowest .. bound - 1, or equal to *but (may be NULL). which: a line of TE__OUTSIDE_LIST.
+ * Only for the CPU, where a check of each id costs little. */
 static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound,
                                  const int64_t *but) {
     int64_t n = te__numel(ids), i;
@@ -146,7 +149,7 @@ static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, in
     return TE_OK;
 }
 
-/* Channels, the last dimension, are adjacent. */
+/* Checks that channels, the last dimension of x, are adjacent, and that no size is above 2^28. */
 static te_result te__want_channels(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     const int last = x->ndim - 1;
@@ -162,7 +165,7 @@ static te_result te__want_channels(te_ctx *te, const char *op, const char *name,
                             te__shape_text(x, text));
     return TE_OK;
 }
-/* [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
+/* Checks that x is [s, b, heads, d] or [b, s, heads, d], with adjacent channels. */
 static te_result te__want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim != 4)
@@ -177,7 +180,7 @@ static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format forma
                     format == TE_THD ? " (TE_THD), which is not implemented yet" : "");
 }
 
-/* A random state, or NULL. */
+/* Checks that x is a random state, or NULL. */
 static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
     te_result r = te__want_numel(te, op, "rng", x, 2);
     if (r == TE_OK && (uintptr_t)te__data(x) % 8)
@@ -185,7 +188,8 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
     return r;
 }
 
-/* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
+/* Returns whether the address of x's first element is a multiple of `bytes`. True for NULL, since nothing is read
+ * there. */
 static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
     return (uintptr_t)te__data(x) % bytes == 0;
 }

@@ -1,10 +1,10 @@
-/* ops/record.c: makes a capture hold the memory of an operation's tensors, and on the CPU keep the call. Knows te__args;
- * must not know what operations compute.
+/* ops/record.c: makes a capture hold the memory of an operation's tensors, and on the CPU store the call. Knows
+ * te__args; must not know what operations compute.
  *
- * A capture outlives what it was given: a kept call has copies, of its own, of tensors, of every list and of a
- * rotation's frequencies. */
+ * A capture outlives the arguments that it was given. So a stored call has its own copies of tensors, lists and the
+ * frequencies of a rotation. */
 
-/* The memory that a call names stays as long as the graph under way. */
+/* Lets the graph g hold the memory of all tensors of a call until g is destroyed. */
 static te_result te__capture_args(te_graph *g, const te__args *l) {
     const te__arg *p;
     te_result result = TE_OK;
@@ -17,15 +17,15 @@ static te_result te__capture_args(te_graph *g, const te__args *l) {
     return result;
 }
 
-/* ---- the CPU's calls ---- */
+/* ---- stored calls, for the CPU ---- */
 
-/* The next `bytes` of a kept call's memory; NULL where they are only counted. */
+/* Returns the next `bytes` of a stored call's memory; NULL when memory is NULL, and bytes are only counted. */
 static void *te__call_room(unsigned char *memory, size_t *used, size_t bytes) {
     void *p = memory ? memory + *used : NULL;
     *used += (bytes + 15) / 16 * 16;
     return p;
 }
-/* The lists that a call names go into its memory, and the fields of `args` that name them lead there. */
+/* Copies the lists of a call into the stored call's memory, and points the fields of `args` to the copies. */
 static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *used) {
     te__args l;
     const void *kept = NULL;
@@ -36,7 +36,7 @@ static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *
         size_t bytes = (size_t)te__arg_count(p) * p->stride;
         void *from, *to;
         if (!p->list || p->list == kept || te__arg_count(p) <= 0) continue;
-        kept = p->list; /* several arguments may lie in one list */
+        kept = p->list; /* several arguments may be members of one list */
         to = te__call_room(memory, used, bytes);
         if (!to) continue;
         memcpy(&from, p->list, sizeof(from));
@@ -44,7 +44,7 @@ static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *
         memcpy(p->list, &to, sizeof(to));
     }
 }
-/* The angles in the args of an operation that rotates, or NULL. */
+/* Returns the angles in the args of an operation that rotates, or NULL. */
 static te_rope_angles *te__angles_of(te_op op, void *args) {
     te_op_qkv_rope_args *f = (te_op_qkv_rope_args *)args;
     te_op_qkv_rope_bwd_args *b = (te_op_qkv_rope_bwd_args *)args;
@@ -52,15 +52,15 @@ static te_rope_angles *te__angles_of(te_op op, void *args) {
     if (op == TE_OP_QKV_ROPE) return f->no_rope ? NULL : &f->angles;
     return op == TE_OP_QKV_ROPE_BWD && !b->no_rope ? &b->angles : NULL;
 }
-/* The frequencies of its angles: like lists and tensors, the caller may free them when the call returns. Functions and
- * texts (te_score_mod) have to outlive the call anyway, and are not copied. */
+/* Copies the frequencies of a call's angles, since the caller may free them when the call returns, like lists and
+ * tensors. Functions and texts (te_score_mod) must outlive the call anyway, and are not copied. */
 static void te__keep_frequencies(te_op op, void *args, unsigned char *memory, size_t *used) {
     te_rope_angles *x = te__angles_of(op, args);
     size_t bytes = x && x->inv_freq ? (size_t)(x->rotary_dim / 2) * sizeof(float) : 0;
     void *to = bytes ? te__call_room(memory, used, bytes) : NULL;
     if (to) x->inv_freq = (const float *)memcpy(to, x->inv_freq, bytes);
 }
-/* Its tensors, as an operation sees them: shape and memory. */
+/* Copies the tensors of a call, with what an operation reads of them: shape and memory. */
 static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t *used) {
     te__args l;
     int64_t i;

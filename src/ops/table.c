@@ -1,7 +1,7 @@
-/* ops/table.c: the operation table, one row for each operation of TE_OP_LIST, and the way that every call takes:
- * resolve defaults, validate, trace, run on the device. Knows every family; must not know what operations compute. */
+/* ops/table.c: the operation table, with one row for each operation of TE_OP_LIST, and the path of every call: resolve
+ * defaults, validate, trace, run on the device. Knows every family; must not know what operations compute. */
 
-/* The families' functions take their own args types; these take any. */
+/* Wraps the functions of each family, which take their own args types, into functions that take a void pointer. */
 #define TE__OP_WRAP(lower, UPPER, family)                                    \
     static te_result te__any_check_##lower(te_ctx *te, void *args) {         \
         return te__check_##lower(te, (te_op_##lower##_args *)args);          \
@@ -32,7 +32,7 @@ static const te__op_info te__ops[TE_OP_COUNT] = {{TE_OP_NONE, 0, NULL, NULL, NUL
 #undef TE__OP_ROW
 #undef TE__OP_NONE
 
-/* The common checks of a call and, between them, the operation's own, which fills defaults in. */
+/* Checks a call: the common checks, and between them the operation's own check, which fills in defaults. */
 static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, bool run) {
     te_result result;
     te__args_of(l, op, args, false);
@@ -41,7 +41,7 @@ static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, b
     return result == TE_OK ? te__args_apart(te, l) : result;
 }
 
-/* A call with checked args. */
+/* Runs a call with checked args on the device. */
 static te_result te__run_checked(te_ctx *te, const te__args *l, const void *args) {
     if (!te->warming) te__args_touch(l); /* a warm-up writes nothing */
     return te->device->run(te, &te__ops[l->op], args);
@@ -56,13 +56,14 @@ TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user) {
     return TE_OK;
 }
 static void te__trace_call(te_ctx *te, te_trace_fn fn, void *user, const te_trace *event, te__floats *floats) {
-    te__floats_end(floats); /* the hook computes as the program does */
+    te__floats_end(floats); /* the hook runs with the program's floating-point mode */
     te->tracing = true;
     fn(te, event, user);
     te->tracing = false;
     *floats = te__floats_begin();
 }
-/* The function that saw the begin of a call sees its end, whatever te_set_trace has done meanwhile. */
+/* Runs a call with checked args and tells the trace hook of its start and its end. Both go to the same hook, whatever
+ * te_set_trace does meanwhile. */
 static te_result te__run_traced(te_ctx *te, const te__args *l, const void *args, te__floats *floats) {
     te_trace event = TE_ZERO;
     te_trace_fn fn = te->trace;
@@ -85,7 +86,7 @@ static te_result te__refuse_operation(te_ctx *te, te_op op) {
     return te__refuse_hook(te, what);
 }
 
-/* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
+/* Runs one operation on the context's device. Defaults are filled into a copy of the args. */
 static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__any_args copy;
     te__args l;
@@ -95,7 +96,7 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     if (!args) return te__fail(te, TE_ERR_INVALID, "te_op_%s: args is NULL", te_query_name(op));
     if (te->tracing) return te__refuse_operation(te, op);
     memcpy(&copy, args, te__ops[op].args_size);
-    floats = te__floats_begin(); /* defaults and plans compute, too */
+    floats = te__floats_begin(); /* checks and plans compute with floats, too */
     result = te__check_args(te, &l, op, &copy, true);
     if (result == TE_OK && te->capture) result = te__capture_args(te->capture, &l);
     if (result == TE_OK) result = te->trace ? te__run_traced(te, &l, &copy, &floats) : te__run_checked(te, &l, &copy);

@@ -1,8 +1,8 @@
-/* quant/autocast.c: the autocast stack, and the scaling state that recipes keep for each module. Knows recipes and
- * quantizers; must not know what a module computes. */
+/* quant/autocast.c: the autocast stack, the delayed update of scales, and the choice of a quantizer for each slot.
+ * Knows recipes and quantizers; must not know what a module computes. */
 
-/* Delayed parts of a hybrid quantizer need scales of their own: the update of a module computes one scale for each
- * slot, and theirs would stay 1. */
+/* Checks that delayed parts of a hybrid quantizer have a scale given by the user. The update of a module computes one
+ * scale for each slot, so the scales of such parts would stay 1. */
 static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     int i;
@@ -18,7 +18,7 @@ static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc)
     }
     return TE_OK;
 }
-/* Asks a custom recipe's factory about every slot, once. */
+/* Asks the factory of a custom recipe about every slot of a module, once, and keeps the answers. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
     te__custom_slots *slots;
     te_result result = TE_OK;
@@ -67,7 +67,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     return TE_OK;
 }
 
-/* Do modules keep scales and histories under this recipe? */
+/* Returns whether a module keeps scales and histories under this recipe. */
 static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
     const te__custom_slots *custom = te__asks_factory(r) ? te__custom_slots_of(s, r) : NULL;
     return te__recipe_has(r, TE__SCALE_GIVEN) || (custom && custom->any_own_scale);
@@ -75,7 +75,8 @@ static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
 
 /* ---- the delayed update ---- */
 
-/* With functions of the user's, on the host: TransformerEngine's unfused update, which rolls the history always. */
+/* Updates the scales on the host, with the user's functions. Like TransformerEngine's unfused update, this always rolls
+ * the history. */
 static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max,
                                        const float *reduced) {
     int length = (int)slots->history->shape[0], n = slots->n, i, k;
@@ -117,7 +118,7 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates all pending states that have the recipe and the group of `first`, in one operation. */
+/* Updates, in one operation, all pending states that have the same recipe and group as `first`. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
@@ -174,7 +175,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         }
         if (host) te__free(te, host, (size_t)amaxes * sizeof(float));
     }
-    for (s = first; s; s = s->next) /* `first` last: it is what the others are compared with */
+    for (s = first; s; s = s->next) /* `first` comes last, since the other states are compared with it */
         if (s != first && TE__ALIKE(s)) te__slots_of(s, backward)->pending = false;
     te__slots_of(first, backward)->pending = false;
 #undef TE__ALIKE
@@ -236,7 +237,7 @@ TE_API bool te_autocast_enabled(const te_ctx *te) {
     return a && a->enabled;
 }
 
-/* How slot `slot` of product `gemm` is quantized in a call. */
+/* Returns how slot `slot` of product `gemm` is quantized in a call. A slot with the module's scale becomes pending. */
 static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int gemm, int slot, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;

@@ -1,16 +1,16 @@
-/* quant/copies.c: the two copies of a quantized tensor: their memory, filling them, reading them back, making one from
- * the other.
+/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor: allocating them, filling them, and
+ * making the column-wise copy from the row-wise one.
  * Knows the rows of kinds; must not know recipes or modules. */
 
 /* ---- memory ---- */
 
-/* The number of amaxes of a copy of an [m, n] matrix: one for each group of rows; row-scaled: one for each row, in the
- * column-wise copy one for each column. */
+/* Returns the number of amaxes in a copy of an [m, n] matrix: one for each group of rows; or, with row_scaled, one for
+ * each row, and in the column-wise copy one for each column; else one. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
     return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
 }
 
-/* One copy of an [m, n] matrix by `spec`, uninitialised or cleared. The tensors belong to the copy. */
+/* Allocates one copy of an [m, n] matrix by `spec`, uninitialised or cleared. The copy owns its tensors. */
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal,
                                int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
@@ -25,7 +25,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     c->e4m3_max_256 = spec->e4m3_max_256;
     c->swizzled = spec->swizzled;
     c->custom = spec->custom;
-    if (te__is_opaque(cls)) return TE_OK; /* the user's function allocates */
+    if (te__is_opaque(cls)) return TE_OK; /* the user's quantize function allocates the tensors */
     if (spec->sizes && te__copy_is_padded(c, which)) m = te__padded_rows(m, te__numel(spec->sizes), cls->group_rows);
     shape[0] = turned ? n : m;
     shape[1] = turned ? m : n;
@@ -39,8 +39,8 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* Both copies share one tensor for a value that they have in common: the scale of a whole tensor, the amax of an
- * untransformed one. */
+/* Lets both copies share one tensor for a value that is the same in both: the scale of a whole tensor, and the amax of
+ * a tensor without transform. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -54,12 +54,12 @@ static void te__copies_share(te__quantized *q) {
     }
 }
 
-/* The groups of what `spec` quantizes, of either copy. */
+/* Returns the sizes of the groups of rows, from the spec of either copy; NULL: one group. */
 static te_tensor *te__sizes_of(const te__quant_spec *spec) {
     te_tensor *of_row = te__spec_of(spec, TE_ROWWISE)->sizes;
     return of_row ? of_row : te__spec_of(spec, TE_COLUMNWISE)->sizes;
 }
-/* A quantized tensor with memory for the copies of `usage`. Belongs to the innermost scope. */
+/* Returns a quantized tensor with memory for the copies of `usage`. Belongs to the innermost scope. */
 static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
                                   const te__quant_spec *spec, int usage, bool clear) {
     te_tensor *y = te__tensor_shell(te, nominal, ndim, shape);
@@ -94,20 +94,20 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     return c->scale ? c->scale : c->data;
 }
-/* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie
- * in one buffer. */
+/* Returns the number of values that a quantized tensor has had. It counts the writes of the scale, since the codes of
+ * many tensors may be in one buffer. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
 }
-/* The value lies in other memory now; its count goes on from `version`. */
+/* Sets the version to `version`, after the value has moved to other memory. */
 static void te__quant_set_version(te_tensor *x, uint64_t version) {
     x->quantized->version_shift += version - te__quant_version(x);
 }
 
 /* ---- filling ---- */
 
-/* amax = max(amax, |x|). */
+/* Computes amax = max(amax, |x|). */
 static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     te_op_amax_args args = TE_ZERO;
     args.x = x;
@@ -116,7 +116,8 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Takes a word of the context, which is 0, for the amax that a kernel will write. NULL if all are taken. */
+/* Takes a word of the context, which is 0, for the amax that a kernel will write. Returns NULL if all words are
+ * taken. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -128,14 +129,14 @@ static te_tensor *te__amax_take(te_ctx *te) {
     return NULL;
 }
 static te__amax_word *te__amax_word_of(te_tensor *pair) { return (te__amax_word *)(void *)pair; }
-/* `read`: a cast has read it, and left 0. */
+/* Gives a word back. `read`: a cast has read the word and left 0 there; else it is cleared. */
 static void te__amax_give(te_tensor *pair, bool read) {
     if (!pair) return;
     if (!read) pair->te->device->clear(pair->te, te__data(pair), te_tensor_bytes(pair));
     te__amax_word_of(pair)->taken = false;
 }
 
-/* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
+/* Quantizes x by `spec` into the copies of y that `usage` names. Temporaries belong to an inner frame. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage,
                                 const te_tensor *noop) {
     te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL,
@@ -146,7 +147,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     te__frame_begin(x->te);
     flat = te_tensor_contiguous(x);
     result = !flat ? te_error_code(x->te) : row || col ? te__fill_copies(flat, spec, row, col, noop) : TE_OK;
-    /* the new tensors have counts of their own */
+    /* custom kinds make new tensors, whose versions start anew */
     if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1);
     te__frame_end(x->te, NULL, 0);
     return result;
@@ -161,18 +162,18 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* The result of an operation that quantizes it itself. Codes are written at once where the scale is known beforehand;
- * else the operation writes a plain tensor, which te__quant_out_close quantizes. So does an empty result, for which no
- * operation would write a scale. */
+/* The quantized output of an operation. If the scale is known beforehand, the operation writes the codes at once. Else
+ * it writes a plain tensor, which te__quant_out_close quantizes. An empty output is plain too, since no operation would
+ * write its scale. */
 typedef struct te__quant_out {
-    te_tensor *y, *plain; /* plain NULL: the codes are written at once */
+    te_tensor *y, *plain; /* plain NULL: the operation writes the codes at once */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
-    te_tensor *x_amax; /* a taken word, whose first number is `amax`; or NULL */
+    te_tensor *x_amax; /* the word that was taken, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Where the operation leaves the amax of what it makes, for the cast: in a word, which a cast by one scale clears; in
- * the copies' own amax; else, and where a group reduces it, in a tensor of its own. */
+/* Chooses where the operation leaves the amax of its output for the cast: in a word of the context, which a cast with
+ * one scale clears; in the copies' own amax; or, if there is none or a group reduces the amax, in a new tensor. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = out->y->quantized->row.data ? &out->y->quantized->row : &out->y->quantized->col;
@@ -184,7 +185,7 @@ static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *sp
     return !out->amax ? te_error_code(te) : out->x_amax ? TE_OK : te_tensor_fill(out->amax, 0.0);
 }
 
-/* `spec` has a given scale, or takes an amax. y is NULL on failure. */
+/* Begins a quantized output. `spec` has a given scale, or takes an amax. y is NULL on failure. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
                                         const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
@@ -205,7 +206,7 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
     if (!out.y && grouped) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
-/* `result`: of the operation that wrote the value or the codes. */
+/* Ends a quantized output. `result`: the result of the operation that wrote the plain tensor or the codes. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
     te__quant_spec known = *spec;
     if (!out->plain) return result;
@@ -219,12 +220,11 @@ static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *s
     return result;
 }
 
-/* ---- reading back ---- */
 
-/* ---- one copy from the other ---- */
+/* ---- the column-wise copy from the row-wise one ---- */
 
-/* Does the column-wise copy of x follow from its row-wise one? The copies of a hybrid tensor are quantized
- * independently. */
+/* Returns whether the column-wise copy of x can be made from the row-wise one. The copies of a hybrid tensor cannot,
+ * since they are quantized independently. */
 static bool te__column_follows(const te_tensor *x) {
     const te__quant_copy *row = &x->quantized->row;
     return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW &&
@@ -232,7 +232,7 @@ static bool te__column_follows(const te_tensor *x) {
            (!row->amax || te__numel(row->amax) == 1);
 }
 
-/* The spec by which a copy of this layout is opened. */
+/* Returns the spec by which te__copy_open makes a copy of the same layout as c. */
 static te__quant_spec te__copy_spec(const te__quant_copy *c) {
     te__quant_spec spec;
     memset(&spec, 0, sizeof(spec));
@@ -246,8 +246,8 @@ static te__quant_spec te__copy_spec(const te__quant_copy *c) {
     return spec;
 }
 
-/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its
- * memory. */
+/* Makes the column-wise copy of a tensor from the row-wise one. A column-wise copy that exists already is updated in
+ * its own memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
     te__quant_copy *row = &q->row, *col = &q->col;
@@ -263,7 +263,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     if (is_new && te->capture && te__is_outside(row->data->buffer))
         return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);
-    te->warming = false; /* it outlives a warm-up, so it is really made */
+    te->warming = false; /* the copy outlives a warm-up, so it is really computed */
     if (row->cls->form == TE__FORM_PLAIN) {
         if (!is_new) result = te_tensor_copy(col->data, row->data);
         else {
@@ -290,7 +290,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     return result;
 }
 
-/* A second handle that holds the copies of `usage` alone: what is saved for the backward pass. */
+/* Returns a second handle to x that holds only the copies of `usage`, to be saved for the backward pass. */
 static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
     te_tensor *y = te__alias_any(x);
     if (!y) return NULL;

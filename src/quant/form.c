@@ -1,7 +1,7 @@
-/* quant/form.c: the form of quantized tensors: what holds their values, how they are decoded, shared and released. Knows
- * the rows of kinds; must not know how copies are made. */
+/* quant/form.c: the form of quantized tensors: which tensors hold their values, and how they are decoded, shared and
+ * released. Knows the rows of kinds; must not know how copies are made. */
 
-/* ---- quantizers go ---- */
+/* ---- releasing quantizers ---- */
 
 static void te__spec_close(te__quant_spec *spec) {
     te_tensor_release(spec->scale);
@@ -15,14 +15,14 @@ static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) 
     te__spec_close(&child[1]);
 }
 TE_API void te_quantizer_destroy(te_quantizer *q) {
-    if (!q || --q->refs > 0) return; /* tensors that it made hold it */
+    if (!q || --q->refs > 0) return; /* tensors made by it still hold references */
     te__spec_close_whole(&q->spec, q->child);
     te__free(q->te, q, sizeof(*q));
 }
 
 /* ---- values ---- */
 
-/* The value of one copy as a plain tensor of x's shape, without history. */
+/* Returns the value of one copy as a plain tensor with x's shape, without history. */
 static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dtype) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y, *apart;
@@ -36,7 +36,7 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
         x->te, apart && te__unpad_groups(apart, x->quantized->sizes, c->cls->group_rows, y) == TE_OK ? y : NULL);
 }
 
-/* The value of the row-wise copy, or of the column-wise one if there is no other. */
+/* Returns the value of the row-wise copy, or of the column-wise copy if there is no row-wise one. */
 static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
     return te__copy_dequantize(x, x->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE, dtype);
 }
@@ -47,13 +47,12 @@ static te_result te__same_backward(te_ctx *te, const void *state, te_tensor *con
     dx[0] = dy[0];
     return TE_OK;
 }
-/* Records y as a value of x: gradients pass unchanged. */
+/* Records y as another representation of x's value: gradients pass unchanged. */
 static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) {
     te__view_state none = TE_ZERO;
     return te__record_unary(name, x, y, &none, te__same_backward);
 }
 
-/* The same of codes that a module made of x: gradients pass as they come, quantized ones too. */
 
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
     te_tensor *y;
@@ -96,7 +95,7 @@ static bool te__quantized_share(const te_tensor *x, te_tensor *y) {
     te__copy_retain(&q->col);
     te_tensor_retain(q->sizes);
     if (q->quantizer) q->quantizer->refs++;
-    q->init_value = NULL; /* the weight's own */
+    q->init_value = NULL; /* only the weight itself has the preserved value */
     q->init_bytes = 0;
     y->quantized = q;
     y->form = x->form;

@@ -1,16 +1,18 @@
-/* quant/groups.c: groups of rows whose sizes lie on the device, each quantized by itself: the group of each row, and
- * rows moved apart so that no block of a column-wise copy is of two groups. Knows the rows of kinds and the maps of
- * chunks; must not know what the groups are.
+/* quant/groups.c: groups of rows, each quantized separately, whose sizes are on the device: the group of each row, and
+ * moving rows apart so that no block of a column-wise copy has rows of two groups. Knows the rows of kinds and the maps
+ * of chunks; must not know what the groups mean.
  *
- * The row-wise copy of such a tensor has the rows where they are. So has the column-wise copy of a kind with one scale
- * a tensor; in those of other kinds each group begins at a multiple of group_rows rows, between rows of zeros. */
+ * The row-wise copy of such a tensor keeps the rows in place. So does the column-wise copy of a kind with one scale per
+ * tensor. In the column-wise copy of any other kind each group begins at a multiple of group_rows rows, with rows of
+ * zeros between groups. */
 
-/* Rows enough for n groups of `rows` rows in all, each rounded up to a multiple of `align`. */
+/* Returns a number of rows that is enough for n groups of `rows` rows in all, each group rounded up to a multiple of
+ * `align`. */
 static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) {
     return (rows + n * (align - 1)) / align * align;
 }
 
-/* The group of each row, i32 [rows]. */
+/* Returns the index of each row's group, i32 [rows]. */
 static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t rows) {
     te_op_moe_chunk_map_args args = TE_ZERO;
     args.sizes = sizes;
@@ -19,7 +21,8 @@ static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t row
     return args.row_id_map && te_op_moe_chunk_map(te, &args) == TE_OK ? args.row_id_map : NULL;
 }
 
-/* The sizes, each rounded up to a multiple of `align`; with `map`, i32 [rows], the row where each row goes. */
+/* Returns the sizes, each rounded up to a multiple of `align`. With `map`, also sets *map to i32 [rows], the row to
+ * which each row moves. */
 static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t align, int64_t rows, te_tensor **map) {
     te_op_moe_splits_args splits = TE_ZERO;
     te_op_moe_chunk_map_args args = TE_ZERO;
@@ -35,7 +38,8 @@ static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t a
     return *map && te_op_moe_chunk_map(te, &args) == TE_OK ? splits.padded : NULL;
 }
 
-/* x [M, N] with its groups at multiples of `align` rows, zeros between them, and their sizes then. */
+/* Returns x [M, N] with its groups moved to multiples of `align` rows and zeros between them. *padded: the sizes of the
+ * padded groups. */
 static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor **padded) {
     te_ctx *te = x->te;
     te_op_moe_permute_args args = TE_ZERO;
@@ -48,7 +52,7 @@ static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int
     args.y = te__empty_2d(te, x->dtype, te__padded_rows(te__rows(x), te__numel(sizes), align), te__cols(x));
     return args.x && args.y && te_op_moe_permute(te, &args) == TE_OK ? args.y : NULL;
 }
-/* The way back, into y; rows of no group are 0. */
+/* Moves the rows of padded groups back into y. Rows of y that belong to no group become 0. */
 static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor *y) {
     te_ctx *te = x->te;
     te_op_moe_unpermute_args args = TE_ZERO;
@@ -61,12 +65,12 @@ static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, in
     return args.y ? te_op_moe_unpermute(te, &args) : te_error_code(te);
 }
 
-/* Are the groups moved apart in this copy of a tensor that has some? */
+/* Returns whether this copy of a tensor with groups has them moved apart. */
 static bool te__copy_is_padded(const te__quant_copy *c, int which) {
     return which == TE_COLUMNWISE && c->cls->group_rows > 1;
 }
 
-/* x as its padded copy has it: [rows, N], with the sizes of the padded groups. */
+/* Returns x with the shape of its padded copy, [rows, N], and with the sizes of the padded groups. */
 static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) {
     te_tensor *y = te__alias_any(x),
               *sizes = y ? te__padded_sizes(x->te, x->quantized->sizes, c->cls->group_rows, 0, NULL) : NULL;
@@ -79,7 +83,7 @@ static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) 
     return y;
 }
 
-/* spec->cls->fill, by groups if the spec has some. */
+/* Fills the copies by spec->cls->fill, with the groups of rows moved apart where the column-wise copy needs that. */
 static te_result te__fill_copies(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te__quant_spec apart = *spec;

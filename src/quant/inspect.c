@@ -1,8 +1,9 @@
-/* quant/inspect.c: the error of quantizing each operand of each module, measured in the call that quantizes it. Knows
- * scaling states and the error operation; must not know what a module computes. Off, it costs one comparison a
- * quantization. */
+/* quant/inspect.c: measures the error of quantizing each operand of each module, in the call that quantizes the
+ * operand. Knows scaling states and the error operation; must not know what a module computes. When off, it costs one
+ * comparison per quantization. */
 
-/* The largest magnitude that each element of a copy could have had: its value with the largest code everywhere. */
+/* Returns the largest magnitude that each element of a copy could have: the copy decoded with the largest code in every
+ * place. NULL for copies without codes, or with a transform. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te_tensor *y = te__alias_any(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
@@ -18,8 +19,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     return te__copy_dequantize(y, which, TE_F32);
 }
 
-/* Compares xq with x, the operand `type` of product `gemm`; the figures replace the slot's earlier ones. No effect
- * unless inspecting. */
+/* Measures the error of xq, which was made from x, the operand `type` of product `gemm`. The numbers replace the slot's
+ * earlier ones. Does nothing unless inspecting. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
     te_op_quant_error_args error = TE_ZERO;
@@ -32,7 +33,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
         s->inspection = (te__inspection *)te__alloc_zero(te, te__inspection_bytes(s));
         if (!s->inspection) return;
     }
-    /* empty in the backward pass */
+    /* in the backward pass the path is empty, and the path of the forward pass stays */
     if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path));
     s->inspection->module_type = s->module_type;
     slot = &s->inspection->slot[gemm * TE__INSPECTED_TYPES + (type == TE_TENSOR_INPUT    ? 0
@@ -72,7 +73,7 @@ TE_API te_result te_quant_inspect(te_ctx *te, bool on) {
     te__scaling *s;
     if (!te) return TE_ERR_STATE;
     te__quant_of(te)->inspecting = on;
-    for (s = te__quant_of(te)->scaling; s && on; s = s->next) te__inspection_close(s); /* earlier measurements are forgotten */
+    for (s = te__quant_of(te)->scaling; s && on; s = s->next) te__inspection_close(s); /* drops earlier measurements */
     return TE_OK;
 }
 
@@ -118,7 +119,7 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
     i = n;
     for (s = te__quant_of(te)->scaling; s; s = s->next) /* the list begins with the module made last */
         if (s->inspection) order[--i] = s;
-    for (i = 0; i < n && result == TE_OK; i++) /* the visitor may begin another inspection, which ends these */
+    for (i = 0; i < n && result == TE_OK; i++) /* the visitor may call te_quant_inspect, which frees the measurements */
         for (k = 0; order[i]->inspection && k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {
             const te__measured *slot = &order[i]->inspection->slot[k];
             te_quantizer_role role = TE_ZERO;

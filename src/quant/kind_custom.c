@@ -1,4 +1,4 @@
-/* quant/kind_custom.c: copies that functions of the user's make and read. */
+/* quant/kind_custom.c: the kind TE_QUANT_CUSTOM: functions of the user make and read the copies. */
 
 static te_result te__custom_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (!desc->custom || !desc->custom->quantize || !desc->custom->dequantize || !desc->custom->name)
@@ -45,10 +45,10 @@ static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__q
                      "custom quantizer \"%s\": its quantize function returned %s for the %s copy; nothing was changed",
                      spec->custom.name, why, which == TE_ROWWISE ? "row-wise" : "column-wise");
     }
-    for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all copies take effect, or none */
         te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
-        if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and changes nothing that
-                                                                  * is there */
+        if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and must not change
+                                                                  * existing copies */
             te__copy_release(c);
             *c = *fresh;
         } else

@@ -1,4 +1,5 @@
-/* quant/kind_mxfp8.c: FP8 by E8M0 scales of 32 elements along the contraction, or of 32 x 32. */
+/* quant/kind_mxfp8.c: the kind TE_QUANT_MXFP8: FP8 with an E8M0 scale for each 32 elements along the contraction, or
+ * for each block of 32 x 32. */
 
 static te_result te__mxfp8_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     (void)te, (void)who;

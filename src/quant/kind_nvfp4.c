@@ -1,4 +1,5 @@
-/* quant/kind_nvfp4.c: FP4 by E4M3 scales of 16 elements, or of 16 x 16, under an f32 amax. */
+/* quant/kind_nvfp4.c: the kind TE_QUANT_NVFP4: FP4 with an E4M3 scale for each 16 elements, or each block of 16 x 16,
+ * and an f32 amax of the whole tensor. */
 
 static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (desc->nvfp4.with_rht && desc->with_2d_quantization)
@@ -28,15 +29,16 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* spec->amax: the amax of x, which its maker left there: without a group the copies' own. Both copies have one then. */
+/* Fills the copies. spec->amax: the amax of x, if the operation that made x left it; without a group this is the
+ * copies' own amax, which both copies then share. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_op_amax_args by_rows = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* the copies' amaxes, while a group reduces temporaries: a collective that
-                                         * fails leaves the copies as they are */
+    te_tensor *whole[2] = {NULL, NULL}; /* the copies' own amaxes, while a group reduces temporary ones: a collective
+                                         * that fails leaves the copies as they are */
     te_result result = TE_OK;
     int i;
     amax.x = x;
@@ -58,8 +60,9 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
         whole[i] = own;
     }
-    cast.measure = !whole[0] && !whole[1] && !spec->sizes && !spec->amax; /* else the cast measures its amaxes itself */
-    if (spec->sizes && row) { /* groups begin at any row, and the column-wise copy is another call's
+    cast.measure = !whole[0] && !whole[1] && !spec->sizes && !spec->amax; /* measure: the cast measures the amaxes
+                                                                           * itself */
+    if (spec->sizes && row) { /* groups may begin at any row; the column-wise copy is filled by another call
                                * (te__fill_copies) */
         by_rows.x = x;
         by_rows.amax = amax.amax_row;
@@ -81,7 +84,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     cast.rht = spec->rht;
     cast.no_random_sign_mask = spec->no_random_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
-    if (spec->stochastic) { /* one offset of the random state for each copy */
+    if (spec->stochastic) { /* takes one offset of the random state for each copy */
         te__draw draw = te__rng_draw(te, 2);
         cast.seed = draw.seed;
         cast.offset = draw.offset;
@@ -112,13 +115,14 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
     return args.y && te_op_nvfp4_dequantize(x->te, &args) == TE_OK ? args.y : NULL;
 }
 
-/* The scales of 16 x 16 tiles of a transposed copy: scale (n, j) is that of row 16 j and group n / 16. */
+/* Writes the scales of the transposed copy of 16 x 16 blocks. Scale (n, j) of the column-wise copy is the row-wise
+ * scale of row 16 j and column block n / 16. */
 static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m,
                                        int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
-    for (part = 0; part < 2 && result == TE_OK; part++) { /* the whole groups of 16 columns, then the columns left
-                                                           * over */
+    for (part = 0; part < 2 && result == TE_OK; part++) { /* first the whole blocks of 16 columns, then the remaining
+                                                           * columns */
         int64_t first = part ? n / 16 : 0, shape[3];
         te_tensor *src, *dst;
         shape[0] = part ? n % 16 != 0 : n / 16;

@@ -1,8 +1,9 @@
-/* quant/kind_tensor.c: FP8 by one scale a tensor: delayed (the scale is given) and current (it comes from the
- * tensor). */
+/* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT: FP8 with one scale per tensor, which is given
+ * (delayed) or comes from the tensor's amax (current). */
 
-/* The scale is given, or made from the amax of x, which a group of ranks reduces first. Groups of rows have a scale
- * each. The operation that made x may have left the amax: in a word that the cast clears (x_amax), or in a tensor. */
+/* Fills the copies. The scale is given, or is computed from the amax of x, which a group of ranks reduces first. With
+ * groups of rows, each group has its own scale. The operation that made x may have left the amax in a word that the
+ * cast clears (x_amax), or in a tensor. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te_ctx *te = x->te;

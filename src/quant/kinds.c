@@ -1,6 +1,6 @@
-/* quant/kinds.c: the table of kinds. */
+/* quant/kinds.c: the table of kinds, and the check that a desc sets only fields that its kind reads. */
 
-/* In the order of te_quant_kind. */
+/* The rows, in the order of te_quant_kind. */
 static const te__quant_class *const te__quant_classes[] = {NULL,
                                                            &te__quant_delayed,
                                                            &te__quant_current,
@@ -11,7 +11,7 @@ static const te__quant_class *const te__quant_classes[] = {NULL,
                                                            &te__quant_hybrid,
                                                            &te__quant_custom};
 
-/* NULL if there is no such kind. */
+/* Returns the row of a kind; NULL for TE_QUANT_NONE and for numbers that are no kind. */
 static const te__quant_class *te__quant_class_of(te_quant_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(te__quant_classes) ? te__quant_classes[kind] : NULL;
 }
@@ -20,7 +20,7 @@ static te_result te__quant_unknown(te_ctx *te, te_quant_kind kind, const char *w
                     (int)kind, (int)TE_QUANT_DELAYED, (int)TE_QUANT_CUSTOM);
 }
 
-/* The fields that not every kind reads, with a bit for each kind that does. */
+/* The fields of te_quantizer_desc that not every kind reads, with a bit for each kind that does. */
 static const te__field te__quantizer_fields[] = {
 #define TE__OF(KIND) (1 << TE_QUANT_##KIND)
 #define TE__ROW(group, KIND, field) TE__FIELD_IN(te_quantizer_desc, group, te_##group##_quantizer, field, TE__OF(KIND))
@@ -46,7 +46,7 @@ static const te__field te__quantizer_fields[] = {
 #undef TE__ROW
 };
 
-/* Refuses a field that is set and that this kind does not read. */
+/* Fails if a field is set that this kind does not read. */
 static te_result te__quant_check_kinds(te_ctx *te, const te_quantizer_desc *desc, const te__quant_class *cls,
                                        const char *who) {
     int i;

@@ -1,22 +1,23 @@
-/* quant/master.c: from sharded f32 master weights to the quantized weights of a model: amaxes of the slices, reduced
- * over the ranks; scales of the whole; codes of the slices. Knows slices and groups; must not know optimizers or
+/* quant/master.c: quantizes the weights of a model from sharded f32 master weights: amaxes of the slices, reduced over
+ * the ranks; scales of the whole weights; codes of the slices. Knows slices and groups; must not know optimizers or
  * modules.
  *
- * Numbers: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). There each kind of scaling has a
- * reduction of its own; here the amaxes of all weights lie in one buffer, and one te_all_reduce reduces them. So every
- * rank calls one collective whatever it owns, and nothing is written before it: if a rank fails until then, the call
- * fails on all ranks and changes nothing. */
+ * The numbers are those of TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). TransformerEngine has
+ * a reduction for each kind of scaling. Here the amaxes of all weights are in one buffer, which one te_all_reduce
+ * reduces. So every rank calls one collective, whatever it owns, and nothing is written before that call: if a rank
+ * fails until then, the call fails on all ranks and changes nothing. */
 
-/* One copy of one weight; with TE__BOTH_FROM_SLICES both of them. */
+/* The work on one copy of one weight, or with TE__BOTH_FROM_SLICES on both copies. */
 typedef struct te__master_job {
     te_tensor *weight;
     const te__quant_spec *spec;
     int which;                  /* the copy that is written */
-    te__quant_copy *copy, *col; /* col: TE__BOTH_FROM_SLICES */
+    te__quant_copy *copy, *col; /* col: the column-wise copy, for TE__BOTH_FROM_SLICES */
     te_tensor *shard, *shard_col;
-    te_tensor *slice;           /* in the nominal dtype, or NULL */
+    te_tensor *slice;           /* this rank's slice in the nominal dtype, or NULL */
     int64_t start, rows, cols;
-    te_tensor *amax_tensor, *amax, *amax_col; /* of the whole; by tile; views of the buffer, or NULL */
+    te_tensor *amax_tensor, *amax, *amax_col; /* of the whole weight; by tile, for each copy. All are views of the
+                                               * buffer, or NULL */
 } te__master_job;
 
 typedef struct te__master_run {
@@ -27,7 +28,7 @@ typedef struct te__master_run {
     te_tensor *buffer; /* f32: every amax of every job */
 } te__master_run;
 
-/* ---- checking: nothing is written before every weight has passed ---- */
+/* ---- checks: nothing is written before every weight has passed ---- */
 
 static te_result te__master_refuse(te_ctx *te, int i, const char *why) {
     return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: %s", i, why);
@@ -43,7 +44,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
-/* Checks the tensor that gets the codes of a slice in place of the weight. An empty slice needs none. */
+/* Checks the tensor that receives the codes of a slice instead of the weight. An empty slice needs no tensor. */
 static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start,
                                         int64_t n) {
     int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
@@ -120,12 +121,13 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
 
 /* ---- before the reduction: amaxes of the slices ---- */
 
-/* `rows` x `cols` f32 numbers of `buffer` from `at` on. */
+/* Returns `rows` x `cols` f32 numbers of `buffer`, from number `at` on, as a matrix. */
 static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
     return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
-/* Places the job's amaxes in the buffer (NULL: counts them). Returns how many there are, or -1 with an error. */
+/* Sets the job's amaxes to views of the buffer, from number `at` on (buffer NULL: only counts them). Returns the number
+ * of amaxes, or -1 with an error. */
 static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
@@ -157,7 +159,7 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* The amaxes of the job's slice; a rank without a slice leaves 0. Delayed: at least the amax that the weight's
+/* Measures the amaxes of the job's slice; a rank without a slice leaves 0. Delayed: at least the amax that the weight's
  * quantizer has recorded. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
@@ -172,13 +174,13 @@ static te_result te__master_measure(const te__master_job *j) {
 
 /* ---- after the reduction: scales of the whole, codes of the slices ---- */
 
-/* Codes of the slice into the weight's copy `c`, or into its shard. */
+/* Writes the codes of the slice into the weight's copy `c`, or into the shard. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise,
                                 const te_tensor *scale, const te_tensor *multiplier) {
     te_op_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
-    if (shard) { /* a u8 shard is written in the codes' format */
+    if (shard) { /* a u8 shard holds bytes of the codes' dtype */
         flat =
             te__alias_1d(shard, 0, c->data->dtype, (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(c->data->dtype));
         if (!flat) return te_error_code(j->weight->te);
@@ -198,7 +200,7 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* scale_inv = RN(1 / scale), by a cast of one zero, so that its bits are those of a cast. */
+/* Computes scale_inv = RN(1 / scale) by a cast of one zero, so that the bits are the same as those of a cast. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;
@@ -214,7 +216,7 @@ static te_result te__master_per_tensor(const te__master_job *j) {
     te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
     if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax;
-                                                  * several weights may share both */
+                                                  * several weights may share scale and amax */
         args.scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
         if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
@@ -248,7 +250,8 @@ static te_result te__master_by_tile(const te__master_job *j) {
     args.epsilon = j->spec->epsilon;
     args.amax_limit = te_dtype_max(j->weight->dtype);
     args.e4m3_max_256 = j->spec->e4m3_max_256;
-    if (j->spec->fp32_scales) { /* the reciprocal of a rounded scale_inv is another number than the cast's factor */
+    if (j->spec->fp32_scales) { /* the reciprocal of the rounded scale_inv differs from the factor that the cast
+                                 * needs */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
         if (!args.multiplier) return te_error_code(te);
     }
@@ -286,12 +289,12 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
     j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
     j->start = w->start_offsets[i];
-    j->slice = te_tensor_cast(master, j->weight->dtype); /* a weight that is stored in its nominal format has these
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* a weight stored in its nominal dtype would have these
                                                           * values */
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
-/* All work of this rank before the reduction: it can fail on this rank alone. */
+/* Does all work of this rank before the reduction, since it may fail on this rank alone. */
 static te_result te__master_prepare(te__master_run *r) {
     te_result result = TE_OK;
     int64_t total = 0, n;
@@ -307,7 +310,7 @@ static te_result te__master_prepare(te__master_run *r) {
         if (q->col.data && result == TE_OK) result = te__master_add(r, i, TE_COLUMNWISE, spec->col);
     }
     for (i = 0; i < r->num_jobs; i++) total += te__master_place(&r->job[i], NULL, 0);
-    total = te__max(total, 1); /* all ranks reduce, whatever they own */
+    total = te__max(total, 1); /* every rank reduces, even a rank that owns nothing */
     if (result == TE_OK) r->buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
     if (!r->buffer) return te_error_code(r->te);
     for (i = 0, total = 0; i < r->num_jobs && result == TE_OK; i++, total += n) {
@@ -328,10 +331,11 @@ static te_result te__master_write(te__master_run *r) {
                                                         : te__master_per_tensor(j);
         if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE &&
             te__column_follows(j->weight)) {
-            if (r->te->capture && j->weight->quantized->col.data) /* the next launch reads it where it is */
+            if (r->te->capture && j->weight->quantized->col.data) /* the graph's launches read the copy in its present
+                                                                   * memory */
                 result = te__quant_add_columnwise(j->weight);
             else
-                te__copy_release(&j->weight->quantized->col); /* stale; the next forward makes it anew */
+                te__copy_release(&j->weight->quantized->col); /* the copy is stale; the next forward makes a new one */
         }
     }
     return result;

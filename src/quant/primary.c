@@ -1,5 +1,5 @@
-/* quant/primary.c: weights that are stored quantized: making them, their first values, their memory. Knows recipes and
- * quantizers; must not know which module a weight belongs to. */
+/* quant/primary.c: weights that are stored quantized: making them, their preserved first values, and replacing their
+ * memory. Knows recipes and quantizers; must not know which module a weight belongs to. */
 
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
     te__quantized_init *init;
@@ -28,7 +28,7 @@ static bool te__quantizes_weights(const te_ctx *te) {
     return te__quant_of(te)->num_quantized_init > 0 && te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].enabled;
 }
 
-/* The quantizer that the recipe of the region in force has for a weight. */
+/* Returns a new quantizer for a weight, by the recipe of the innermost te_quantized_model_init region. */
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
     const te_recipe *r = &te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].recipe;
     te_quantizer_desc desc = TE_ZERO;
@@ -55,8 +55,8 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe keeps
- * it in high precision. */
+/* Returns a quantized tensor in place of a weight that has just got its first value; or the weight itself if the recipe
+ * keeps it in high precision. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
@@ -98,13 +98,13 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
     x->quantized->init_bytes = 0;
 }
 
-/* Is the preserved value that of the codes as they are now? */
+/* Returns whether x has a preserved value, and its codes have not changed since. */
 static bool te__primary_has_start(const te_tensor *x) {
     return x->quantized->init_value && x->quantized->init_version == te__quant_version(x);
 }
 
-/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. noop: f32 [1], or NULL:
- * where it is 1, codes stay as they are (those of a custom kind, or plain ones, are made again). */
+/* Writes an optimizer's high-precision value into a weight that is stored quantized. noop: f32 [1], or NULL; if it is
+ * 1, codes stay as they are (but custom and plain copies are made again). */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE,
@@ -114,28 +114,28 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
                             weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
-/* The same from an initialisation, a file or a sum: training starts from this value, so it replaces the preserved one,
- * in the format of that. */
+/* Writes a value from an initialisation, a file or a sum into a weight that is stored quantized. Training starts from
+ * this value, so it also replaces the preserved value, in the same dtype. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     const bool preserves = q->init_value && !weight->te->warming;
     te_tensor *first;
     te_result result;
     te__frame_begin(weight->te);
-    first = preserves ? te_tensor_cast(value, weight->dtype) : value; /* what can fail for want of memory comes before
-                                                                       * the codes change */
+    first = preserves ? te_tensor_cast(value, weight->dtype) : value; /* whatever needs memory comes before the codes
+                                                                       * change */
     result = first ? te__primary_assign(weight, value, NULL) : te_error_code(weight->te);
     if (result == TE_OK && preserves) result = te_tensor_to_host(first, q->init_value);
     if (result == TE_OK && preserves) q->init_version = te__quant_version(weight);
     te__frame_end(weight->te, NULL, 0);
     return result;
 }
-/* The memory whose writes count as writes of a parameter. */
+/* Returns the buffer whose writes count as writes of a parameter. */
 static const te__buffer *te__param_buffer(const te_tensor *x) {
     const te_tensor *counted = x->quantized ? te__quant_counted(x) : x;
     return counted ? counted->buffer : NULL;
 }
-/* Counts the values that a parameter has had, plain or quantized. */
+/* Returns the number of values that a parameter, plain or quantized, has had. */
 static uint64_t te__param_version(const te_tensor *x) {
     return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0;
 }
@@ -179,13 +179,13 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
                         te_dtype_name(row->data->dtype), (int)te__dtype_size(row->data->dtype));
     if (te->capture) return te__refuse_capture(te, "te_replace_raw_data", "replace the memory before te_graph_begin");
     warming = te->warming;
-    te->warming = false; /* it outlives a warm-up, so the codes are really copied */
+    te->warming = false; /* the tensor outlives a warm-up, so the codes are really copied */
     te__frame_begin(te);
     from = te__alias_1d(row->data, 0, TE_U8, bytes);
     to = te__alias_1d(new_raw, 0, TE_U8, bytes);
     data = te__alias_as(new_raw, 0, row->data->dtype, row->data->ndim, row->data->shape);
     result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
-    if (result == TE_OK) { /* the same shape over other memory; the value has not changed */
+    if (result == TE_OK) { /* the codes have other memory now, but the same value */
         uint64_t version = te__quant_version(x);
         te_tensor_release(row->data);
         row->data = te_tensor_retain(data);

@@ -1,24 +1,25 @@
-/* quant/product.c: a product of two matrices, each plain or quantized: the copies that fit go to the matrix kernels as
- * they are, the others are decoded. Knows the copies; must not know recipes, modules or the tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized. Copies that the matrix kernels can read together
+ * are passed as they are; else both matrices are decoded. Knows the copies; must not know recipes, modules or the
+ * tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 
-/* Can a kernel read these two together? */
+/* Returns whether a kernel can read these two copies together. */
 static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
     if (!a || !b || !a->data || !b->data) return false;
     return a->cls->facts & TE__IN_PRODUCTS && te__same_layout(a->cls, b->cls) && a->swizzled == b->swizzled &&
            a->rht == b->rht && (!a->rht || a->no_random_sign_mask == b->no_random_sign_mask);
 }
 
-/* x as a plain matrix, from the copy that is wanted if it is there. */
+/* Returns x as a plain matrix, decoded from copy `which` if that exists, else from the other copy. */
 static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
     if (!x->quantized) return x;
     return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
 }
 
-/* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or
- * a_transposed [k, m]; B is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous
- * along k. */
+/* Computes D = op(A) op(B) into g->d; the other fields of g (bias, accumulate, split_accumulator) are set by the
+ * caller. A is [m, k], or with a_transposed [k, m]; B is [k, n], or with b_transposed [n, k]. Of a quantized matrix the
+ * copy that is contiguous along k is read. */
 static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
                              te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
@@ -43,7 +44,7 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
         g->swizzled_scales = ca->swizzled;
         g->e4m3_max_256_a = ca->e4m3_max_256;
         g->e4m3_max_256_b = cb->e4m3_max_256;
-        if (ca->rht) g->k = te__round_up(g->k, 16); /* the transform mixes the padding in */
+        if (ca->rht) g->k = te__round_up(g->k, 16); /* the transform mixes elements of the padding into the others */
     } else {
         te_dtype dtype = a->quantized && !b->quantized ? b->dtype : a->dtype;
         g->a = te__plain_factor(a, a_which, dtype);

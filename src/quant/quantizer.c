@@ -1,8 +1,9 @@
-/* quant/quantizer.c: the quantizers of the public interface. Knows the copies; must not know recipes or modules. */
+/* quant/quantizer.c: the public functions of quantizers and quantized tensors. Knows the copies; must not know recipes
+ * or modules. */
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
-/* Resolves a desc and its defaults into *spec, or refuses it. Retains scale and amax (te__spec_close). */
+/* Checks a desc and resolves it with its defaults into *spec. Retains scale and amax (te__spec_close). */
 static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     te_result result;
@@ -49,7 +50,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     }
     return result;
 }
-/* As te__spec_open, with the two specs that a hybrid one points to. On failure nothing is retained. */
+/* Does what te__spec_open does, and resolves the two parts of a hybrid desc into `child`. On failure nothing is
+ * retained. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec,
                                      te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);
@@ -99,6 +101,7 @@ TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
 }
 TE_API int te_quantizer_get_usage(const te_quantizer *q) { return q ? q->spec.usage : 0; }
 
+/* Records y as codes of x: gradients pass unchanged, quantized gradients too. */
 static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     te_node_desc node = TE_ZERO;
     node.name = "quantize";
@@ -110,7 +113,7 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
 }
 
-/* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
+/* Checks that x is a plain f32, f16 or bf16 tensor with memory; returns false with an error if not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
     if (te__need_memory(x, function) != TE_OK) return false;
@@ -125,12 +128,13 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
-/* Asks a custom quantizer's own function, if it has one, whether x can be quantized; the built-in kinds take any x. */
+/* Returns whether x can be quantized by `spec`: asks the function of a custom quantizer, if there is one; built-in
+ * kinds take any x. */
 static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) {
     return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x);
 }
 
-/* Can `spec` quantize x? Records the error if not. */
+/* Checks that `spec` can quantize x; returns false with an error if not. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
     const te__quant_spec *part[2];
     int i;
@@ -147,7 +151,7 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     return true;
 }
 
-/* Ties y to q, by which later values of y are quantized. */
+/* Gives y a reference to q, by which later values of y are quantized. */
 static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
     if (!y) return NULL;
     y->quantized->quantizer = q;
@@ -166,7 +170,7 @@ TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
     return y;
 }
 
-/* Was this copy laid out as spec lays out its own? */
+/* Returns whether copy `which` of x, if it exists, has the layout that `spec` makes. */
 static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     if (!c->data) return true;
@@ -289,7 +293,7 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage) {
     return TE_OK;
 }
 
-/* The copy that was asked for, or NULL with an error. */
+/* Returns copy `which` of x, or NULL with an error. */
 static const te__quant_copy *te__asked_copy(const te_tensor *x, int which, const char *function) {
     const te__quant_copy *copy;
     if (!x->quantized) {

@@ -1,4 +1,4 @@
-/* quant/recipe.c: recipes: how each operand of a product is quantized, and the options that exclude each other. Knows
+/* quant/recipe.c: recipes: how each operand of a product is quantized, and the checks of a recipe's fields. Knows
  * quantizers; must not know the autocast stack or modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
@@ -19,7 +19,7 @@ TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quan
     r.custom.user = user;
     return r;
 }
-/* Slots of one product, as TransformerEngine counts them. */
+/* The slots of one product, numbered as in TransformerEngine. */
 enum {
     TE__SLOT_INPUT = 0,
     TE__SLOT_WEIGHT = 1,
@@ -34,19 +34,21 @@ enum {
 
 /* Facts of a kind of recipe. */
 enum {
-    TE__SPLITS_ALWAYS = 1,  /* its products have no fast accumulation: split_fprop .. split_wgrad are on */
+    TE__SPLITS_ALWAYS = 1,  /* products have no fast accumulation: split_fprop .. split_wgrad are always on */
     TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine has one kernel for an activation's gradient, its codes and dbias */
     TE__IN_ATTENTION = 4    /* fp8_dpa and fp8_mha are possible */
 };
-/* A kind of recipe; all other parts ask its row and compare no kinds. */
+/* The row of one kind of recipe. Other files ask the row and never compare kinds of recipes. */
 typedef struct te__recipe_class {
     const char *name;
-    const te__quant_class *cls; /* the kind of every operand; NULL: a factory answers for each (te__asks_factory) */
+    const te__quant_class *cls; /* the kind of quantizer of every operand; NULL: a factory chooses for each operand
+                                 * (te__asks_factory) */
     int facts;
-    te_format format;           /* format's default */
-    int64_t align;              /* Fp8Padding: groups of rows become multiples of it */
-    const char *not_in_attention; /* why; NULL with TE__IN_ATTENTION */
-    /* Options of an operand beside cls and dtype; NULL: there are none. */
+    te_format format;           /* the value of te_recipe.format by default */
+    int64_t align;              /* for Fp8Padding: groups of rows are padded to multiples of this */
+    const char *not_in_attention; /* the reason, for an error text, why fp8_dpa and fp8_mha are not possible; NULL with
+                                   * TE__IN_ATTENTION */
+    /* Sets the options of an operand's spec other than cls and dtype; NULL: there are none. */
     void (*spec)(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s);
     /* Refuses wrong values of the kind's own fields; NULL: there are none. */
     te_result (*check)(te_ctx *te, const te_recipe *r);
@@ -97,7 +99,7 @@ static void te__recipe_mxfp8_spec(const te_recipe *r, bool backward, bool weight
     s->two_dimensional = weight && r->mxfp8.enable_2d_quantization;
 }
 
-/* Do the block scales of an operand with 4-over-6 reach 256, and not 448? */
+/* Returns whether the block scales of an operand with 4-over-6 go up to 256, not 448. */
 static bool te__recipe_e4m3_256(te_nvfp4_e4m3_256 scope, bool weight) {
     if (scope == TE_NVFP4_E4M3_256_NONE) return false;
     return scope != (weight ? TE_NVFP4_E4M3_256_ACTIVATIONS : TE_NVFP4_E4M3_256_WEIGHTS);
@@ -129,7 +131,7 @@ static te_result te__recipe_custom_check(te_ctx *te, const te_recipe *r) {
                : te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
 }
 
-/* In the order of te_recipe_kind. */
+/* The rows, in the order of te_recipe_kind. */
 static const te__recipe_class te__recipe_classes[] = {
     {"none", NULL, 0, TE_FORMAT_HYBRID, 16, NULL, NULL, NULL},
     {"delayed", &te__quant_delayed, TE__ACT_IN_ONE_KERNEL | TE__IN_ATTENTION, TE_FORMAT_HYBRID, 16, NULL, NULL,
@@ -151,9 +153,10 @@ static bool te__recipe_known(te_recipe_kind kind) {
 static const te__recipe_class *te__recipe_class_of(const te_recipe *r) {
     return &te__recipe_classes[te__recipe_known(r->kind) ? r->kind : TE_RECIPE_NONE];
 }
-/* Does a factory of the user's say how each operand is quantized? */
+/* Returns whether a factory of the user chooses the quantizer of each operand. */
 static bool te__asks_factory(const te_recipe *r) { return te__recipe_known(r->kind) && !te__recipe_class_of(r)->cls; }
-/* A fact of the kind of its operands (quant/kinds.h). Not those of a factory. */
+/* Returns whether the kind of quantizer of a recipe's operands has this fact (quant/kinds.h); false for a recipe with a
+ * factory. */
 static bool te__recipe_has(const te_recipe *r, int fact) {
     const te__quant_class *cls = te__recipe_class_of(r)->cls;
     return cls && (cls->facts & fact) != 0;
@@ -162,13 +165,13 @@ TE_API const char *te_recipe_name(te_recipe_kind kind) {
     return kind == TE_RECIPE_NONE || te__recipe_known(kind) ? te__recipe_classes[kind].name : "?";
 }
 
-/* Format of the FP8 codes of a direction. */
+/* Returns the dtype of the FP8 codes in the forward or the backward direction. */
 static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
     te_format format = r->format == TE_FORMAT_DEFAULT ? te__recipe_class_of(r)->format : r->format;
     return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
 }
 
-/* How slot `slot` is quantized; delayed: without its scale. Not for custom recipes. */
+/* Returns how slot `slot` is quantized; for a delayed recipe without the scale. Not for custom recipes. */
 static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
     const te__recipe_class *row = te__recipe_class_of(r);
     te__quant_spec s;
@@ -181,8 +184,8 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
 
 /* ---- checks ---- */
 
-/* Every field, with a bit for each kind that reads it (0: all do). Recipes are compared field by field; a field of
- * another kind is refused if it is set. */
+/* Every field of te_recipe, with a bit for each kind that reads it (0: all kinds do). Recipes are compared by these
+ * fields. A field that the recipe's kind does not read must not be set. */
 static const te__field te__recipe_fields[] = {
 #define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
 #define TE__OF(KIND) (1 << TE_RECIPE_##KIND)
@@ -223,12 +226,13 @@ static const te__field te__recipe_fields[] = {
 #undef TE__ROW
 };
 
-/* Are all fields of a and b equal? Floats are compared by their bits, so that a recipe with a NaN equals itself. */
+/* Returns whether all fields of a and b are equal. Floats are compared by their bits, so a recipe with a NaN equals
+ * itself. */
 static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
     return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields));
 }
 
-/* Refuses a field that is set and that recipes of this kind do not read. */
+/* Fails if a field is set that recipes of this kind do not read. */
 static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
     int i, kind;
     for (i = 0; i < TE__COUNT(te__recipe_fields); i++) {
@@ -247,7 +251,7 @@ static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
     return TE_OK;
 }
 
-/* Asks a custom recipe's factory about one operand; a desc without a kind leaves it in high precision. */
+/* Asks the factory of a custom recipe about one operand. A desc without a kind leaves the operand in high precision. */
 static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role,
                                 te_quantizer_desc *desc) {
     te_result result =
@@ -257,7 +261,7 @@ static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantiz
     return TE_OK;
 }
 
-/* TE_OK, or the error of the first field that is wrong. */
+/* Checks a recipe; fails with the error of the first wrong field. */
 static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
     const te__recipe_class *row = te__recipe_class_of(r);
     if (!te__recipe_known(r->kind))

@@ -1,6 +1,7 @@
-/* quant/room.c: the state of quantization in a context, and the events that it hears of. Knows this room's parts. */
+/* quant/room.c: the room of quantization: its state in a context, and the events that it is told of. Knows the files of
+ * quant/. */
 
-/* The words for amaxes always exist and are never freed. */
+/* Sets up the words for amaxes, which exist as long as the context. */
 static void te__quant_open(te_ctx *te) {
     te__quant_state *s = te__quant_of(te);
     int i;

@@ -1,47 +1,48 @@
-/* quant/scaling.c: what modules keep for their recipes: scales and histories of delayed slots, the answers of a custom
- * recipe, the last inspection. Knows quantizers; must not know when any of it is used. */
+/* quant/scaling.c: the state that modules keep for recipes: scales and histories of delayed slots, the answers of a
+ * custom recipe's factory, the last inspection. Knows quantizers; must not know when any of it is used. */
 
-/* One direction: scale f32 [n], history f32 [L, n]; views of single slots for the casts. */
+/* The delayed slots of one direction: scale f32 [n], history f32 [L, n], and views of single slots for the casts. */
 typedef struct te__slots {
     te_tensor *scale, *history;
     te_tensor **slot_scale, **slot_amax; /* [n] */
     int n;
-    bool pending;     /* amaxes were recorded since the last update, */
-    te_recipe recipe; /* under this recipe */
-    te_group *group;  /* and for this group; borrowed */
-    te_tensor *kept_scale, *kept_history; /* scale and history at the beginning of the step under way */
-    bool kept_pending;                    /* pending then */
+    bool pending;     /* amaxes were recorded since the last update */
+    te_recipe recipe; /* the recipe under which they were recorded */
+    te_group *group;  /* the group that reduces them; borrowed */
+    te_tensor *kept_scale, *kept_history; /* scale and history at the start of the training step under way */
+    bool kept_pending;                    /* pending at the start of the step */
 } te__slots;
 
 /* The answers of a custom recipe's factory for one slot. */
 typedef struct te__custom_slot {
     te__quant_spec spec, child[2];
-    bool own_scale; /* delayed, with the module's scale and history */
+    bool own_scale; /* a delayed slot that uses the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* of other recipes: a backward pass uses the answers of its forward's */
+    struct te__custom_slots *next; /* answers for other recipes: a backward pass uses the answers of its forward pass's
+                                    * recipe */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
-    te_format format; /* of the codes of slots with the module's scale */
+    te_format format; /* the recipe's format: of the codes of slots with own_scale */
     bool any_own_scale;
-    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS for each product; they end this allocation */
+    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS for each product; the allocation has room for all of them */
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 5 }; /* in the order of te_tensor_type */
 
-/* The last measurement of one slot by inspection. */
+/* The operands of a product that are inspected. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
 
 typedef struct te__measured {
-    const te__quant_class *cls; /* NULL: never */
+    const te__quant_class *cls; /* NULL: not measured yet */
     int which;
     bool e4m3_max_256;
-    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: the argument of tensor_factor, or NULL */
+    te_tensor *counts, *sums, *amax, *scale; /* all retained; scale: the argument of cls->tensor_factor, or NULL */
 } te__measured;
 
 typedef struct te__inspection {
     char path[256];
     const char *module_type;
-    te__measured slot[1]; /* TE__INSPECTED_TYPES for each product; they end this allocation */
+    te__measured slot[1]; /* TE__INSPECTED_TYPES for each product; the allocation has room for all of them */
 } te__inspection;
 
 static void te__measured_close(te__measured *s) {
@@ -51,17 +52,17 @@ static void te__measured_close(te__measured *s) {
     te_tensor_release(s->scale);
     memset(s, 0, sizeof(*s));
 }
-/* A module's state, for as many products as it has. The module holds a reference, and so does each tape node whose
- * backward function quantizes. */
+/* The scaling state of a module, for all of its products. The module holds a reference, and so does each tape node
+ * whose backward function quantizes. */
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
-    te_module *module; /* NULL: it was destroyed */
-    struct te__scaling *next; /* of this context */
+    te_module *module; /* NULL: the module was destroyed */
+    struct te__scaling *next; /* the next state of this context */
     int num_gemms;
     te__slots forward, backward;
     te__custom_slots *custom;
-    const char *module_type; /* static: a class's name */
+    const char *module_type; /* the name of the module's class; static */
     te__inspection *inspection;
 } te__scaling;
 
@@ -90,12 +91,12 @@ static void te__slots_close(te_ctx *te, te__slots *s) {
     s->slot_scale = s->slot_amax = NULL;
 }
 
-/* Element i of an f32 tensor as a tensor of its own. */
+/* Returns element i of an f32 tensor as a tensor that shares its memory. */
 static te_tensor *te__slot_view(const te_tensor *x, int64_t i) {
     return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1);
 }
 
-/* Points the slots at these tensors (retained). On failure the slots are empty. */
+/* Lets the slots use these tensors, which are retained. On failure the slots are empty. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
     te_ctx *te = scale ? scale->te : NULL;
     bool whole = true;
@@ -113,10 +114,10 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
         whole = whole && s->slot_scale[i] && s->slot_amax[i];
     }
     te__frame_end(te, NULL, 0);
-    if (!whole) te__slots_clear(s); /* the next forward would use slots that are half filled */
+    if (!whole) te__slots_clear(s); /* else the next forward would use half-filled slots */
     return whole ? TE_OK : te_error_code(te);
 }
-/* Allocates the copies that te_clear_error restores, with the present values. */
+/* Allocates the copies from which te_clear_error restores, and fills them with the present values. */
 static te_result te__slots_keep(te__slots *s) {
     te_ctx *te = s->scale->te;
     bool whole;
@@ -131,7 +132,7 @@ static te_result te__slots_keep(te__slots *s) {
     return whole ? TE_OK : te_error_code(te);
 }
 
-/* A history of `length` rows that begins with the rows of the old one; new rows are zero. */
+/* Returns a history of `length` rows that begins with the rows of `old` (may be NULL); further rows are zero. */
 static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t length, int n) {
     int64_t shape[2];
     te_tensor *x;
@@ -146,18 +147,18 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
     return x;
 }
 
-/* ---- a step that fails ----
+/* ---- a training step that fails ----
  *
- * Scales and histories change during a step: casts record amaxes, te_autocast_end and te_backward roll the histories
- * and make new scales. If a later call fails, the step is repeated from its beginning and must find them as they were.
- * So they are copied when a step begins (one launch for some thirty products), and te_clear_error restores them. A step
- * ends with te_optimizer_step, since its microbatches belong together; in a context without an optimizer, with the next
- * outermost te_autocast_begin. te_model_load ends it too: no version tells the scales that it loaded from those of the
- * step. */
+ * Scales and histories change during a step: casts record amaxes; te_autocast_end and te_backward roll the histories
+ * and compute new scales. If a later call fails, the program repeats the step from its start, and the step must find
+ * scales and histories as they were. So these are copied when a step begins (one launch for some thirty products), and
+ * te_clear_error restores them. A step ends with te_optimizer_step, since its microbatches belong together; in a
+ * context without an optimizer, it ends at the next outermost te_autocast_begin. te_model_load ends it too, since
+ * te_clear_error could not tell loaded scales from those of the step. */
 
 /* Copies all scales and histories to their kept copies, or back. */
 static te_result te__scales_move(te_ctx *te, bool back) {
-    enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
+    enum { MOST = 8192 /* tensors of one operation; a plan has room for the launches of 15,360 */ };
     te_op_multi_scale_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list;
@@ -201,7 +202,8 @@ static te_result te__scales_give_back(te_ctx *te) {
     if (result == TE_OK) te__step_ends(te);
     return result;
 }
-/* Called wherever a step may begin; inside a step it has no effect. */
+/* Copies all scales and histories when a training step begins. Called wherever a step may begin; does nothing inside a
+ * step. */
 static te_result te__scales_keep(te_ctx *te) {
     te_result result = TE_OK;
     if (!te__quant_of(te)->has_scales || te->capture || te->warming || te->tape.replays) return TE_OK;
@@ -240,7 +242,7 @@ static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
         te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots, te__custom_slots_bytes(s));
 }
-/* The answers of this recipe's factory, or NULL. */
+/* Returns the kept answers of this recipe's factory, or NULL. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
     while (slots &&
@@ -248,7 +250,7 @@ static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_reci
         slots = slots->next;
     return slots;
 }
-/* NULL is fine. */
+/* Releases a reference to a scaling state; s may be NULL. */
 static void te__scaling_release(te__scaling *s) {
     te__scaling **p;
     te_ctx *te;
@@ -295,19 +297,19 @@ static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_ge
 
 /* ---- a call -------------------------------------------------------------------------------------------------- */
 
-/* How one call of a module quantizes. A tape node keeps a copy, so that its backward pass goes by the recipe and the
- * group of its own forward. */
+/* The quantization settings of one call of a module. A tape node keeps a copy, so that its backward pass uses the
+ * recipe and the group of its own forward pass. */
 typedef struct te__quant_call {
-    te__scaling *scaling; /* NULL: in high precision */
+    te__scaling *scaling; /* NULL: the call runs in high precision */
     te_recipe recipe;
     te_group *group; /* reduces amaxes; borrowed */
-    bool enabled;    /* else amaxes alone may be wanted: calibrating */
+    bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
-    te__slots *forward; /* the scales that the forward reads, the amaxes that it leaves: the module's, or those of a
-                         * forward that runs again */
+    te__slots *forward; /* the slots whose scales the forward reads and whose amaxes it writes: the module's, or those
+                         * of a second run of a checkpoint */
 } te__quant_call;
 
-/* For a node's state; te__quant_call_drop releases the reference. */
+/* Returns a copy for a node's state; te__quant_call_drop releases its reference. */
 static te__quant_call te__quant_call_keep(const te__quant_call *q) {
     te__quant_call kept = *q;
     if (kept.scaling) kept.scaling->refs++;

@@ -1,23 +1,23 @@
-/* quant/snapshot.c: the state that the second run of a checkpointed function must find: the random state, the autocast
- * stack, the scales of delayed recipes, and unchanged parameters. Knows scaling states and the tape; must not know
- * modules. */
+/* quant/snapshot.c: the state that the second run of a checkpointed function must find again: the random state, the
+ * autocast stack, the scales of delayed recipes, and unchanged parameters. Knows scaling states and the tape; must not
+ * know modules. */
 
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
-    te_tensor *scale;     /* f32 [n], a copy of what the call read (retained) */
-    te__slots slots;      /* of the second run: that scale, and amaxes that are discarded */
+    te_tensor *scale;     /* f32 [n], a copy of the scales that the first run read (retained) */
+    te__slots slots;      /* the slots of the second run: `scale`, and amaxes that are discarded */
 } te__snapshot_scales;
 
 typedef struct te__snapshot {
-    struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
-    const te_module *module; /* whose forward this is, or NULL */
+    struct te__snapshot *outer; /* the snapshot that was being recorded before this one */
+    const te_module *module; /* the module whose forward is checkpointed, or NULL */
     te__rng_state rng;
-    te_microbatch microbatch; /* te_set_is_first_microbatch's */
-    te__autocast *autocast; /* a copy of the stack */
+    te_microbatch microbatch; /* the setting of te_set_is_first_microbatch */
+    te__autocast *autocast; /* a copy of the autocast stack */
     int num_autocast;
-    te__snapshot_scales *scales; /* in the order of the calls */
+    te__snapshot_scales *scales; /* in the order of the calls of modules */
     int num_scales, cap_scales, next_scales;
-    te_tensor **params; /* leaves that functions read (retained) */
+    te_tensor **params; /* leaves that functions have read in the first run (retained) */
     int num_params, cap_params;
     uint64_t taken_at; /* te->writes at the end of the first run */
 } te__snapshot;
@@ -37,7 +37,8 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s, sizeof(*s));
 }
 
-/* Called with each input x of a function in the first run of a checkpoint, where no te_record keeps x's variable. */
+/* Keeps x if it is a leaf. Called with each input x of a function in the first run of a checkpoint, where no te_record
+ * keeps x's variable. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te__quant_of(te)->recording;
     int i;
@@ -49,7 +50,7 @@ static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__note_saved(x);
 }
 
-/* The first run begins: it records nothing on the tape. */
+/* Begins the first run of a checkpoint, which records nothing on the tape. */
 static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
     if (!s) return NULL;
@@ -76,7 +77,7 @@ static void te__snapshot_end(te_ctx *te, te__snapshot *s) {
     s->taken_at = te->writes;
 }
 
-/* A call reads the scales of `slots`: a copy of them for the second run. */
+/* Keeps a copy of the scales in `slots`, which a call of the first run reads, for the second run. */
 static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__slots *slots) {
     te__snapshot *s = te__quant_of(te)->recording;
     te__snapshot_scales *e;
@@ -97,7 +98,7 @@ static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__s
     return TE_OK;
 }
 
-/* The slots for the next call of the second run. */
+/* Sets *slots to the slots for the next call of the second run. */
 static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots **slots) {
     te__snapshot *s = te__quant_of(te)->replaying;
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
@@ -123,8 +124,8 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     return result;
 }
 
-/* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it
- * reads. */
+/* Called when a module that keeps scales is called: a second run gets the scales of the first run; a first run notes
+ * the scales that it reads. */
 static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_call *call) {
     te_result result = te__quant_of(te)->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
     return result == TE_OK && te__quant_of(te)->recording ? te__snapshot_note(te, scaling, call->forward) : result;
@@ -139,7 +140,7 @@ typedef struct te__replay {
     te_microbatch microbatch;
 } te__replay;
 
-/* The second run begins, recording. */
+/* Begins the second run, which records on the tape. Fails if a parameter was written since the first run. */
 static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r) {
     char shape[TE__SHAPE_TEXT];
     int i;
@@ -167,7 +168,7 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     te->tape.no_grad = 0;
     return TE_OK;
 }
-/* The second run has ended; its nodes hold references to the tensors of the slots that they read. */
+/* Ends the second run. Its nodes hold references to the tensors of the slots that they read. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
     te__quant_of(te)->is_first_microbatch = r->microbatch;

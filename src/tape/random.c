@@ -182,7 +182,7 @@ static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
 /* The random state that one random operation gets. */
 typedef struct te__draw {
     uint64_t seed, offset;
-    te_tensor *rng; /* in a capture: device memory with the state at the begin of a launch, to which `offset` is
+    te_tensor *rng; /* in a capture: device memory with the state at the start of a launch, to which `offset` is
                      * added */
 } te__draw;
 

@@ -407,8 +407,8 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     return result;
 }
 /* Ends a te_backward for the leaves in te->tape.fresh from `first` on: after success each gets memory of its own for
- * its gradient; after a failure the gradient is dropped. When an inner te_backward ends, leaves from before the outer
- * one stay listed, since the outer one may still fail. */
+ * its gradient; after a failure the gradient is dropped. When an inner te_backward succeeds, leaves that were made
+ * outside of backward functions stay listed, since the outer te_backward may still fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);

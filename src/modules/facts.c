@@ -1,0 +1,33 @@
+/* modules/facts.c: what a module's maker tells rooms that do not know its class: attributes with private keys. Knows the
+ * module tree; must not know who asks. */
+
+/* Of a whole model. */
+#define TE__MODEL_FACTS "te.model"
+typedef struct te__model_facts {
+    const char *folder; /* where it was opened from; NULL: nowhere */
+    const char *table;  /* the path of the embedding that its output multiplies by as well; NULL: there is none */
+} te__model_facts;
+
+/* Of an attention with projections. */
+#define TE__HEAD_FACTS "te.heads"
+typedef struct te__head_facts {
+    int heads, groups;
+    int64_t head_dim;
+} te__head_facts;
+
+/* Returns the facts of m under this key, or NULL. */
+static const void *te__facts_of(const te_module *m, const char *key) {
+    void *value = NULL;
+    return m && te_module_attribute(m, key, &value) ? value : NULL;
+}
+/* Returns the embedding that `model` multiplies by as well, or NULL. */
+static te_module *te__tied_table(const te_module *model) {
+    const te__model_facts *f = (const te__model_facts *)te__facts_of(model, TE__MODEL_FACTS);
+    return f && f->table ? te_module_find((te_module *)(uintptr_t)model, f->table) : NULL;
+}
+/* Returns the folder that the model around m was opened from, or NULL. */
+static const char *te__model_folder(const te_module *m) {
+    const te__model_facts *f = NULL;
+    for (; m && !f; m = m->parent) f = (const te__model_facts *)te__facts_of(m, TE__MODEL_FACTS);
+    return f ? f->folder : NULL;
+}

@@ -1,5 +1,5 @@
-/* api/attention_backends.h: attention behind `backend.attn` (nemo_automodel.components.attention), and the masks that it
- * keeps.
+/* api/attention_backends.h: attention behind `backend.attn` (nemo_automodel.components.attention), and the masks that
+ * it keeps.
  *
  * A module of te_initialize_attn_module is called with tensors as models lay them out, [b, s, H, d] or packed [T, H,
  * d]. A call runs three functions, which can also be called one by one: te_preprocess_args_for_attn turns the layout

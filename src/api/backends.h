@@ -1,5 +1,5 @@
-/* api/backends.h: the implementations that parts of a model choose among, by the names of NeMo Automodel. "external" marks
- * kernels of other projects, which te.h does not have: modules of these backends are refused. */
+/* api/backends.h: the implementations that parts of a model choose among, by the names of NeMo Automodel.
+ * "external" marks kernels of other projects, which te.h does not have: modules of these backends are refused. */
 
 /* Attention (api/attention_backends.h). */
 typedef enum te_attn_backend {

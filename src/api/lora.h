@@ -73,7 +73,7 @@ typedef struct te_lora_desc {
     te_lora_init lora_A_init;           /* 0 => xavier; not read for an Embedding */
     te_dtype lora_dtype;                /* of the adapters: f32, f16 or bf16; 0 => the weight's. Inputs are cast where
                                          * they differ */
-    bool moe_rank_scaling;              /* adapters of a mixture's experts have rank dim / experts of each token (rounded
+    bool moe_rank_scaling; /* adapters of a mixture's experts have rank dim / experts of each token (rounded
                                          * down, with a warning); alpha stays, so their factor is alpha / that rank */
     bool skip_freeze;                   /* parameters of modules without adapters go on as they are; false => all but
                                          * adapters are frozen */

@@ -131,7 +131,7 @@
 #define TE_OP_DIST(X, NONE) X /* of the operations of TE_OP_LIST_DIST: the first */
 #endif
 #if defined(TE_NO_MOE) && defined(TE_NO_DIST)
-#define TE_OP_MOE(X, NONE) NONE /* of the operations of TE_OP_LIST_MOE: the second, which TE_NO_MOE with TE_NO_DIST asks for */
+#define TE_OP_MOE(X, NONE) NONE /* of the operations of TE_OP_LIST_MOE: the second, which both macros ask for */
 #else
 #define TE_OP_MOE(X, NONE) X /* of the operations of TE_OP_LIST_MOE: the first */
 #endif

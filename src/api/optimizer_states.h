@@ -1,5 +1,5 @@
-/* api/optimizer_states.h: the states of FusedAdam: the function that makes them, which a program can replace, and reading
- * them as they are stored. */
+/* api/optimizer_states.h: the states of FusedAdam: the function that makes them, which a program can replace, and
+ * reading them as they are stored. */
 
 /* Makes the state `state_name` ("exp_avg", "exp_avg_sq", "master_param") of `param`, in place of an existing one.
  *   zero_buffer            true: the state is zeros; false: its values are undefined until they are set

@@ -1,5 +1,5 @@
-/* api/step.h: the place of a call in a training step: which microbatch it is of, whether its backward pass is the step's
- * last, and hooks that prepare the parts of a model. Names: NeMo Automodel's. */
+/* api/step.h: the place of a call in a training step: which microbatch it is of, whether its backward pass is the
+ * step's last, and hooks that prepare the parts of a model. Names: NeMo Automodel's. */
 
 /* Sets the microbatch that Linear and GroupedLinear assume in calls without is_first_microbatch; one that the call
  * gives takes precedence. TE_MICROBATCH_NONE by default. The kept weights notice every write, so TE_MICROBATCH_LATER

@@ -407,8 +407,9 @@ static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
     te__text why = TE_ZERO;
     te_result result;
     te__nvrtc_open(te__driver_major(), &why);
-    result = te__fail(te, TE_ERR_LIBRARY, "kernel %s/%s is neither in a cache nor embedded as PTX%s, and %s", l->family,
-                      l->kernel, te__num_baselines > 0 ? "" : " (te.h was compiled with TE_NO_PTX)", te__text_str(&why));
+    result =
+        te__fail(te, TE_ERR_LIBRARY, "kernel %s/%s is neither in a cache nor embedded as PTX%s, and %s", l->family,
+                 l->kernel, te__num_baselines > 0 ? "" : " (te.h was compiled with TE_NO_PTX)", te__text_str(&why));
     te__text_free(&why);
     return result;
 }

@@ -47,11 +47,11 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
 /* Fails if `ranks` is above 1. */
 static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const char *what) {
     if (ranks < 2) return TE_OK;
-    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %d, and te.h was compiled with TE_NO_DIST; compile it without", who,
-                    what, ranks);
+    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %d, and te.h was compiled with TE_NO_DIST; compile it without",
+                    who, what, ranks);
 }
 static te_result te__group_allowed(te_ctx *te, const te_group *group, const char *who, const char *what) {
     if (!group) return TE_OK;
-    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is given, and te.h was compiled with TE_NO_DIST; compile it without",
-                    who, what);
+    return te__fail(te, TE_ERR_UNSUPPORTED,
+                    "%s: %s is given, and te.h was compiled with TE_NO_DIST; compile it without", who, what);
 }

@@ -1,5 +1,5 @@
-/* functions/activations.c: activations as differentiable functions: plain, quantized for the product behind, times a factor
- * for each row. Knows raw operations and the codes that products take; must not know modules. */
+/* functions/activations.c: activations as differentiable functions: plain, quantized for the product behind, times
+ * a factor for each row. Knows raw operations and the codes that products take; must not know modules. */
 
 /* What the results below are made of: the gradient as it would be stored, or in f32. */
 typedef enum te__act_rounding {

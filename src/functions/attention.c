@@ -1,5 +1,5 @@
-/* functions/attention.c: rotary embedding, splitting a packed projection, attention: differentiable functions like those of
- * functions/elements.c. */
+/* functions/attention.c: rotary embedding, splitting a packed projection, attention: differentiable functions like
+ * those of functions/elements.c. */
 
 /* ---- rope ---- */
 

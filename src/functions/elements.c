@@ -1,5 +1,5 @@
-/* functions/elements.c: differentiable functions, each after its backward function. A function checks its arguments, makes
- * its output, runs raw operations and records a node. Knows raw operations; must not know modules. */
+/* functions/elements.c: differentiable functions, each after its backward function. A function checks its
+ * arguments, makes its output, runs raw operations and records a node. Knows raw operations; must not know modules. */
 
 /* ---- plumbing ---- */
 

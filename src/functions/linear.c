@@ -1,6 +1,6 @@
-/* functions/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around
- * them: the function that every GEMM module calls. Knows quantizers and the scaling state; must not know the module
- * tree. */
+/* functions/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange
+ * around them: the function that every GEMM module calls. Knows quantizers and the scaling state; must not know the
+ * module tree. */
 
 typedef struct te__functions_state {
     te_tensor *place; /* memory for the next output of a product that fits; NULL: it gets memory of its own */
@@ -234,8 +234,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->act_bias_dtype, s->shape[s->ndim - 1]);
         }
         dx[0] = gemm.d;
-        result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm)
-                                                            : te_error_code(te);
+        result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
+                     ? te__product(te, dyq, false, saved[1], false, &gemm)
+                     : te_error_code(te);
         /* each rank knows its own outputs' share */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
         if (result == TE_OK && quantizes) {
@@ -280,7 +281,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         return NULL;
     }
     /* from here on the module's history scales it */
-    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !te__quant_of(weight->te)->replaying) {
+    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale &&
+        !te__quant_of(weight->te)->replaying) {
         if (q->refs > 1) { /* other tensors share it and keep its scale */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;

@@ -1,6 +1,6 @@
-/* functions/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first
- * dimension become the whole, quantized ones as codes and scales. Knows groups and quantized copies; must not know
- * modules. */
+/* functions/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a
+ * tensor's first dimension become the whole, quantized ones as codes and scales. Knows groups and quantized copies;
+ * must not know modules. */
 
 typedef struct te__parallel {
     te_group *group; /* borrowed; NULL with a size above 1: it comes later */
@@ -9,7 +9,9 @@ typedef struct te__parallel {
     bool sequence;   /* between the products each rank has some of the first dimension */
 } te__parallel;
 
-static bool te__shares(const te__parallel *p, te_parallel_mode mode) { return TE__HAS_RANKS && p->size > 1 && p->mode == mode; }
+static bool te__shares(const te__parallel *p, te_parallel_mode mode) {
+    return TE__HAS_RANKS && p->size > 1 && p->mode == mode;
+}
 /* Is what this product reads gathered: its input (column), or the gradient of its output (row)? */
 static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
 

@@ -1,5 +1,5 @@
-/* functions/softmax.c: the softmax functions of attention scores, forward and backward. Knows raw operations; must not know
- * modules. */
+/* functions/softmax.c: the softmax functions of attention scores, forward and backward. Knows raw operations; must
+ * not know modules. */
 
 /* y: the softmax of scale x, in a format of its own; mask may be NULL. */
 static te_result te__softmax_into(te_tensor *y, te_tensor *x, te_tensor *mask, float scale, bool causal) {

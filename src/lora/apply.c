@@ -97,10 +97,11 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
     const te_module *holder = te__lora_holder(s);
     if (m->cls == &te__te_experts_class || te__experts_above(m))
-        te__fail(m->te, TE_ERR_UNSUPPORTED,
-                 "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters (nor can it in Automodel); "
-                 "leave these experts out, or create others",
-                 path);
+        te__fail(
+            m->te, TE_ERR_UNSUPPORTED,
+            "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters (nor can it in Automodel); "
+            "leave these experts out, or create others",
+            path);
     else if (m->cls == &te__grouped_class && m->parallel.size > 1)
         te__fail(m->te, TE_ERR_UNSUPPORTED,
                  "LoRA: \"%s\" is a GroupedLinear that %d ranks share, and exchanges nothing: gradients of its "
@@ -136,8 +137,10 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
         return false;
     }
     if (c->desc->dim % chosen)
-        te__warn(m->te, "te_lora_apply: moe_rank_scaling: dim %d is no multiple of the %d experts of each token of \"%s\"; "
-                        "rank %d is taken", c->desc->dim, chosen, path, c->desc->dim / chosen);
+        te__warn(m->te,
+                 "te_lora_apply: moe_rank_scaling: dim %d is no multiple of the %d experts of each token of \"%s\"; "
+                 "rank %d is taken",
+                 c->desc->dim, chosen, path, c->desc->dim / chosen);
     return true;
 }
 /* How many products of experts m the names mean: all by m's path. */

@@ -19,7 +19,9 @@ typedef struct te__attn_module {
     bool upstream_windows, upstream_sink_scale;
 } te__attn_module;
 
-static const te__attn_backend *te__attn_backend_of(const te_module *m) { return (const te__attn_backend *)(const void *)m->cls; }
+static const te__attn_backend *te__attn_backend_of(const te_module *m) {
+    return (const te__attn_backend *)(const void *)m->cls;
+}
 
 /* ---- masks ---- */
 
@@ -521,8 +523,8 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
 /* ---- calls ---- */
 
 /* The row of a call's module, or NULL with the error. */
-static const te__attn_backend *te__attn_check_call(te_module *m, const char *who, const te_tensor *q, const te_tensor *k,
-                                               const te_tensor *v) {
+static const te__attn_backend *te__attn_check_call(te_module *m, const char *who, const te_tensor *q,
+                                                   const te_tensor *k, const te_tensor *v) {
     const te_attn_backend backend = te_attn_backend_of(m);
     if (!q || !k || !v)
         te__fail(m->te, TE_ERR_STATE, "%s: %s is NULL; q, k and v are needed", who, !q ? "q" : !k ? "k" : "v");

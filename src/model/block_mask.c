@@ -171,7 +171,8 @@ TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b,
     d.window.on = window_keys > 0;
     d.window.left = window_keys - 1;
     te__frame_begin(te);
-    mask = te__mask_keep(te, te__masks_of(te)->block_masks, TE__BLOCK_MASKS, key, NULL, 0, te_create_block_mask(te, &d));
+    mask =
+        te__mask_keep(te, te__masks_of(te)->block_masks, TE__BLOCK_MASKS, key, NULL, 0, te_create_block_mask(te, &d));
     te__frame_end(te, NULL, 0);
     return mask;
 }
@@ -195,7 +196,8 @@ static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s
     shape[3] = key[3] = s_kv;
     key[0] = keys;
     key[4] = offset;
-    mask = te__mask_kept(te__masks_of(te)->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0);
+    mask =
+        te__mask_kept(te__masks_of(te)->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0);
     if (mask) return mask;
     bytes = (size_t)(shape[0] * s_q * s_kv) + 1;
     masked = (uint8_t *)te__alloc(te, bytes);
@@ -206,8 +208,8 @@ static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s
                 masked[(s * s_q + i) * s_kv + j] = (uint8_t)!(j <= i + offset && (keys < 0 || j > i + offset - keys) &&
                                                               (!tokens || tokens[s * s_kv + j]));
     te__frame_begin(te);
-    mask = te__mask_keep(te, te__masks_of(te)->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0,
-                         te_tensor_from_host(te, TE_U8, 4, shape, masked));
+    mask = te__mask_keep(te, te__masks_of(te)->element_masks, TE__ELEMENT_MASKS, key, tokens,
+                         tokens ? (size_t)(b * s_kv) : 0, te_tensor_from_host(te, TE_U8, 4, shape, masked));
     te__frame_end(te, NULL, 0);
     te__free(te, masked, bytes);
     return mask;

@@ -181,12 +181,13 @@ static bool te__patch_skipped(te_ctx *te, int i) {
     const bool gated = patch.fixed_in && te__version_read(now, &have) && te__version_read(patch.fixed_in, &fixed) &&
                        !te__version_before(&have, &fixed);
     if (gated)
-        snprintf(te__automodel_of(te)->patches->list[i].why, room, "version %s is not older than %.40s, which has it", now,
-                 patch.fixed_in);
+        snprintf(te__automodel_of(te)->patches->list[i].why, room, "version %s is not older than %.40s, which has it",
+                 now, patch.fixed_in);
     else if (patch.found && !patch.found(te, patch.user))
         snprintf(te__automodel_of(te)->patches->list[i].why, room, "there is nothing to patch");
     else if (patch.needed && !patch.needed(te, patch.user))
-        snprintf(te__automodel_of(te)->patches->list[i].why, room, "the function that it would replace has all that it brings");
+        snprintf(te__automodel_of(te)->patches->list[i].why, room,
+                 "the function that it would replace has all that it brings");
     else return false;
     return true;
 }
@@ -245,7 +246,9 @@ TE_API te_result te_unapply_patches(te_ctx *te) {
     }
     return TE_OK;
 }
-TE_API bool te_patches_applied(const te_ctx *te) { return te && te__automodel_of(te)->patches && te__automodel_of(te)->patches->looked; }
+TE_API bool te_patches_applied(const te_ctx *te) {
+    return te && te__automodel_of(te)->patches && te__automodel_of(te)->patches->looked;
+}
 TE_API int te_num_patches(te_ctx *te) {
     const struct te__patches *all = te ? te__patches_of(te) : NULL;
     return all ? all->num : 0;

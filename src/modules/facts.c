@@ -1,5 +1,5 @@
-/* modules/facts.c: what a module's maker tells rooms that do not know its class: attributes with private keys. Knows the
- * module tree; must not know who asks. */
+/* modules/facts.c: what a module's maker tells rooms that do not know its class: attributes with private keys.
+ * Knows the module tree; must not know who asks. */
 
 /* Of a whole model. */
 #define TE__MODEL_FACTS "te.model"

@@ -1,5 +1,5 @@
-/* modules/forward.c: a module runs: its path for messages, a frame for its temporaries, its checkpoint. Knows the module
- * tree; must not know what any class computes. */
+/* modules/forward.c: a module runs: its path for messages, a frame for its temporaries, its checkpoint. Knows the
+ * module tree; must not know what any class computes. */
 
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
     te_module_forward_fn old = m ? m->own_forward : NULL;
@@ -259,8 +259,8 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
 /* Can this call be its graphs'? Elsewhere the module runs as usual. */
 static bool te__runs_graphs(const te_module *m) {
     const te_ctx *te = m->te;
-    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te__quant_of(te)->replaying &&
-           !te__quant_of(te)->recording;
+    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming &&
+           !te__quant_of(te)->replaying && !te__quant_of(te)->recording;
 }
 
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {

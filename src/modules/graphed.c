@@ -1,5 +1,5 @@
-/* modules/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape; must not
- * know what any class computes. */
+/* modules/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape;
+ * must not know what any class computes. */
 
 /* A graphed module: static tensors that both graphs read and write. A node of the tape holds a reference. */
 struct te__graphed {
@@ -119,8 +119,9 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
             result = te__fail(te, TE_ERR_SHAPE,
                               "te_make_graphed_callables: %s of the call is %s %s and was %s %s in the sample; "
                               "a graph has one shape",
-                              te__call_names[i], x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL",
-                              to ? te_dtype_name(to->dtype) : "not there,", to ? te__shape_text(to, b) : "NULL");
+                              te__call_names[i], x ? te_dtype_name(x->dtype) : "not there,",
+                              x ? te__shape_text(x, a) : "NULL", to ? te_dtype_name(to->dtype) : "not there,",
+                              to ? te__shape_text(to, b) : "NULL");
         else if (x && x->requires_grad && !to->requires_grad)
             result = te__fail(te, TE_ERR_INVALID,
                               "te_make_graphed_callables: %s of the call requires a gradient and the sample's "
@@ -409,9 +410,9 @@ TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules
                         "both counts 0 or more",
                         n, desc->num_warmup_iters);
     if (te->tape.root.num_nodes || te__quant_of(te)->num_autocast)
-        return te__fail(te, TE_ERR_STATE,
-                        "te_make_graphed_callables: %s; call it before the first forward pass of a step",
-                        te__quant_of(te)->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
+        return te__fail(
+            te, TE_ERR_STATE, "te_make_graphed_callables: %s; call it before the first forward pass of a step",
+            te__quant_of(te)->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
     for (i = 0; i < n; i++)
         if (!modules[i] || modules[i]->te != te || modules[i]->graphed || modules[i]->evaluating ||
             !sample_args[i].input)

@@ -1,5 +1,5 @@
-/* modules/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or stored
- * quantized. Knows modules; must not know what any class computes. */
+/* modules/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or
+ * stored quantized. Knows modules; must not know what any class computes. */
 
 /* Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie
  * weights. */

@@ -1,5 +1,5 @@
-/* modules/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when te_backward
- * comes to it. Knows the tape and snapshots; must not know what the function computes. */
+/* modules/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when
+ * te_backward comes to it. Knows the tape and snapshots; must not know what the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;

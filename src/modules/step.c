@@ -1,5 +1,5 @@
-/* modules/step.c: the place of a call in a training step, and hooks of parts of a model. Knows the module tree; must not
- * know what exchanges gradients. */
+/* modules/step.c: the place of a call in a training step, and hooks of parts of a model. Knows the module tree;
+ * must not know what exchanges gradients. */
 
 TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;

@@ -7,7 +7,8 @@
 
 /* What a model says about its mixture. Zero-initialised. */
 typedef struct te__moe_block {
-    te_moe_config config; /* those of the gate, sizes, expert_bias, dtype, device, name. Not read: shared experts, latent
+    te_moe_config
+        config; /* those of the gate, sizes, expert_bias, dtype, device, name. Not read: shared experts, latent
                            * projections, expert_activation, init_std */
     te_init init;
     te_activation activation;     /* a gated one */
@@ -45,8 +46,8 @@ static te_result te__block_experts_reset(te_module *m) {
     te__frame_end(m->te, NULL, 0);
     return result;
 }
-static const te_module_class te__block_experts_class = {"LinearExperts", sizeof(te__experts_module), te__experts_forward,
-                                                        NULL, te__block_experts_reset};
+static const te_module_class te__block_experts_class = {"LinearExperts", sizeof(te__experts_module),
+                                                        te__experts_forward, NULL, te__block_experts_reset};
 
 /* ---- making ---- */
 

@@ -231,9 +231,9 @@ static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *c
     (void)state, (void)saved;
     dx[0] = dy[0];
     if (needs[1])
-        dx[1] =
-            te_tensor_full(te, TE_F32, 1, &one,
-                           te__moe_of(te)->moe_aux_loss_scale != 0.0f ? (double)te__moe_of(te)->moe_aux_loss_scale : 1.0);
+        dx[1] = te_tensor_full(te, TE_F32, 1, &one,
+                               te__moe_of(te)->moe_aux_loss_scale != 0.0f ? (double)te__moe_of(te)->moe_aux_loss_scale
+                                                                          : 1.0);
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {

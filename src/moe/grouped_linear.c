@@ -79,8 +79,8 @@ static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
     if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
     if (result != TE_OK) return result;
     c->splits = args->m_splits;
-    c->microbatch =
-        args->is_first_microbatch != TE_MICROBATCH_NONE ? args->is_first_microbatch : te__quant_of(te)->is_first_microbatch;
+    c->microbatch = args->is_first_microbatch != TE_MICROBATCH_NONE ? args->is_first_microbatch
+                                                                    : te__quant_of(te)->is_first_microbatch;
     one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
     if (d->gemm.return_bias && c->biases) {
         te_tensor *all = te__stack(te, c->biases, d->num_gemms);

@@ -194,7 +194,8 @@ static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) {
 }
 /* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
 static bool te__runs_again(const te_module *m) {
-    return te__quant_of(m->te)->replaying && te__quant_of(m->te)->replaying->module == m && !te__quant_of(m->te)->recording && !m->own_forward;
+    return te__quant_of(m->te)->replaying && te__quant_of(m->te)->replaying->module == m &&
+           !te__quant_of(m->te)->recording && !m->own_forward;
 }
 
 /* ---- shapes without memory ---- */

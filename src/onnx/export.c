@@ -1,5 +1,5 @@
-/* onnx/export.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows modules
- * from outside, by their args and outputs; must not know what any of them computes. */
+/* onnx/export.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows
+ * modules from outside, by their args and outputs; must not know what any of them computes. */
 
 /* ---- the calls of a run ---- */
 

@@ -218,11 +218,12 @@ TE_API te_result te_autocast_end(te_ctx *te) {
     bool enabled;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (te__quant_of(te)->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
+    if (te__quant_of(te)->num_autocast == 0)
+        return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te__quant_of(te)->autocast[--te__quant_of(te)->num_autocast].enabled;
     result = te->error_code;
-    if (te__quant_of(te)->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->tape.replays &&
-        result == TE_OK)
+    if (te__quant_of(te)->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad &&
+        !te->tape.replays && result == TE_OK)
         result = te__update_slots(te, false);
     if (result != TE_OK) te__step_fails(te);
     return result;

@@ -25,7 +25,8 @@ TE_API te_result te_quantized_model_init_end(te_ctx *te) {
     return TE_OK;
 }
 static bool te__quantizes_weights(const te_ctx *te) {
-    return te__quant_of(te)->num_quantized_init > 0 && te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].enabled;
+    return te__quant_of(te)->num_quantized_init > 0 &&
+           te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].enabled;
 }
 
 /* Returns a new quantizer for a weight, by the recipe of the innermost te_quantized_model_init region. */

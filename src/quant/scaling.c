@@ -165,7 +165,8 @@ static te_result te__scales_move(te_ctx *te, bool back) {
     te_result result = TE_OK;
     int count = 0, n = 0, i, at;
     size_t bytes;
-    for (s = te__quant_of(te)->scaling; s; s = s->next) count += 2 * ((s->forward.scale != NULL) + (s->backward.scale != NULL));
+    for (s = te__quant_of(te)->scaling; s; s = s->next)
+        count += 2 * ((s->forward.scale != NULL) + (s->backward.scale != NULL));
     if (count == 0) return TE_OK;
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);

@@ -330,7 +330,8 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
             v->refs++;
         }
         if (te->warming && v->leaf &&
-            te__grow(te, (void **)&te->tape.warm_vars, &te->tape.cap_warm_vars, te->tape.num_warm_vars, sizeof(te__var *))) {
+            te__grow(te, (void **)&te->tape.warm_vars, &te->tape.cap_warm_vars, te->tape.num_warm_vars,
+                     sizeof(te__var *))) {
             te->tape.warm_vars[te->tape.num_warm_vars++] = v; /* has no meaningful value: te_warmup_end drops it */
             v->refs++;
         }

@@ -442,36 +442,37 @@ TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, t
 
 /* ---- writing ---- */
 
-/* A tensor of a file in host memory, as its bytes are there: what is written again without being understood. */
-typedef struct te__st_stored {
-    char *name;
+/* What a file gets: a tensor, or bytes in host memory that were read from another file without being understood. */
+typedef struct te__st_part {
+    const char *name; /* owned by those that te__st_keep made, as data is */
     const te__st_dtype *type;
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     uint64_t bytes;
+    const te_tensor *tensor; /* NULL: */
     void *data;
-} te__st_stored;
+} te__st_part;
 
-static void te__st_stored_free(te_ctx *te, te__st_stored *list, int n) {
+/* Frees parts that te__st_keep made, and their list. */
+static void te__st_free_kept(te_ctx *te, te__st_part *list, int n) {
     int i;
     for (i = 0; i < n; i++) {
-        te__free_string(te, list[i].name);
+        te__free_string(te, (char *)(uintptr_t)list[i].name);
         te__free(te, list[i].data, (size_t)list[i].bytes);
     }
-    if (list) te__free(te, list, (size_t)n * sizeof(te__st_stored));
+    te__free(te, list, (size_t)n * sizeof(te__st_part));
 }
-/* Reads tensor `index` of a file into *to, which owns a name and memory then; after an error as well. */
-static bool te__st_keep(te_safetensors *f, int index, te__st_stored *to) {
+/* Reads tensor `index` of a file into *to, which is zero, and has to be freed after an error as well. */
+static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     const te__st_entry *x = &f->entries[index];
     te__text why = TE_ZERO;
     bool fine;
-    memset(to, 0, sizeof(*to));
     to->name = te__copy_string(f->te, x->e.name);
     to->type = x->type;
     to->ndim = x->e.ndim;
     memcpy(to->shape, x->e.shape, sizeof(to->shape));
     to->bytes = x->e.bytes;
-    if (to->bytes > (uint64_t)SIZE_MAX / 2)
+    if (to->bytes > SIZE_MAX / 2)
         return te__st_fail(f, TE_ERR_OUT_OF_MEMORY, "tensor " TE__ST_NAME " has %llu bytes", x->e.name,
                            (unsigned long long)to->bytes);
     to->data = to->name ? te__alloc(f->te, (size_t)to->bytes) : NULL;
@@ -481,17 +482,6 @@ static bool te__st_keep(te_safetensors *f, int index, te__st_stored *to) {
     te__text_free(&why);
     return fine;
 }
-
-/* What a file gets: a tensor, or bytes. */
-typedef struct te__st_part {
-    const char *name;
-    const te__st_dtype *type;
-    int ndim;
-    const int64_t *shape;
-    uint64_t bytes;
-    const te_tensor *tensor; /* or NULL: */
-    const void *data;
-} te__st_part;
 
 /* Wide formats first, as the reference does, so that each tensor is aligned to its own elements; then by name: equal
  * content gives equal files. */
@@ -625,11 +615,11 @@ static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *p
     te__text_free(&header);
     return result;
 }
-/* te_safetensors_write, with tensors that are bytes in host memory beside the items. */
+/* te_safetensors_write, with parts that te__st_keep made beside the items. */
 static te_result te__st_write_with(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
-                                   const te__st_stored *stored, int num_stored, const te_metadata *metadata,
+                                   const te__st_part *kept, int num_kept, const te_metadata *metadata,
                                    int num_metadata) {
-    const size_t bytes = (size_t)(num_items + num_stored) * sizeof(te__st_part);
+    const size_t bytes = (size_t)(num_items + num_kept) * sizeof(te__st_part);
     te__st_part *parts;
     te_result result = TE_OK;
     int i, k;
@@ -645,20 +635,12 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
         parts[i].name = items[i].name;
         parts[i].type = &te__st_dtypes[k];
         parts[i].ndim = x->ndim;
-        parts[i].shape = x->shape;
+        memcpy(parts[i].shape, x->shape, sizeof(parts[i].shape));
         parts[i].bytes = te_tensor_bytes(x);
         parts[i].tensor = x;
     }
-    for (i = 0; i < num_stored; i++) {
-        te__st_part *p = &parts[num_items + i];
-        p->name = stored[i].name;
-        p->type = stored[i].type;
-        p->ndim = stored[i].ndim;
-        p->shape = stored[i].shape;
-        p->bytes = stored[i].bytes;
-        p->data = stored[i].data;
-    }
-    result = te__st_write_parts(te, path, parts, num_items + num_stored, metadata, num_metadata);
+    if (num_kept) memcpy(parts + num_items, kept, (size_t)num_kept * sizeof(te__st_part));
+    result = te__st_write_parts(te, path, parts, num_items + num_kept, metadata, num_metadata);
     te__free(te, parts, bytes);
     return result;
 }

@@ -145,7 +145,7 @@ typedef struct te__causal_lm {
     char *config;                 /* the text of config.json */
     const te__lm_rule *names;     /* how its tensors become parameters */
     te__carried_file *carried;    /* the tokenizer's files, and how to generate */
-    te__st_stored *kept;          /* tensors that are no parameters */
+    te__st_part *kept;          /* tensors that are no parameters */
     int num_kept;
 } te__causal_lm;
 static void te__carried_free(te_ctx *te, te__carried_file *f) {
@@ -246,7 +246,7 @@ static void te__causal_lm_destroy(te_module *m) {
     te__free_string(m->te, s->config);
     te__free_string(m->te, s->folder);
     te__carried_free(m->te, s->carried);
-    te__st_stored_free(m->te, s->kept, s->num_kept);
+    te__st_free_kept(m->te, s->kept, s->num_kept);
 }
 static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward,
                                                     te__causal_lm_destroy, NULL};

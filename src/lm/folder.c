@@ -4,7 +4,7 @@
  * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken
  * for what the files have. */
 
-enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20 };
+enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
 /* What becomes of a tensor. */
 typedef enum te__hf_use {
@@ -29,7 +29,7 @@ typedef struct te__hf_folder {
     const char *path;
     te__text config, config_path, index, index_path; /* index: parsed in place */
     te__carried_file *carried;
-    te__st_stored *kept; /* tensors that the model does without */
+    te__st_part *kept; /* tensors that the model does without */
     int num_kept;
     te__lm_config c;
     const te__lm_family *family;
@@ -52,7 +52,7 @@ static void te__hf_folder_close(te__hf_folder *f) {
     te__free(f->te, f->shards, (size_t)f->cap_shards * sizeof(te__hf_shard));
     te__free(f->te, f->places, (size_t)f->cap_places * sizeof(te__hf_place));
     te__carried_free(f->te, f->carried);
-    te__st_stored_free(f->te, f->kept, f->num_kept);
+    te__st_free_kept(f->te, f->kept, f->num_kept);
     te__text_free(&f->config);
     te__text_free(&f->config_path);
     te__text_free(&f->index);
@@ -295,14 +295,14 @@ static void te__hf_choose_names(te__hf_folder *f) {
 }
 
 /* Modules cost memory, too: there are not more layers and experts than the files have tensors, or, where a tensor has
- * all experts of a layer, matrices. */
+ * all experts of a layer, matrices that are worth a module. */
 static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;
     for (k = 0; k < f->num_shards; k++)
         for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
             const te_safetensors_entry *e = te_safetensors_at(f->shards[k].file, i);
-            have += e->ndim == 3 ? te__max(te__min(e->shape[0], (int64_t)e->bytes), 1) : 1;
+            have += e->ndim == 3 ? te__max(te__min(e->shape[0], (int64_t)(e->bytes / TE__HF_MIN_EXPERT)), 1) : 1;
         }
     for (i = 0; i < d->num_hidden_layers; i++)
         need += d->dense_layers && d->dense_layers[i] ? 1 : te__max(d->num_local_experts, 1);
@@ -454,7 +454,7 @@ static bool te__hf_keep(te__hf_folder *f) {
     for (k = 0; k < f->num_shards; k++)
         for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) n += f->shards[k].use[i] == TE__HF_KEPT;
     if (!n) return true;
-    f->kept = (te__st_stored *)te__alloc_zero(f->te, (size_t)n * sizeof(te__st_stored));
+    f->kept = (te__st_part *)te__alloc_zero(f->te, (size_t)n * sizeof(te__st_part));
     if (!f->kept) return false;
     f->num_kept = n;
     for (k = 0, n = 0; k < f->num_shards; k++)

@@ -27,12 +27,9 @@ static bool te__lm_matches(const char *pattern, const char *name, const char **f
         return name > digits && !(digits[0] == '0' && name > digits + 1) &&
                te__lm_matches(pattern + 1, name, from, length, number);
     }
-    *from = name;
-    for (*length = 1; name[*length - 1]; ++*length) {
-        const size_t n = *length;
-        if (te__lm_matches(pattern + 1, name + n, from, length, number)) return true;
-        *length = n;
-    }
+    *from = name; /* a pattern has one "@" */
+    for (*length = 1; name[*length - 1]; ++*length)
+        if (te__lm_matches(pattern + 1, name + *length, from, length, number)) return true;
     return false;
 }
 /* Writes the name that a pattern stands for; false: it is too long. */

@@ -98,7 +98,7 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     const te_module *holder = te__lora_holder(s);
     if (m->cls == &te__te_experts_class || te__experts_above(m))
         te__fail(m->te, TE_ERR_UNSUPPORTED,
-                 "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters (nor can it in Automodel); "
+                 "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters, as in Automodel; "
                  "leave these experts out, or create others",
                  path);
     else if (m->cls == &te__grouped_class && m->parallel.size > 1)
@@ -136,8 +136,10 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
         return false;
     }
     if (c->desc->dim % chosen)
-        te__warn(m->te, "te_lora_apply: moe_rank_scaling: dim %d is no multiple of the %d experts of each token of \"%s\"; "
-                        "rank %d is taken", c->desc->dim, chosen, path, c->desc->dim / chosen);
+        te__warn(m->te,
+                 "te_lora_apply: moe_rank_scaling: dim %d is no multiple of the %d experts of each token of \"%s\"; "
+                 "rank %d is taken",
+                 c->desc->dim, chosen, path, c->desc->dim / chosen);
     return true;
 }
 /* How many products of experts m the names mean: all by m's path. */

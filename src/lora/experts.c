@@ -88,7 +88,8 @@ static te_tensor *te__product_adapter(te_module *m, int n, int b) {
     te_tensor *x = te__adapter_stack(m, proj == TE__DOWN_PROJ ? TE__EXPERTS_DOWN : TE__EXPERTS_UP, b),
               *y = x && x->buffer ? te__of_expert(x, expert) : NULL;
     if (y) te__turn(y);
-    if (y && b && proj != TE__DOWN_PROJ && te__first_proj(m) == TE__GATE_PROJ) te__proj_rows(te__experts_state(m), y, proj);
+    if (y && b && proj != TE__DOWN_PROJ && te__first_proj(m) == TE__GATE_PROJ)
+        te__proj_rows(te__experts_state(m), y, proj);
     return y;
 }
 

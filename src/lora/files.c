@@ -36,8 +36,8 @@ static const char *te__peft_parameter(const te_module *root, const te_module *m,
 
 /* ---- adapter_config.json ---- */
 
-/* The names of peft's modules that a site's adapters are, each with `value` behind it, if there is one: the site's path,
- * or those of the experts' Linears. *n: how many stand there. */
+/* The names of peft's modules that a site's adapters are, each with `value` behind it, if there is one: the site's
+ * path, or those of the experts' Linears. *n: how many stand there. */
 static void te__peft_put_site(te__text *t, const te_module *root, const te__lora_site *s, const double *value, int *n) {
     const int names = te__is_experts(s->owner) ? te__expert_products(s->owner) : 1;
     char path[TE__TREE_PATH + 64];

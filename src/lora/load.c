@@ -537,8 +537,8 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     te__frame_end(p->j.te, NULL, 0);
     return host;
 }
-/* How many ranks of the file a site's rank is: 2 of experts whose gate and up differ in lora_A, which te.h has in common.
- * Then lora_A has the rows of both, and lora_B zeros between them: the same function. 0 with the error. */
+/* How many ranks of the file a site's rank is: 2 of experts whose gate and up differ in lora_A, which te.h has in
+ * common. Then lora_A has the rows of both, and lora_B zeros between them: the same function. 0 with the error. */
 static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
     const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
     const int products = gated ? te__expert_products(s->owner) : 0;
@@ -562,8 +562,8 @@ static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
     for (n = 1; n < te__lora_shape_of(s, 0).products && te__is_experts(s->owner); n++)
         if (te__peft_alpha_of(p, te__peft_module(p, s, n, path)) != alpha)
             return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
-                               "alpha_pattern: \"%s\" has another alpha than the Linears before it, and the adapters of "
-                               "experts have one",
+                               "alpha_pattern: \"%s\" has another alpha than the Linears before it, and the adapters "
+                               "of experts have one",
                                path);
     return true;
 }

@@ -31,11 +31,6 @@ static const char *te__path_below(const te_module *root, const te_module *m, cha
     return te__join_names(chain, n, buffer, size);
 }
 
-static const te_module *te__root_of(const te_module *m) {
-    while (m->parent) m = m->parent;
-    return m;
-}
-
 /* ---- forward ---- */
 
 /* x, which may be NULL, in another format. */

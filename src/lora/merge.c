@@ -115,8 +115,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     }
     return TE_OK;
 }
-/* Changes the weights of n products, all of them or none. `zero`: n stacks or parts of such, NULL for none, that become 0
- * with them. */
+/* Changes the weights of n products, all of them or none. `zero`: n stacks or parts of such, NULL for none, that
+ * become 0 with them. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);

@@ -1,5 +1,5 @@
-/* moe/permute.c: differentiable functions that move rows of tokens to their experts and back. Knows raw operations; must
- * not know modules, or how experts are chosen. */
+/* moe/permute.c: differentiable functions that move rows of tokens to their experts and back. Knows raw operations;
+ * must not know modules, or how experts are chosen. */
 
 /* Records two outputs, of which either may get no gradient. */
 static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state,

@@ -1,8 +1,8 @@
 /* moe/router.c: differentiable functions of a router: the choice of experts, scores of all of them, auxiliary loss.
  * Knows raw operations; must not know modules, or what moves by the choice. */
 
-/* The backward pass of every router. state: the forward's args, of which the numbers are read. saved: logits; the choice
- * as bytes, or of topk_probs as indices; the bias, where probabilities are of the biased scores. */
+/* The backward pass of every router. state: the forward's args, of which the numbers are read. saved: logits; the
+ * choice as bytes, or of topk_probs as indices; the bias, where probabilities are of the biased scores. */
 static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te_op_moe_router_fwd_args *f = (const te_op_moe_router_fwd_args *)state;

@@ -20,9 +20,9 @@ typedef struct te_lm_rotary {
  *         input_layernorm, post_attention_layernorm[, pre_feedforward_layernorm, post_feedforward_layernorm]   RMSNorm
  *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm
  *                                        (RMSNorm)], sdpa (SDPA)
- *         mlp                            DecoderMLP: gate_proj, up_proj, down_proj (Linear)
- *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up),
- *                                        w2 (down), and w1, w3, w2 (GroupedLinear)
+ *         mlp                            MLP: gate_proj, up_proj, down_proj (Linear)
+ *         block_sparse_moe               with experts, in place of mlp: MoE: gate (Gate), experts (LinearExperts):
+ *                                        E (MLP): w1 (gate), w3 (up), w2 (down), and w1, w3, w2 (GroupedLinear)
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *

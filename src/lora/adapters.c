@@ -160,9 +160,9 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
     off.not_enabled = true; /* adapters are trained: they are never stored quantized */
     fine = te_quantized_model_init_begin(m->te, &off) == TE_OK;
     if (fine) {
-        fine = (te__is_experts(m) ? te__adapters_add(m, l->dim, d->lora_A_init, dtype)
-                                  : te__lora_add_both(site, holder, d, dtype)) &&
-               (!l->dora || te__magnitude_add(m, dtype));
+        fine = te__is_experts(m) ? te__adapters_add(m, l->dim, d->lora_A_init, dtype)
+                                 : te__lora_add_both(site, holder, d, dtype) &&
+                                       (!l->dora || te__magnitude_add(m, dtype));
         te_quantized_model_init_end(m->te);
     }
     if (!fine) {

@@ -97,11 +97,10 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
     const te_module *holder = te__lora_holder(s);
     if (m->cls == &te__te_experts_class || te__experts_above(m))
-        te__fail(
-            m->te, TE_ERR_UNSUPPORTED,
-            "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters (nor can it in Automodel); "
-            "leave these experts out, or create others",
-            path);
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters, as in Automodel; "
+                 "leave these experts out, or create others",
+                 path);
     else if (m->cls == &te__grouped_class && m->parallel.size > 1)
         te__fail(m->te, TE_ERR_UNSUPPORTED,
                  "LoRA: \"%s\" is a GroupedLinear that %d ranks share, and exchanges nothing: gradients of its "

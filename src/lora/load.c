@@ -558,11 +558,10 @@ static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
     int n;
     for (n = 1; n < te__lora_shape_of(s, 0).products && te__is_experts(s->owner); n++)
         if (te__peft_alpha_of(p, te__peft_module(p, s, n, path)) != alpha)
-            return te__st_fail(
-                p->file, TE_ERR_UNSUPPORTED,
-                "alpha_pattern: \"%s\" has another alpha than the Linears before it, and the adapters of "
-                "experts have one",
-                path);
+            return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                               "alpha_pattern: \"%s\" has another alpha than the Linears before it, and the adapters "
+                               "of experts have one",
+                               path);
     return true;
 }
 /* Reads the stacks of experts; ranks: te__peft_ranks. */

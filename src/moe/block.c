@@ -7,9 +7,8 @@
 
 /* What a model says about its mixture. Zero-initialised. */
 typedef struct te__moe_block {
-    te_moe_config
-        config; /* those of the gate, sizes, expert_bias, dtype, device, name. Not read: shared experts, latent
-                           * projections, expert_activation, init_std */
+    te_moe_config config; /* the gate's fields, sizes, expert_bias, dtype, device, name. Not read: those of shared
+                           * experts and latent projections, expert_activation, init_std */
     te_init init;
     te_activation activation;     /* a gated one */
     const char *gate, *up, *down; /* names of an expert's Linears; literals */
@@ -22,8 +21,8 @@ static te_tensor *te__block_parameter(te_module *m, const char *kind, int i) {
     return te_module_parameter(te_module_find(te__block_expert(te_module_parent(m), i), m->name), kind);
 }
 
-/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they
- * are. Those that are stored quantized have codes of their own. */
+/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where
+ * they are. Those that are stored quantized have codes of their own. */
 static te_result te__block_experts_reset(te_module *m) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;

@@ -1,5 +1,5 @@
-/* moe/experts.c: what experts are made of: products with a stack of weights, one for each group of rows, biases
- * that the choice weights, activations. Knows rows that are sorted by expert; must not know where they come from. */
+/* moe/experts.c: what experts are made of: products with a stack of weights, one for each group of rows, biases that
+ * the choice weights, activations. Knows rows that are sorted by expert; must not know where they come from. */
 
 /* How the products of groups are made. */
 typedef enum te__expert_way {

@@ -1,4 +1,4 @@
-/* tests/model/test_experts.c: experts, their dispatchers and MoE (api/experts.h) against loops over tokens and experts in double, ranks against one rank, files against parameters. */
+/* tests/moe/test_experts.c: experts, their dispatchers and MoE (api/experts.h) against loops over tokens and experts in double, ranks against one rank, files against parameters. */
 #include "../dist/ranks.h"
 
 enum { DIM = 8, INTER = 6, EXPERTS = 8, TOPK = 2 };

@@ -1,4 +1,4 @@
-/* tests/model/test_gate.c: the gates of a mixture of experts (api/experts.h) against the formulas written down again. */
+/* tests/moe/test_gate.c: the gates of a mixture of experts (api/experts.h) against the formulas written down again. */
 #include "../dist/ranks.h"
 
 /* ---- an oracle ---- */

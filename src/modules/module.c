@@ -354,10 +354,6 @@ TE_API te_module *te_module_remove_child(te_module *parent, const char *name) {
     te__module_leave(child);
     return child;
 }
-static const te_module *te__root_of(const te_module *m) {
-    while (m->parent) m = m->parent;
-    return m;
-}
 TE_API int te_module_num_children(const te_module *m) { return m ? m->num_children : 0; }
 TE_API te_module *te_module_child(const te_module *m, int index) {
     return m && index >= 0 && index < m->num_children ? m->children[index] : NULL;

@@ -193,3 +193,27 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
 static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
     return (uintptr_t)te__data(x) % bytes == 0;
 }
+
+/* ---- which kernel ---- */
+
+/* What a kernel that moves eight elements at a time asks of a tensor: a row of its family's table. */
+typedef struct te__eight_row {
+    const te_tensor *x; /* NULL: not given, and nothing is asked */
+    te_dtype dtype;     /* NONE: any */
+    int bytes;          /* its address is a multiple of them: 16, or of codes 8 */
+} te__eight_row;
+/* Why such a kernel does not serve the call, for te_explain; NULL: it does. sizes: all that must be multiples of 8,
+ * or-ed. */
+static const char *te__eight_lacks(const te__plan *p, const te__eight_row *rows, int n, int64_t sizes) {
+    int i;
+    if (p->baseline) return "general, one element at a time: no NVRTC to compile other kernels";
+    if (sizes % 8) return "general, one element at a time: sizes that are no multiples of 8";
+    for (i = 0; i < n; i++)
+        if (rows[i].x && rows[i].dtype && rows[i].x->dtype != rows[i].dtype)
+            return "general, one element at a time: tensors of different formats";
+    for (i = 0; i < n; i++)
+        if (!te__is_aligned(rows[i].x, (uintptr_t)rows[i].bytes))
+            return "general, one element at a time: tensors that do not start at multiples of 16 bytes";
+    return NULL;
+}
+static int te__eight_bytes(te_dtype dtype) { return te__is_fp8(dtype) ? 8 : 16; }

@@ -1,4 +1,4 @@
-/* tests/quant/test_kinds.c: a kind of quantizer is one row in a file of its own: no other part of src/ names an enumerator of te_quant_kind, or a row. */
+/* tests/quant/test_kinds.c: a kind of quantizer is one row in a file of its own: no other part of src/ names an enumerator of te_quant_kind, or a row. A kind of recipe is a row of quant/recipe.c; no other part names an enumerator of te_recipe_kind. */
 #include "../te_test.h"
 
 /* The text of a file of the repository, or NULL. */
@@ -15,6 +15,9 @@ static bool may_name(const char *part, bool row) {
     return starts(part, "quant/kind_") || !strcmp(part, "quant/kinds.c") || (row && !strcmp(part, "quant/recipe.c"));
 }
 
+/* Kinds of recipes: their rows, and the table of Automodel's names. */
+static bool may_name_recipe(const char *part) { return !strcmp(part, "quant/recipe.c") || !strcmp(part, "model/backend.c"); }
+
 /* Every part that te_parts.h includes, but for the public half. */
 static bool next_part(const char **at, char part[128]) {
     while ((*at = strstr(*at, "\n#include \"")) != NULL) {
@@ -27,7 +30,7 @@ static bool next_part(const char **at, char part[128]) {
 TE_TEST(kinds_are_named_by_their_own_files_alone) {
     const char *parts = part_text("te_parts.h"), *at;
     char part[128], rows[32][64];
-    int num_rows = 0, num_parts = 0, enumerators = 0;
+    int num_rows = 0, num_parts = 0, enumerators = 0, recipes = 0;
     if (!parts) SKIP("not run from the repository");
     for (at = parts; next_part(&at, part);) {
         const char *text = part_text(part), *key = "static const te__quant_class te__quant_";
@@ -51,6 +54,14 @@ TE_TEST(kinds_are_named_by_their_own_files_alone) {
             CHECK(may_name(part, false));
             enumerators++;
         }
+        for (const char *p = text; (p = strstr(p, "TE_RECIPE_")) != NULL; p++) {
+            char name[64] = "";
+            sscanf(p, "%63[A-Z0-9_]", name);
+            if (!strcmp(name, "TE_RECIPE_NONE")) continue;
+            test_case("%s: %s", part, name);
+            CHECK(may_name_recipe(part));
+            recipes++;
+        }
         for (int i = 0; i < num_rows; i++)
             for (const char *p = text; (p = strstr(p, rows[i])) != NULL; p++) {
                 char next = p[strlen(rows[i])];
@@ -59,7 +70,7 @@ TE_TEST(kinds_are_named_by_their_own_files_alone) {
                 CHECK(may_name(part, true));
             }
     }
-    CHECK(num_parts > 100 && enumerators >= TE_QUANT_CUSTOM);
+    CHECK(num_parts > 100 && enumerators >= TE_QUANT_CUSTOM && recipes >= TE_RECIPE_KIND_COUNT - 1);
 }
 
 /* A field of a desc that other kinds alone read is refused by its name, and by the kind that it meets. */

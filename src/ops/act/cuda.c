@@ -38,11 +38,14 @@ static te__act_rule te__act_rule_of(te_activation act, const te_activation_param
 }
 
 static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a) {
-    bool gated = te_activation_is_gated(a->activation), vector;
+    const bool gated = te_activation_is_gated(a->activation);
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n,
             ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16, block; /* bytes of eight elements; 16 if these are more */
+    const int unit = te__eight_bytes(y->dtype);
+    const te__eight_row rows[] = {{a->x, TE_DTYPE_NONE, 16}, {a->y, TE_DTYPE_NONE, unit}};
+    const char *lacks;
+    int64_t block;
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
@@ -51,8 +54,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         m = 1;
     }
     block = gated ? a->activation_params.glu_interleave_size : n;
-    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) &&
-             te__is_aligned(a->y, (uintptr_t)unit);
+    lacks = te__eight_lacks(p, rows, TE__COUNT(rows), n | block | ld);
     l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
@@ -71,7 +73,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->vector_x = te__act_aligned(a->x, n, 16);
     k->vector_y = te__act_aligned(a->y, ld, unit);
     k->vector_col = te__act_aligned(a->col, ldc, 16);
-    if (vector || a->col) {
+    if (!lacks || a->col) {
         te__launch_option(l, "ACT", a->activation);
         te__launch_option(l, "X_DT", k->x_dt);
         te__launch_option(l, "Y_DT", k->y_dt);
@@ -82,18 +84,23 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         te__plan_why(p, "tiles of 128 x 64: codes of rows and of columns from one read of x");
     } else {
         k->divisor = te__act_divisor_of(ld, m * ld);
-        te__launch_size(l, te__div_up(m * ld, vector && !gated ? 4096 : 2048), 1, 1, 256, 0);
-        te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+        te__launch_size(l, te__div_up(m * ld, !lacks && !gated ? 4096 : 2048), 1, 1, 256, 0);
+        te__plan_why(p, lacks ? lacks : "eight elements a thread");
     }
     return TE_OK;
 }
 
 static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a) {
-    bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
+    const bool gated = te_activation_is_gated(a->activation);
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width,
             ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16, block;
+    const int unit = te__eight_bytes(dx->dtype);
+    const te__eight_row rows[] = {
+        {a->dy, TE_DTYPE_NONE, 16}, {a->x, TE_DTYPE_NONE, 16}, {a->dx, TE_DTYPE_NONE, unit}};
+    const char *lacks;
+    bool tiled, any;
+    int64_t block;
     te__launch *l;
     te__act_bwd_kargs *k;
     float *partial = NULL;
@@ -106,8 +113,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         width = ld = n;
     }
     block = gated ? a->activation_params.glu_interleave_size : n;
-    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) &&
-             te__is_aligned(a->dx, (uintptr_t)unit);
+    lacks = te__eight_lacks(p, rows, TE__COUNT(rows), n | block);
     if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
     if (any) {
         l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
@@ -131,7 +137,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->vector_x = te__act_aligned(a->dy, n, 16) && te__act_aligned(a->x, n, 16);
         k->vector_dx = te__act_aligned(a->dx, ld, unit) && te__act_aligned(a->dx, n, unit);
         k->vector_col = te__act_aligned(a->col, ldc, 16);
-        if (vector || tiled) {
+        if (!lacks || tiled) {
             te__launch_option(l, "ACT", a->activation);
             te__launch_option(l, "DY_DT", k->dy_dt);
             te__launch_option(l, "X_DT", k->x_dt);
@@ -148,15 +154,16 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     }
     if (a->dbias) te__plan_column_sum_short(p, partial, te__div_up(m, 128), width, a->dbias, a->accumulate);
     te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
-                 vector ? "eight elements a thread" : "general: one element at a time");
+                 lacks ? lacks : "eight elements a thread");
     return TE_OK;
 }
 
-/* Fills in the fields that both directions have; n: columns of y or dy. Returns whether eight elements may be moved at
- * a time. */
-static bool te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
-                                    const te_tensor *scales, const te_tensor *out, te_activation act,
-                                    const te_activation_params *params) {
+/* Fills what both directions have; n: columns of y or dy. Returns why eight elements cannot be moved at a
+ * time, or NULL. */
+static const char *te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
+                                            const te_tensor *scales, const te_tensor *out, const te_tensor *dy,
+                                            te_activation act, const te_activation_params *params) {
+    const te__eight_row rows[] = {{x, TE_DTYPE_NONE, 16}, {out, TE_DTYPE_NONE, 16}, {dy, TE_DTYPE_NONE, 16}};
     k->x = te__data(x);
     k->scales = te__data(scales);
     k->out = te__data(out);
@@ -167,40 +174,39 @@ static bool te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, 
     k->x_dt = x->dtype;
     k->scales_dt = scales->dtype;
     k->out_dt = out->dtype;
-    return !p->baseline && k->n % 8 == 0 && k->rule.block % 8 == 0 && te__is_aligned(x, 16) && te__is_aligned(out, 16);
+    return te__eight_lacks(p, rows, TE__COUNT(rows), k->n | k->rule.block);
 }
 static te_result te__cuda_plan_scaled_act_fwd(te__plan *p, const te_op_scaled_act_fwd_args *a) {
     te__launch *l;
     te__scaled_act_kargs *k;
-    bool vector;
+    const char *lacks;
     if (te__numel(a->y) == 0) return TE_OK;
     l = te__plan_launch(p, "act", "scaled_act_fwd");
     k = TE__KARGS(p, l, te__scaled_act_kargs);
-    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, a->activation, &a->activation_params);
-    if (vector) {
+    lacks = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, NULL, a->activation, &a->activation_params);
+    if (!lacks) {
         te__launch_option(l, "ACT", k->rule.act);
         te__launch_option(l, "X_DT", k->x_dt);
         te__launch_option(l, "Y_DT", k->out_dt);
         if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
     }
     te__launch_size(l, te__div_up(k->m * k->n, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    te__plan_why(p, lacks ? lacks : "eight elements a thread");
     return TE_OK;
 }
 static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_act_bwd_args *a) {
     te__launch *l;
     te__scaled_act_kargs *k;
-    bool vector;
+    const char *lacks;
     if (te__rows(a->x) == 0) return TE_OK;
     l = te__plan_launch(p, "act", "scaled_act_bwd");
     k = TE__KARGS(p, l, te__scaled_act_kargs);
-    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->activation, &a->activation_params) &&
-             te__is_aligned(a->dy, 16);
+    lacks = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->dy, a->activation, &a->activation_params);
     k->dy = te__data(a->dy);
     k->dy_dt = a->dy->dtype;
     k->dscales = te__data(a->dact_scales);
     k->dscales_dt = a->dact_scales ? a->dact_scales->dtype : TE_F32;
-    if (vector) {
+    if (!lacks) {
         te__launch_option(l, "ACT", k->rule.act);
         te__launch_option(l, "DY_DT", k->dy_dt);
         te__launch_option(l, "X_DT", k->x_dt);
@@ -208,6 +214,6 @@ static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_ac
         if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
     }
     te__launch_size(l, te__div_up(k->m, 8), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "a warp a row, eight elements a lane" : "general: a warp a row, one element at a time");
+    te__plan_why(p, lacks ? lacks : "a warp a row, eight elements a lane");
     return TE_OK;
 }

@@ -72,15 +72,17 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
 /* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (hopper_scores.cuh). Plain attention sets
  * none. mod: the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
-    if (a->x.softcap > 0.0f) te__launch_option(l, "X_CAP", 1);
-    if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
-    if (a->x.bias.dt != TE_DTYPE_NONE) {
-        te__launch_option(l, "X_BIAS", a->x.bias.dt);
-        te__launch_option(l, "X_PAIRS", te__attn_bias_pairs(a));
-    }
-    if (a->x.mask.dt != TE_DTYPE_NONE) te__launch_option(l, "X_MASK", 1);
-    if (a->x.blocks.dt != TE_DTYPE_NONE) te__launch_option(l, "X_BLOCKS", 1);
+#define TE__STEP(option, there, value, wide) \
+    if (there) te__launch_option(l, option, value);
+    TE__ATTN_STEPS(TE__STEP)
+#undef TE__STEP
     return te__attn_launch_mod(p, l, mod);
+}
+/* Has the problem a step that tiles of 128 rows alone can have? */
+static bool te__attn_needs_two_waves(const te__attn_kargs *a, const char *mod) {
+#define TE__STEP(option, there, value, two) || ((two) && (there))
+    return mod TE__ATTN_STEPS(TE__STEP);
+#undef TE__STEP
 }
 
 /* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where
@@ -151,10 +153,7 @@ static void te__attn_dropout_option(te__launch *l, const te__attn_kargs *a, cons
 }
 
 static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
-    /* With these options there are two consumer warpgroups. Three have no registers for them, and tiles of 192 rows
-     * would lie in two blocks of a block mask. */
-    const bool two = mod || a->x.softcap > 0.0f || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE ||
-                     a->x.blocks.dt != TE_DTYPE_NONE;
+    const bool two = te__attn_needs_two_waves(a, mod);
     const float bias_factor = a->x.bias_scale / a->scale;
     int d, d_v, waves, keys;
     bool bias_tiles, bias_keys;

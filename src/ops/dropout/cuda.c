@@ -3,10 +3,10 @@
 static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_add_fwd_args *a) {
     int64_t count = te__numel(a->x), n = te__cols(a->x);
     te_dtype dt = a->x->dtype;
-    bool vector = !p->baseline && count % 8 == 0 && (!a->bias || n % 8 == 0) && a->y->dtype == dt &&
-                  (!a->residual || a->residual->dtype == dt) && (a->run == 1 || a->run % 8 == 0) &&
-                  te__is_aligned(a->x, 16) && te__is_aligned(a->bias, 16) && te__is_aligned(a->residual, 16) &&
-                  te__is_aligned(a->y, 16);
+    const te__eight_row rows[] = {
+        {a->x, dt, 16}, {a->bias, TE_DTYPE_NONE, 16}, {a->residual, dt, 16}, {a->y, dt, 16}};
+    const char *lacks =
+        te__eight_lacks(p, rows, TE__COUNT(rows), count | (a->bias ? n : 0) | (a->run == 1 ? 0 : a->run));
     te__launch *l;
     te__dropout_add_kargs *k;
     if (count == 0) return TE_OK;
@@ -28,12 +28,12 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_
     k->bias_dt = a->bias ? (int)a->bias->dtype : 0;
     k->residual_dt = a->residual ? (int)a->residual->dtype : 0;
     k->y_dt = a->y->dtype;
-    if (vector) {
+    if (!lacks) {
         te__launch_option(l, "X_DT", dt);
         te__launch_option(l, "W_DT", a->bias ? a->bias->dtype : dt);
     }
     te__launch_size(l, te__div_up(count, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    te__plan_why(p, lacks ? lacks : "eight elements a thread");
     return TE_OK;
 }
 

@@ -69,11 +69,12 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     int64_t m = te__rows(a->logits), v = te__cols(a->logits);
     te__launch *l;
     te__cross_entropy_bwd_kargs *k;
-    bool vector;
+    const te__eight_row rows[] = {{a->dlogits, a->logits->dtype, 1}};
+    const char *lacks = te__eight_lacks(p, rows, TE__COUNT(rows), 0);
     int threads;
     if (m == 0 || v == 0) return TE_OK;
-    vector = !p->baseline && a->logits->dtype == a->dlogits->dtype &&
-             ((uintptr_t)te__data(a->logits) - (uintptr_t)te__data(a->dlogits)) % 16 == 0;
+    if (!lacks && ((uintptr_t)te__data(a->logits) - (uintptr_t)te__data(a->dlogits)) % 16)
+        lacks = "general, one element at a time: rows of dlogits that start elsewhere than those of logits";
     threads = te__loss_threads(v, 8, 256);
     l = te__plan_launch(p, "loss", "cross_entropy_bwd");
     k = TE__KARGS(p, l, te__cross_entropy_bwd_kargs);
@@ -95,15 +96,16 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     k->logits_dt = a->logits->dtype;
     k->target_dt = a->target->dtype;
     k->dlogits_dt = a->dlogits->dtype;
-    if (vector) te__launch_option(l, "X_DT", a->logits->dtype);
+    if (!lacks) te__launch_option(l, "X_DT", a->logits->dtype);
     te__launch_size(l, te__min(m, INT_MAX), te__min(te__div_up(v, 32 * threads), 65535), 1, threads, 0);
-    te__plan_why(p, vector ? "eight logits a thread" : "general: one logit at a time");
+    te__plan_why(p, lacks ? lacks : "eight logits a thread");
     return TE_OK;
 }
 
 static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a) {
     int64_t count = te__numel(a->x), parts = te__min(1024, te__div_up(count, 2048));
     float *partial = (float *)te__plan_workspace(p, parts * (int64_t)sizeof(float));
+    const te__eight_row rows[] = {{a->x, TE_DTYPE_NONE, 16}, {a->target, TE_DTYPE_NONE, 16}};
     te__launch *l;
     te__mse_kargs *k;
     if (p->result != TE_OK) return p->result;
@@ -116,7 +118,7 @@ static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a)
         k->count = count;
         k->x_dt = a->x->dtype;
         k->target_dt = a->target->dtype;
-        if (!p->baseline && count % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->target, 16)) {
+        if (!te__eight_lacks(p, rows, TE__COUNT(rows), count)) {
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "T_DT", a->target->dtype);
         }
@@ -135,8 +137,9 @@ static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a)
 
 static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a) {
     int64_t count = te__numel(a->x);
-    bool vector = !p->baseline && count % 8 == 0 && a->dx->dtype == a->x->dtype && te__is_aligned(a->x, 16) &&
-                  te__is_aligned(a->target, 16) && te__is_aligned(a->dx, 16);
+    const te__eight_row rows[] = {
+        {a->x, TE_DTYPE_NONE, 16}, {a->target, TE_DTYPE_NONE, 16}, {a->dx, a->x->dtype, 16}};
+    const char *lacks = te__eight_lacks(p, rows, TE__COUNT(rows), count);
     te__launch *l;
     te__mse_kargs *k;
     if (count == 0) return TE_OK;
@@ -150,11 +153,11 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a)
     k->x_dt = a->x->dtype;
     k->target_dt = a->target->dtype;
     k->dx_dt = a->dx->dtype;
-    if (vector) {
+    if (!lacks) {
         te__launch_option(l, "X_DT", a->x->dtype);
         te__launch_option(l, "T_DT", a->target->dtype);
     }
     te__launch_size(l, te__div_up(count, 2048), 1, 1, 256, 0);
-    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    te__plan_why(p, lacks ? lacks : "eight elements a thread");
     return TE_OK;
 }

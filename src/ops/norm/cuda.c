@@ -61,12 +61,15 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     te__norm_tiling t = te__norm_tile(n / 8, 4);
     te__launch *l;
     te__norm_fwd_kargs *k;
+    const te__eight_row rows[] = {{a->x, TE_DTYPE_NONE, 16},
+                                  {a->gamma, TE_DTYPE_NONE, 16},
+                                  {a->beta, a->gamma->dtype, 16},
+                                  {a->y, TE_DTYPE_NONE, te__eight_bytes(a->y->dtype)}};
+    const char *lacks = te__eight_lacks(p, rows, TE__COUNT(rows), n | ld);
     bool in_registers, queued;
     if (t.warps == 0) t = te__norm_tile(n / 8, 8);
-    in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX &&
-                   (!a->beta || a->beta->dtype == a->gamma->dtype) && te__is_aligned(a->x, 16) &&
-                   te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
-                   te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
+    if (!lacks && (t.warps == 0 || m >= INT_MAX)) lacks = "general: rows of more elements than registers hold";
+    in_registers = !lacks;
     queued = in_registers && t.full && ld == n && te__norm_wants_queue(p, m, n, t, a->x->dtype);
     if (m > 0 && n > 0) {
         l = te__plan_launch(p, "norm", queued ? "norm_fwd_queue" : "norm_fwd");
@@ -132,7 +135,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     }
     te__plan_why(p, queued         ? "rows in registers; each goes to the block that is ready first"
                     : in_registers ? "rows in registers"
-                                   : "general: a block reads its row once for each pass");
+                                   : lacks);
     return p->result;
 }
 
@@ -168,11 +171,14 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     bool wanted = a->dgamma || a->dbeta, fast, at_once = false;
     te__norm_bwd_sum_kargs sum = TE_ZERO;
     te__norm_bwd_tiling t = TE_ZERO;
-    te_dtype dt = a->x->dtype;
+    const te_dtype dt = a->x->dtype;
+    const te__eight_row rows[] = {{a->x, dt, 16},
+                                  {a->dy, dt, 16},
+                                  {a->dx, dt, 16},
+                                  {a->add, dt, 16},
+                                  {a->gamma, TE_DTYPE_NONE, 16}};
     if (n == 0) return TE_OK;
-    fast = !p->baseline && n % 8 == 0 && dt == a->dy->dtype && dt == a->dx->dtype && (!a->add || dt == a->add->dtype) &&
-           te__is_aligned(a->x, 16) && te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) &&
-           te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) &&
+    fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
     /* As many parts as an H100 has multiprocessors, if there are rows enough. The number follows from the shape alone,
      * and so do the bits. */

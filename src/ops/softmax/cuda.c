@@ -5,8 +5,8 @@ static int te__softmax_threads(int64_t n) { return (int)te__min(512, te__round_u
 
 static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_args *a) {
     int64_t m = te__rows(a->x), n = te__cols(a->x);
-    bool vector = !p->baseline && n % 8 == 0 && a->x->dtype == a->y->dtype && te__is_aligned(a->x, 16) &&
-                  te__is_aligned(a->y, 16);
+    const te__eight_row rows[] = {{a->x, a->x->dtype, 16}, {a->y, a->x->dtype, 16}};
+    const char *lacks = te__eight_lacks(p, rows, TE__COUNT(rows), n);
     te__launch *l;
     te__softmax_fwd_kargs *k;
     if (m == 0 || n == 0) return TE_OK;
@@ -24,17 +24,17 @@ static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_
     k->one_mask = a->mask && a->mask->shape[0] == 1;
     k->x_dt = a->x->dtype;
     k->y_dt = a->y->dtype;
-    if (vector) te__launch_option(l, "X_DT", a->x->dtype);
+    if (!lacks) te__launch_option(l, "X_DT", a->x->dtype);
     te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
-    te__plan_why(p, vector ? "a block for each row, eight scores a thread"
-                           : "general: a block for each row, one score at a time");
+    te__plan_why(p, lacks ? lacks : "a block for each row, eight scores a thread");
     return TE_OK;
 }
 
 static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_args *a) {
     int64_t m = te__rows(a->y), n = te__cols(a->y);
-    bool vector = !p->baseline && n % 8 == 0 && a->dy->dtype == a->y->dtype && a->dx->dtype == a->y->dtype &&
-                  te__is_aligned(a->y, 16) && te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16);
+    const te_dtype dt = a->y->dtype;
+    const te__eight_row rows[] = {{a->y, dt, 16}, {a->dy, dt, 16}, {a->dx, dt, 16}};
+    const char *lacks = te__eight_lacks(p, rows, TE__COUNT(rows), n);
     te__launch *l;
     te__softmax_bwd_kargs *k;
     if (m == 0 || n == 0) return TE_OK;
@@ -49,9 +49,8 @@ static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_
     k->dy_dt = a->dy->dtype;
     k->y_dt = a->y->dtype;
     k->dx_dt = a->dx->dtype;
-    if (vector) te__launch_option(l, "X_DT", a->y->dtype);
+    if (!lacks) te__launch_option(l, "X_DT", dt);
     te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
-    te__plan_why(p, vector ? "a block for each row, eight numbers a thread"
-                           : "general: a block for each row, one number at a time");
+    te__plan_why(p, lacks ? lacks : "a block for each row, eight numbers a thread");
     return TE_OK;
 }

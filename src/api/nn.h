@@ -90,10 +90,10 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
 
 /* The core as models that exist have it, their child `sdpa`: te_attention by a rule, without DotProductAttention's
  * packed tensors, caches, lengths and FP8. Another attention takes its place by te_module_set_forward. Its forward gets
- * the query in args->input [s, b, H, d], args->key and args->value [s_kv, b, G, d], or by `format` [b, s, H, d]
- * ..., and makes args->outputs.out of the query's layout. args->attention may have attn_mask_type and window; of a
- * model of te_causal_lm_create the first is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier
- * calls are there. The rest is this desc, which te_module_state gives. */
+ * the query in args->input [s, b, H, d], args->key and args->value [s_kv, b, G, d], or as `format` says, and makes
+ * args->outputs.out [s, b, H, d] likewise. args->attention may have attn_mask_type, window and
+ * checkpoint_core_attention; in a model of te_causal_lm_create the first is TE_MASK_CAUSAL, or, where keys of earlier
+ * calls are there, TE_MASK_CAUSAL_BOTTOM_RIGHT. The rest is this desc, which te_module_state gives. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, softcap, dropout_p (in training),

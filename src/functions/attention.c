@@ -429,7 +429,11 @@ static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_form
 
 /* The tensors of a rule, for a node to save: forth, and back. */
 #define TE__ONE(field, how) +1
-enum { TE__ATTENTION_TENSORS = 0 TE__ARGS_ATTN_RULE(TE__ONE) TE__ARGS_ATTN_PAGES(TE__ONE) };
+enum {
+    TE__ATTENTION_TENSORS = 0 TE__ARGS_ATTN_RULE(TE__ONE) TE__ARGS_ATTN_PAGES(TE__ONE),
+    TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* of a node */
+    TE__ATTENTION_INPUTS = 5
+};
 #undef TE__ONE
 static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
     struct te__with_rule {
@@ -473,14 +477,20 @@ static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
 static void te__score_mod_drop(te_ctx *te, te_score_mod *m) {
     te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m));
 }
+
+typedef struct te__attention_state {
+    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
+    te__packing packing;      /* how q, k and v lie in one tensor; no heads: they are apart */
+} te__attention_state;
+
 static void te__attention_release(te_ctx *te, void *state) {
-    te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->rule.score_mod);
+    te__score_mod_drop(te, &((te__attention_state *)state)->args.rule.score_mod);
 }
 
-/* Gradients of q, k and v, each in memory of its own; NULL where it could not be made. */
+/* Gradients of q, k and v that are there, each in memory of its own; NULL where it could not be made. */
 static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     int i;
-    for (i = 0; i < 3; i++) made[i] = te__empty_like(saved[i], saved[i]->dtype);
+    for (i = 0; i < 3; i++) made[i] = saved[i] ? te__empty_like(saved[i], saved[i]->dtype) : NULL;
 }
 /* The backward pass of `f` without its d_o, from what te__attention_save saved, to `made`, the gradients of q, k and v.
  * Makes the others; check all by te__attention_made. */
@@ -510,19 +520,32 @@ static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) 
     return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset);
 }
 
+/* Gradients of a packed tensor go to where its values lie. */
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                         te_tensor **dx, const bool *needs) {
+    const te__attention_state *s = (const te__attention_state *)state;
+    const te__packing *p = &s->packing;
+    te_tensor *list[TE__ATTENTION_SAVED], *made[3], *d_o = te_tensor_contiguous(dy[0]);
     te_op_attn_bwd_args args;
+    memcpy(list, saved, sizeof(list));
     te__attention_apart(saved, dx);
-    args = te__attention_gradients((const te_op_attn_fwd_args *)state, saved, dx, dx, needs);
-    args.d_o = te_tensor_contiguous(dy[0]);
-    return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
+    memcpy(made, dx, sizeof(made));
+    if (d_o && p->heads) {
+        const te_tensor *o = saved[3];
+        d_o = te__alias_as(d_o, 0, d_o->dtype, o->ndim, o->shape);
+        if (!dx[p->keys] || !te__packed_views(p, saved[p->keys], s->args.format, list) ||
+            !te__packed_views(p, dx[p->keys], s->args.format, made))
+            return te_error_code(te);
+    }
+    args = te__attention_gradients(&s->args, list, made, dx, needs);
+    args.d_o = d_o;
+    return d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
 /* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw.
  * False with the error recorded. */
-static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc,
-                               te_op_attn_fwd_args *args) {
+static bool te__attention_open(te_tensor *const parts[3], const te_attention_desc *desc, te_op_attn_fwd_args *args) {
+    te_tensor *q = parts[0], *k = parts[1], *v = parts[2];
     te_ctx *te = q->te;
     te__draw draw = TE_ZERO;
     int64_t shape[4], lse[3];
@@ -564,7 +587,6 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
 /* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in
  * this order), and `in` those that may have gradients, first `parts`: q, k and v, or what they are parts of. args gets
  * copies of the user's expressions, which te__attention_release frees. */
-enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, TE__ATTENTION_INPUTS = 5 };
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
                                te_tensor **saved) {
     te_ctx *te = parts[0]->te;
@@ -585,83 +607,45 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     return te__score_mod_keep(te, &args->rule.score_mod);
 }
 
-TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
-    te_attention_desc zero = TE_ZERO;
-    te_op_attn_fwd_args args;
-    te__rng_state before;
-    te_tensor *parts[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED], *o = NULL;
-    te_ctx *te;
-    if (!q) return NULL;
-    te = q->te;
-    parts[0] = q;
-    parts[1] = k;
-    parts[2] = v;
-    before = te__rng_now(te);
-    te__frame_begin(te);
-    if (te__attention_open(q, k, v, desc ? desc : &zero, &args) && te_op_attn_fwd(te, &args) == TE_OK) {
-        if (te__attention_save(&args, parts, in, saved))
-            o = te__record_owning("attention", args.o, te__attention_backward, &args, sizeof(args),
-                                  te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
-    }
-    if (!o) te__rng_back(te, before);
-    return te__frame_return(te, o);
-}
-
-/* ---- attention to a packed tensor ---- */
-
-typedef struct te__packed_attention {
-    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
-    te__packing packing;
-} te__packed_attention;
-
-/* The gradients go to where the values lie, into one tensor. */
-static te_result te__packed_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved,
-                                               te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__packed_attention *s = (const te__packed_attention *)state;
-    const int at = s->packing.keys; /* queries apart come first */
-    te_tensor *list[TE__ATTENTION_SAVED], *made[3], *d_o = te_tensor_contiguous(dy[0]);
-    te_op_attn_bwd_args args;
-    memcpy(list, saved, sizeof(list));
-    dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    if (at) dx[at] = te__empty_like(saved[at], saved[at]->dtype);
-    made[0] = dx[0];
-    if (!d_o || !dx[at] || !te__packed_views(&s->packing, saved[at], s->args.format, list) ||
-        !te__packed_views(&s->packing, dx[at], s->args.format, made))
-        return te_error_code(te);
-    args = te__attention_gradients(&s->args, list, made, dx, needs);
-    args.d_o = te__alias_as(d_o, 0, d_o->dtype, saved[3]->ndim, saved[3]->shape);
-    return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
-}
-
-/* te_attention, of queries, keys and values that lie in `packed`; with p->keys q [.., heads, d] is apart. Nothing is
- * copied. Spread ones (te__packing_spreads) have a rule that is alike for all sequences and heads. */
-static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, const te__packing *p,
-                                           const te_attention_desc *desc) {
-    te__packed_attention state = TE_ZERO;
+/* te_attention of three parts. p: keys and values, and queries unless p->keys, lie in parts[p->keys], and are put into
+ * `parts`; nothing is copied, the result has all heads [.., H, d], and spread queries (te__packing_spreads) need a rule
+ * that is alike for all sequences and heads. p NULL: the three are apart. */
+static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attention_desc *desc) {
+    const te__packing apart = TE_ZERO;
+    te__attention_state state;
     te_op_attn_fwd_args *args = &state.args;
-    te_tensor *parts[3], *from[3] = {NULL, NULL, NULL}, *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED],
-                         *o = NULL;
-    te_ctx *te = packed->te;
+    te_tensor *from[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED], *o = NULL;
+    te_ctx *te = parts[p ? p->keys : 0]->te;
     const te__rng_state before = te__rng_now(te);
     int64_t shape[4];
     te__frame_begin(te);
-    packed = te_tensor_contiguous(packed);
-    parts[0] = from[0] = q;
-    from[p->keys] = packed;
-    state.packing = *p;
-    if (packed && te__packed_views(p, packed, desc->format, parts) &&
-        te__attention_open(parts[0], parts[1], parts[2], desc, args) && te_op_attn_fwd(te, args) == TE_OK) {
+    memcpy(from, parts, sizeof(from));
+    state.packing = p ? *p : apart;
+    if (p) from[2] = from[p->keys + 1] = NULL;
+    if ((!p || te__packed_views(p, from[p->keys], desc->format, parts)) &&
+        te__attention_open(parts, desc, args) && te_op_attn_fwd(te, args) == TE_OK)
+        o = args->o;
+    if (o && p) {
         memcpy(shape, from[0]->shape, sizeof(shape));
-        shape[args->o->ndim - 2] = p->heads;
-        shape[args->o->ndim - 1] = p->head_dim;
-        o = te__alias_as(args->o, 0, args->o->dtype, args->o->ndim, shape);
+        shape[o->ndim - 2] = p->heads;
+        shape[o->ndim - 1] = p->head_dim;
+        o = te__alias_as(o, 0, o->dtype, o->ndim, shape);
     }
-    if (o && !te__attention_save(args, from, in, saved)) o = NULL;
-    if (o) {
-        memcpy(saved, from, sizeof(from));
-        o = te__record_owning("attention", o, te__packed_attention_backward, &state, sizeof(state),
-                              te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
-    }
+    if (o && te__attention_save(args, from, in, saved)) {
+        if (p) memcpy(saved, from, sizeof(from));
+        o = te__record_owning("attention", o, te__attention_backward, &state, sizeof(state), te__attention_release, in,
+                              TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
+    } else
+        o = NULL;
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);
+}
+
+TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
+    const te_attention_desc zero = TE_ZERO;
+    te_tensor *parts[3];
+    parts[0] = q;
+    parts[1] = k;
+    parts[2] = v;
+    return q ? te__attention_run(parts, NULL, desc ? desc : &zero) : NULL;
 }

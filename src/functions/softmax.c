@@ -1,43 +1,31 @@
 /* functions/softmax.c: the softmax functions of attention scores, forward and backward. Knows raw operations; must
  * not know modules. */
 
-/* y: the softmax of scale x, in a format of its own; mask may be NULL. */
-static te_result te__softmax_into(te_tensor *y, te_tensor *x, te_tensor *mask, float scale, bool causal) {
-    te_op_softmax_fwd_args args = TE_ZERO;
-    args.x = x;
-    args.mask = mask;
-    args.y = y;
-    args.scale = scale;
-    args.causal = causal;
-    return te_op_softmax_fwd(x->te, &args);
-}
-/* dx: the gradient of x in there, by y and its gradient. */
-static te_result te__softmax_gradient(te_tensor *dx, te_tensor *y, te_tensor *dy, float scale) {
-    te_op_softmax_bwd_args args = TE_ZERO;
-    args.y = y;
-    args.dy = dy;
-    args.dx = dx;
-    args.scale = scale;
-    return te_op_softmax_bwd(y->te, &args);
-}
-
 static te_result te__softmax_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                       te_tensor **dx, const bool *needs) {
-    te_tensor *gradient = te_tensor_contiguous(dy[0]);
+    te_op_softmax_bwd_args args = TE_ZERO;
     (void)needs;
-    dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    return gradient && dx[0] ? te__softmax_gradient(dx[0], saved[0], gradient, *(const float *)state)
-                             : te_error_code(te);
+    args.y = saved[0];
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.scale = *(const float *)state;
+    return args.dy && dx[0] ? te_op_softmax_bwd(te, &args) : te_error_code(te);
 }
 
 static te_tensor *te__softmax(te_tensor *x, te_tensor *mask, float scale, bool causal, const char *function) {
+    te_op_softmax_fwd_args args = TE_ZERO;
     te_tensor *y;
     if (!x || !te__operand(x, mask, true, function) || !te__need_float(x, function)) return NULL;
     x = te_tensor_contiguous(x);
     if (mask && !(mask = te_tensor_contiguous(mask))) return NULL;
     y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return NULL;
-    y = te__checked(y, te__softmax_into(y, x, mask, scale, causal));
+    args.x = x;
+    args.mask = mask;
+    args.y = y;
+    args.scale = scale;
+    args.causal = causal;
+    y = te__checked(y, te_op_softmax_fwd(x->te, &args));
     return te__record(function, y, te__softmax_backward, &scale, sizeof(scale), &x, 1, &y, 1);
 }
 

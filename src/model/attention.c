@@ -2,15 +2,24 @@
  * implementation of the attention core. Knows DotProductAttention and te_attention; must not know which models call
  * it. */
 
+/* What a backend has. */
+enum {
+    TE__ATTN_PACKED = 1 << 0,        /* packed sequences; heads that ranks share */
+    TE__ATTN_DROPOUT = 1 << 1,
+    TE__ATTN_WHOLE_MASKS = 1 << 2,   /* masks of four dimensions */
+    TE__ATTN_SINKS = 1 << 3,         /* with the call */
+    TE__ATTN_NO_WINDOW_OF_0 = 1 << 4 /* Automodel reads a window of 0 keys as none */
+};
 /* A backend. Arguments are as models lay them out, [b, s, H, d]. */
 typedef struct te__attn_backend {
     te__attn_impl core; /* te's is DotProductAttention */
-    const char *name;
-    te_result (*preprocess)(te_module *m, const te_attn_inputs *in, te_attn_args *out); /* from zeros */
+    const char *name;   /* in errors */
+    unsigned facts;
+    te_result (*preprocess)(const struct te__attn_backend *b, te_module *m, const te_attn_inputs *in,
+                            te_attn_args *out); /* from zeros */
     /* Adds to the rule of a call what it has beside its masks; NULL: nothing. */
     te_result (*rule)(te_module *m, const te_attn_args *a, te_attn_rule *x);
-    te_tensor *(*attend)(te_module *m, const te__attn_run *run); /* -> [b, s, H, d_v]; NULL: te */
-    bool no_window_of_0; /* Automodel's window of 0 keys is none */
+    te_tensor *(*attend)(te_module *m, te__attn_run *run); /* -> [b, s, H, d_v]; NULL: te */
 } te__attn_backend;
 
 /* The state of a module of sdpa, flex or eager. */
@@ -19,11 +28,7 @@ typedef struct te__attn_module {
     bool upstream_windows, upstream_sink_scale;
 } te__attn_module;
 
-static const te__attn_backend *te__attn_backend_of(const te_module *m) {
-    return (const te__attn_backend *)(const void *)m->cls;
-}
-
-/* ---- masks ---- */
+/* ---- what all share ---- */
 
 /* Padding u8 [b, s], 1 for a token, as [b, 1, 1, s], 1 => masked. */
 static te_tensor *te__mask_of_padding(te_tensor *x) {
@@ -32,138 +37,135 @@ static te_tensor *te__mask_of_padding(te_tensor *x) {
 }
 
 /* attention_mask of a call has two or four dimensions, a format that goes with them, and the sizes of q and k. */
-static te_result te__attn_mask_ok(te_module *m, const char *backend, const te_attn_inputs *in) {
-    const te_tensor *x = in->attention_mask;
-    char t[TE__SHAPE_TEXT], q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT];
+static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m, const te_attn_inputs *in) {
+    const te_tensor *x = in->attention_mask, *q = in->q, *k = in->k;
+    char t[3][TE__SHAPE_TEXT];
     int64_t full[4];
     bool fits = x->ndim == 2 || x->ndim == 4;
     int i;
     if (x->te != m->te)
-        return te__fail(m->te, TE_ERR_INVALID, "%s attention: attention_mask belongs to another context", backend);
-    if (in->q->ndim != 4 || in->k->ndim != 4)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: attention_mask belongs to another context", b->name);
+    if (q->ndim != 4 || k->ndim != 4)
         return te__fail(m->te, TE_ERR_SHAPE,
-                        "%s attention: attention_mask with a query %s; packed sequences have cu_seqlens", backend,
-                        te__shape_text(in->q, q));
-    full[0] = in->q->shape[0];
-    full[1] = in->q->shape[2];
-    full[2] = in->q->shape[1];
-    full[3] = in->k->shape[1];
+                        "%s: attention_mask with a query %s; packed sequences have cu_seqlens", b->name,
+                        te__shape_text(q, t[0]));
+    full[0] = q->shape[0];
+    full[1] = q->shape[2];
+    full[2] = q->shape[1];
+    full[3] = k->shape[1];
     if (x->ndim == 2) fits = x->shape[0] == full[0] && x->shape[1] >= full[3];
     for (i = 0; x->ndim == 4 && i < 4; i++) fits = fits && (x->shape[i] == full[i] || (x->shape[i] == 1 && i < 3));
     if (!fits)
         return te__fail(m->te, TE_ERR_SHAPE,
-                        "%s attention: attention_mask is %s, q %s and k %s; padding [%lld, %lld] or [%lld or 1, %lld "
-                        "or 1, %lld or 1, %lld] is needed",
-                        backend, te__shape_text(x, t), te__shape_text(in->q, q), te__shape_text(in->k, k),
+                        "%s: attention_mask is %s, q %s and k %s; padding [%lld, %lld] or [%lld or 1, %lld or 1, %lld "
+                        "or 1, %lld] is needed",
+                        b->name, te__shape_text(x, t[0]), te__shape_text(q, t[1]), te__shape_text(k, t[2]),
                         (long long)full[0], (long long)full[3], (long long)full[0], (long long)full[1],
                         (long long)full[2], (long long)full[3]);
     if (x->dtype != TE_U8 && !(x->ndim == 4 && te__is_float(x->dtype)))
-        return te__fail(
-            m->te, TE_ERR_DTYPE,
-            "%s attention: attention_mask is %s %s; u8, and of four dimensions f32, f16 and bf16, are possible",
-            backend, te_dtype_name(x->dtype), te__shape_text(x, t));
+        return te__fail(m->te, TE_ERR_DTYPE,
+                        "%s: attention_mask is %s %s; u8, and of four dimensions f32, f16 and bf16, are possible",
+                        b->name, te_dtype_name(x->dtype), te__shape_text(x, t[0]));
     return TE_OK;
 }
 
-/* A mask of four dimensions is the whole mask: to *masked or *added. */
-static te_result te__attn_whole_mask(te_module *m, const char *backend, const te_attn_inputs *in, te_attn_args *out) {
-    if (in->window.on && in->window.left >= 0)
-        return te__fail(m->te, TE_ERR_INVALID,
-                        "%s attention: window (%lld, %lld) beside an attention_mask of four dimensions, which is the "
-                        "whole mask; leave one of them out",
-                        backend, (long long)in->window.left, (long long)in->window.right);
-    if (in->attention_mask->dtype == TE_U8) out->masked = te__mask_turned(in->attention_mask);
-    else out->added = te_tensor_contiguous(in->attention_mask);
+/* Keys that a query sees with its own, -1 for all before it: the one place where conventions meet. */
+static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
+    const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
+    if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
+    return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* more keys than there are, either way */
+}
+/* Sizes, and what sdpa, flex and eager do not have. */
+static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const te_attn_inputs *in) {
+    te_tensor *const part[3] = {in->q, in->k, in->v};
+    if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
+        in->cu_seqlens_kv_padded || in->max_seqlen || in->max_seqlen_q || in->max_seqlen_kv)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "%s: cu_seqlens or max_seqlen is given, and packed sequences are te's alone; give an "
+                        "attention_mask, or make the module with TE_ATTN_TE",
+                        b->name);
+    return te__attn_core_shapes(m, b->name, part);
+}
+
+/* Fills what all backends have, after checks. A mask of four dimensions is the whole mask. */
+static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te_attn_inputs *in, te_attn_args *out) {
+    const te_window w = in->window;
+    te_tensor *mask = in->attention_mask;
+    const bool whole = mask && mask->ndim == 4 && (b->facts & TE__ATTN_WHOLE_MASKS);
+    bool windowed = w.on && w.left >= 0;
+    out->q = in->q;
+    out->k = in->k;
+    out->v = in->v;
+    out->is_causal =
+        in->is_causal ? in->is_causal == TE_ON : te__attn_is_causal(te__attn_core_of(m)->desc.rule.mask);
+    if (!(b->facts & TE__ATTN_PACKED)) {
+        if (te__attn_own_ok(b, m, in) != TE_OK) return te_error_code(m->te);
+        out->window_keys = te__attn_window_keys(b, m, w);
+        windowed = out->window_keys >= 0;
+    }
+    if (in->sink_weights && !(b->facts & TE__ATTN_SINKS))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "%s: sink_weights are flex's; make the module with TE_ATTN_FLEX, or with TE_ATTN_TE and "
+                        "TE_SOFTMAX_LEARNABLE, whose parameter softmax_offset they are",
+                        b->name);
+    if (mask && te__attn_mask_ok(b, m, in) != TE_OK) return te_error_code(m->te);
+    if (windowed && (whole || !out->is_causal))
+        return te__fail(m->te, TE_ERR_INVALID, "%s: window (%lld, %lld) %s", b->name, (long long)w.left,
+                        (long long)w.right,
+                        whole ? "beside an attention_mask of four dimensions, which is the whole mask; leave one of "
+                                "them out"
+                              : "without a causal mask; windows go with causal masks");
+    if (!whole) return TE_OK;
     out->is_causal = false;
+    if (mask->dtype == TE_U8) out->masked = te__mask_turned(mask);
+    else out->added = te_tensor_contiguous(mask);
     return out->masked || out->added ? TE_OK : te_error_code(m->te);
 }
 
 /* ---- te ---- */
 
-static te_module *te__attn_te_create(te_ctx *te, const te_attn_module_desc *d) {
-    te_dot_product_attention_desc dpa = TE_ZERO;
-    dpa.name = d->name;
-    dpa.attention.num_attention_heads = d->num_attention_heads;
-    dpa.attention.num_gqa_groups = d->num_gqa_groups;
-    dpa.attention.kv_channels = d->num_qk_channels;
-    dpa.attention.softmax_scale = d->softmax_scale;
-    dpa.attention.attn_mask_type = d->attn_mask_type;
-    dpa.attention.qkv_format = d->qkv_format;
-    dpa.attention.softmax_type = d->softmax_type;
-    dpa.attention.attention_dropout = d->dropout_p;
-    dpa.parallel = d->parallel;
-    return te_dot_product_attention_create(te, &dpa);
-}
-
 /* cu_seqlens of packed sequences: one list for queries and keys, or two. */
 static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attention_call *c) {
+    const bool one = in->cu_seqlens != NULL;
     if (te__attn_core_of(m)->desc.format != TE_THD)
         return te__fail(m->te, TE_ERR_INVALID,
                         "te attention: cu_seqlens are those of packed sequences, and the module was made with "
                         "qkv_format TE_BSHD; make it with TE_THD");
-    if (!in->cu_seqlens && (!in->cu_seqlens_q || !in->cu_seqlens_kv))
+    if (!one && (!in->cu_seqlens_q || !in->cu_seqlens_kv))
         return te__fail(m->te, TE_ERR_INVALID,
                         "te attention: %s is NULL; give cu_seqlens, or cu_seqlens_q and cu_seqlens_kv",
                         in->cu_seqlens_q ? "cu_seqlens_kv" : "cu_seqlens_q");
-    c->cu_seqlens_q = in->cu_seqlens ? in->cu_seqlens : in->cu_seqlens_q;
-    c->cu_seqlens_kv = in->cu_seqlens ? in->cu_seqlens : in->cu_seqlens_kv;
-    c->cu_seqlens_q_padded = in->cu_seqlens ? in->cu_seqlens_padded : in->cu_seqlens_q_padded;
-    c->cu_seqlens_kv_padded = in->cu_seqlens ? in->cu_seqlens_padded : in->cu_seqlens_kv_padded;
+    c->cu_seqlens_q = one ? in->cu_seqlens : in->cu_seqlens_q;
+    c->cu_seqlens_kv = one ? in->cu_seqlens : in->cu_seqlens_kv;
+    c->cu_seqlens_q_padded = one ? in->cu_seqlens_padded : in->cu_seqlens_q_padded;
+    c->cu_seqlens_kv_padded = one ? in->cu_seqlens_padded : in->cu_seqlens_kv_padded;
+    c->max_seqlen_q = one ? in->max_seqlen : in->max_seqlen_q;
+    c->max_seqlen_kv = one ? in->max_seqlen : in->max_seqlen_kv;
     if (c->cu_seqlens_q_padded) c->pad_between_seqs = TE_ON;
-    c->max_seqlen_q = in->cu_seqlens ? in->max_seqlen : in->max_seqlen_q;
-    c->max_seqlen_kv = in->cu_seqlens ? in->max_seqlen : in->max_seqlen_kv;
     return TE_OK;
 }
-/* A window belongs to causal masks. */
-static te_result te__attn_window_ok(te_module *m, const char *backend, te_window w, bool causal) {
-    if (causal || !w.on || w.left < 0) return TE_OK;
-    return te__fail(m->te, TE_ERR_INVALID,
-                    "%s attention: window (%lld, %lld) without a causal mask; windows go with causal masks", backend,
-                    (long long)w.left, (long long)w.right);
-}
-static bool te__attn_call_is_causal(const te_module *m, const te_attn_inputs *in) {
-    return in->is_causal ? in->is_causal == TE_ON : te__attn_is_causal(te__attn_core_of(m)->desc.rule.mask);
-}
-static te_result te__attn_te_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
-    const bool causal = te__attn_call_is_causal(m, in);
+static te_result te__attn_te_preprocess(const te__attn_backend *b, te_module *m, const te_attn_inputs *in,
+                                        te_attn_args *out) {
+    const bool packed = in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv;
     te_attention_call *c = &out->call;
-    te_result r = TE_OK;
-    out->q = in->q;
-    out->k = in->k;
-    out->v = in->v;
-    out->is_causal = causal;
+    te_result r = te__attn_open(b, m, in, out);
+    if (r != TE_OK) return r;
     c->window.on = true;
     c->window.left = in->window.on ? in->window.left : -1;
-    if (in->sink_weights)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED,
-                        "te attention: sink_weights are flex's; te has them as the parameter softmax_offset "
-                        "(softmax_type TE_SOFTMAX_LEARNABLE)");
-    if (!in->attention_mask || in->attention_mask->ndim != 4) r = te__attn_window_ok(m, "te", in->window, causal);
-    if (r != TE_OK) return r;
-    if (in->attention_mask) {
-        r = te__attn_mask_ok(m, "te", in);
-        if (r == TE_OK && in->attention_mask->ndim == 4) {
-            c->window.on = false;
-            c->attn_mask_type = TE_MASK_ARBITRARY;
-            r = te__attn_whole_mask(m, "te", in, out);
-            if (out->added) {
-                c->attn_mask_type = TE_MASK_NONE;
-                c->core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
-                c->core_attention_bias = out->added;
-            }
-        } else if (r == TE_OK) {
-            c->attn_mask_type = causal ? TE_MASK_PADDING_CAUSAL : TE_MASK_PADDING;
-            out->masked = te__mask_of_padding(in->attention_mask);
-            if (!out->masked) r = te_error_code(m->te);
-        }
-        c->attention_mask = out->masked;
-    } else if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv) {
-        c->attn_mask_type = causal ? TE_MASK_PADDING_CAUSAL : TE_MASK_PADDING;
-        r = te__attn_te_packed(m, in, c);
-    } else if (in->is_causal) {
-        c->attn_mask_type = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    }
-    return r;
+    if (out->masked || out->added) {
+        c->window.on = false;
+        c->attn_mask_type = out->masked ? TE_MASK_ARBITRARY : TE_MASK_NONE;
+        c->core_attention_bias = out->added;
+        if (out->added) c->core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
+    } else if (in->attention_mask || packed)
+        c->attn_mask_type = out->is_causal ? TE_MASK_PADDING_CAUSAL : TE_MASK_PADDING;
+    else if (in->is_causal)
+        c->attn_mask_type = out->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    if (packed && !in->attention_mask) return te__attn_te_packed(m, in, c);
+    if (in->attention_mask && in->attention_mask->ndim == 2 && !(out->masked = te__mask_of_padding(in->attention_mask)))
+        return te_error_code(m->te);
+    c->attention_mask = out->masked;
+    return TE_OK;
 }
 static te_tensor *te__attn_te_call(te_module *m, const te_attn_args *a) {
     te_forward_args args = TE_ZERO;
@@ -177,43 +179,12 @@ static te_tensor *te__attn_te_call(te_module *m, const te_attn_args *a) {
 static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
     const int64_t heads = te__per_rank(m, te__attn_core_of(m)->heads);
     char t[TE__SHAPE_TEXT];
-    if (x->ndim < 4 && x->shape[x->ndim - 1] % heads == 0) return te__heads_apart(x, heads);
+    if (x->ndim < 4 && x->shape[x->ndim - 1] % heads == 0)
+        return te__as_heads(x, x->ndim - 1, heads, x->shape[x->ndim - 1] / heads);
     te__fail(m->te, TE_ERR_SHAPE,
              "te_postprocess_output_for_attn: the input is %s; [.., %lld heads of one size] is needed",
              te__shape_text(x, t), (long long)heads);
     return NULL;
-}
-
-/* ---- what sdpa, flex and eager share ---- */
-
-/* Keys that a query sees with its own, -1 for all before it: the one place where conventions meet. */
-static int64_t te__attn_window_keys(const te_module *m, te_window w) {
-    const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
-    if (!w.on || w.left < 0 || (upstream && te__attn_backend_of(m)->no_window_of_0 && w.left == 0)) return -1;
-    return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* more keys than there are, either way */
-}
-
-/* Shapes, and what none of the three has. */
-static te_result te__attn_open(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
-    const char *const backend = te__attn_backend_of(m)->name;
-    te_tensor *const part[3] = {in->q, in->k, in->v};
-    char who[32];
-    if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
-        in->cu_seqlens_kv_padded || in->max_seqlen || in->max_seqlen_q || in->max_seqlen_kv)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED,
-                        "%s attention: cu_seqlens or max_seqlen is given, and packed sequences are te's alone; give an "
-                        "attention_mask, or make the module with TE_ATTN_TE",
-                        backend);
-    snprintf(who, sizeof(who), "%s attention", backend);
-    if (te__attn_core_shapes(m, who, part) != TE_OK) return te_error_code(m->te);
-    out->q = in->q;
-    out->k = in->k;
-    out->v = in->v;
-    out->is_causal = te__attn_call_is_causal(m, in);
-    out->window_keys = te__attn_window_keys(m, in->window);
-    if (out->window_keys >= 0 && te__attn_window_ok(m, backend, in->window, out->is_causal) != TE_OK)
-        return te_error_code(m->te);
-    return in->attention_mask ? te__attn_mask_ok(m, backend, in) : TE_OK;
 }
 
 /* ---- sdpa ---- */
@@ -241,22 +212,16 @@ static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
 }
 
 /* Of sdpa and eager: windows and padding become a mask of elements. */
-static te_result te__attn_elements(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
-    const char *const backend = te__attn_backend_of(m)->name;
-    te_result r = te__attn_open(m, in, out);
+static te_result te__attn_elements(const te__attn_backend *row, te_module *m, const te_attn_inputs *in,
+                                   te_attn_args *out) {
+    te_result r = te__attn_open(row, m, in, out);
     uint8_t *tokens = NULL;
     bool all = true;
     int64_t b, s_q, s_kv;
-    if (r != TE_OK) return r;
+    if (r != TE_OK || out->masked || out->added) return r;
     b = in->q->shape[0];
     s_q = in->q->shape[1];
     s_kv = in->k->shape[1];
-    if (in->sink_weights)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED,
-                        "%s attention: sink_weights are flex's; make the module with TE_ATTN_FLEX, or TE_ATTN_TE and "
-                        "TE_SOFTMAX_LEARNABLE",
-                        backend);
-    if (in->attention_mask && in->attention_mask->ndim == 4) return te__attn_whole_mask(m, backend, in, out);
     if (in->attention_mask) {
         tokens = te__attn_tokens(in->attention_mask, s_kv, &all);
         if (!tokens) return te_error_code(m->te);
@@ -273,11 +238,11 @@ static te_result te__attn_elements(te_module *m, const te_attn_inputs *in, te_at
     return r;
 }
 
-static te_tensor *te__attn_sdpa_attend(te_module *m, const te__attn_run *run) {
+static te_tensor *te__attn_sdpa_attend(te_module *m, te__attn_run *run) {
     te_tensor *q = run->part[0], *k = run->part[1], *v = run->part[2], *masked;
     const te_attn_rule *x = &run->told.rule;
     te_sdpa_args args = TE_ZERO;
-    if (!te__sdpa_of(m->te)->depth) return te_attention(q, k, v, &run->told);
+    if (!te__sdpa_of(m->te)->depth) return te__sdpa_attend(m, run);
     /* another function is in force: looked up at the call */
     masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
     if (x->attention_mask && !masked) return NULL;
@@ -292,9 +257,10 @@ static te_tensor *te__attn_sdpa_attend(te_module *m, const te__attn_run *run) {
 
 /* ---- flex ---- */
 
-static te_result te__attn_flex_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
+static te_result te__attn_flex_preprocess(const te__attn_backend *b, te_module *m, const te_attn_inputs *in,
+                                          te_attn_args *out) {
     char t[TE__SHAPE_TEXT];
-    te_result r = te__attn_open(m, in, out);
+    te_result r = te__attn_open(b, m, in, out);
     if (r != TE_OK) return r;
     out->sink_weights = in->sink_weights;
     if (!in->attention_mask) return TE_OK;
@@ -321,16 +287,13 @@ static te_result te__attn_flex_rule(te_module *m, const te_attn_args *a, te_attn
     x->softmax_offset = a->sink_weights;
     return TE_OK;
 }
-static te_tensor *te__attn_flex_attend(te_module *m, const te__attn_run *run) {
-    (void)m;
-    return te_attention(run->part[0], run->part[1], run->part[2], &run->told);
-}
 
 /* ---- eager ---- */
 
-static te_result te__attn_eager_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
+static te_result te__attn_eager_preprocess(const te__attn_backend *b, te_module *m, const te_attn_inputs *in,
+                                          te_attn_args *out) {
     char t[TE__SHAPE_TEXT];
-    te_result r = te__attn_elements(m, in, out);
+    te_result r = te__attn_elements(b, m, in, out);
     if (r == TE_OK && out->masked && out->masked->shape[1] != 1)
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "eager attention: attention_mask is %s; a u8 mask alike for all heads is needed, [b or 1, 1, "
@@ -346,7 +309,7 @@ static te_result te__attn_eager_rule(te_module *m, const te_attn_args *a, te_att
     te__rule_masks(x, false, te__element_mask(m->te, a->q->shape[0], s_q, s_kv, -1, 0, NULL), NULL);
     return x->attention_mask ? TE_OK : te_error_code(m->te);
 }
-static te_tensor *te__attn_eager_attend(te_module *m, const te__attn_run *run) {
+static te_tensor *te__attn_eager_attend(te_module *m, te__attn_run *run) {
     (void)m;
     return te__attn_turned(te__eager_attention(te__attn_turned(run->part[0]), te__attn_turned(run->part[1]),
                                                te__attn_turned(run->part[2]), &run->told.rule));
@@ -357,27 +320,21 @@ static te_tensor *te__attn_eager_attend(te_module *m, const te__attn_run *run) {
 /* The arguments of a call by te_forward_with, whose masks are those of DotProductAttention: 1 => masked. */
 static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, te_attn_inputs *in) {
     const te_attention_call *c = &args->attention;
+    const te__field *f = te__option_set(&te__sdpa_call_group, 1, c);
     const te_attn_mask mask = c->attn_mask_type;
     te_tensor *keep;
     if (!args->input || !args->key || !args->value)
         return te__fail(m->te, TE_ERR_INVALID, "attention: key and value are needed beside the input (the query)");
-    if (te__option_set(&te__sdpa_call_group, TE__CALL_LENGTHS, c) ||
-        (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
+    if (f || (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
-                        "attention: an option of the call (attn_mask_type %d) is te's alone; sdpa, flex and eager take "
-                        "attention_mask and a window, and TE_MASK_NONE and "
+                        "attention: %s: an option of the call (attn_mask_type %d) is te's alone, as packed sequences "
+                        "are te's alone; sdpa, flex and eager take attention_mask and a window, and TE_MASK_NONE and "
                         "TE_MASK_CAUSAL without a mask",
-                        (int)mask);
+                        f ? f->name : "attn_mask_type", (int)mask);
     in->q = args->input;
     in->k = args->key;
     in->v = args->value;
     in->window = c->window;
-    in->cu_seqlens_q = c->cu_seqlens_q;
-    in->cu_seqlens_kv = c->cu_seqlens_kv;
-    in->cu_seqlens_q_padded = c->cu_seqlens_q_padded;
-    in->cu_seqlens_kv_padded = c->cu_seqlens_kv_padded;
-    in->max_seqlen_q = c->max_seqlen_q;
-    in->max_seqlen_kv = c->max_seqlen_kv;
     if (mask) in->is_causal = te__attn_is_causal(mask) ? TE_ON : TE_OFF;
     if (!c->attention_mask) return TE_OK;
     keep = te__mask_turned(c->attention_mask);
@@ -392,9 +349,8 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
 }
 
 /* What attends to the arguments. */
-static te_result te__attn_run_of(te_module *m, const te_attn_args *a, te__attn_run *run) {
+static te_result te__attn_run_of(const te__attn_backend *b, te_module *m, const te_attn_args *a, te__attn_run *run) {
     const te_attention_call nothing = TE_ZERO;
-    const te__attn_backend *row = te__attn_backend_of(m);
     te_attn_rule *x = &run->told.rule;
     run->part[0] = a->q;
     run->part[1] = a->k;
@@ -402,34 +358,48 @@ static te_result te__attn_run_of(te_module *m, const te_attn_args *a, te__attn_r
     run->told.format = TE_BSHD;
     te__attn_core_rule(m, &nothing, x);
     te__rule_masks(x, a->is_causal, a->masked ? a->masked : a->padding, a->added);
-    return row->rule ? row->rule(m, a, x) : TE_OK;
+    return b->rule ? b->rule(m, a, x) : TE_OK;
+}
+static const te__attn_backend *te__attn_own_backend(const te_module *m) {
+    return (const te__attn_backend *)(const void *)te__attn_core_of(m)->impl;
 }
 static te_result te__attn_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
+    const te__attn_backend *b = te__attn_own_backend(m);
     te_attn_inputs in = TE_ZERO;
     te_attn_args a = TE_ZERO;
     te_result r = te__attn_inputs_of(m, args, &in);
-    if (r == TE_OK) r = te__attn_backend_of(m)->preprocess(m, &in, &a);
-    return r == TE_OK ? te__attn_run_of(m, &a, run) : r;
+    if (r == TE_OK) r = b->preprocess(b, m, &in, &a);
+    return r == TE_OK ? te__attn_run_of(b, m, &a, run) : r;
 }
 static te_tensor *te__attn_attend(te_module *m, te__attn_run *run) {
-    return te__heads_joined(te_tensor_contiguous(te__attn_backend_of(m)->attend(m, run)));
+    return te__heads_joined(te_tensor_contiguous(te__attn_own_backend(m)->attend(m, run)));
 }
 static void te__attn_module_destroy(te_module *m) {
-    if (--te__masks_of(m->te)->mask_users == 0) te__masks_drop(m->te);
+    if (te__attn_core_of(m)->impl && --te__masks_of(m->te)->mask_users == 0) te__masks_drop(m->te);
 }
 
 /* ---- the table ---- */
 
 #define TE__ATTN_CORE                                                                              \
     {{"Attention", sizeof(te__attn_module), te__attn_core_forward, te__attn_module_destroy, NULL}, \
+     "te_initialize_attn_module",                                                                  \
+     {"attn_mask_type", "qkv_format", "softmax_type", "", "dropout_p"},                            \
      te__attn_prepare,                                                                             \
      te__attn_attend}
 /* In the order of te_attn_backend, from TE_ATTN_TE on; the backends behind them are other people's kernels. */
 static const te__attn_backend te__attn_backends[] = {
-    {{{NULL, 0, NULL, NULL, NULL}, NULL, NULL}, "te", te__attn_te_preprocess, NULL, NULL, false},
-    {TE__ATTN_CORE, "sdpa", te__attn_elements, NULL, te__attn_sdpa_attend, false},
-    {TE__ATTN_CORE, "flex", te__attn_flex_preprocess, te__attn_flex_rule, te__attn_flex_attend, true},
-    {TE__ATTN_CORE, "eager", te__attn_eager_preprocess, te__attn_eager_rule, te__attn_eager_attend, false}};
+    {{{NULL, 0, NULL, NULL, NULL}, NULL, {NULL, NULL, NULL, NULL, NULL}, NULL, NULL},
+     "te attention",
+     TE__ATTN_PACKED | TE__ATTN_DROPOUT | TE__ATTN_WHOLE_MASKS,
+     te__attn_te_preprocess,
+     NULL,
+     NULL},
+    {TE__ATTN_CORE, "sdpa attention", TE__ATTN_DROPOUT | TE__ATTN_WHOLE_MASKS, te__attn_elements, NULL,
+     te__attn_sdpa_attend},
+    {TE__ATTN_CORE, "flex attention", TE__ATTN_SINKS | TE__ATTN_NO_WINDOW_OF_0, te__attn_flex_preprocess,
+     te__attn_flex_rule, te__sdpa_attend},
+    {TE__ATTN_CORE, "eager attention", TE__ATTN_WHOLE_MASKS, te__attn_eager_preprocess, te__attn_eager_rule,
+     te__attn_eager_attend}};
 #undef TE__ATTN_CORE
 
 TE_API te_attn_backend te_attn_backend_of(const te_module *m) {
@@ -442,10 +412,21 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m) {
 
 /* ---- creation ---- */
 
-static te_module *te__attn_own_create(te_ctx *te, const te__attn_backend *row, const te_attn_module_desc *d) {
+static te_module *te__attn_create(te_ctx *te, const te__attn_backend *b, const te_attn_module_desc *d) {
     te__attn_core core = TE_ZERO;
     te__attn_module *s;
     te_module *m;
+    core.desc.name = d->name;
+    core.desc.format = d->qkv_format;
+    core.desc.rule.mask = d->attn_mask_type;
+    core.desc.rule.softmax_scale = d->softmax_scale;
+    core.desc.rule.softmax_type = d->softmax_type;
+    core.desc.rule.dropout_p = d->dropout_p;
+    core.heads = d->num_attention_heads;
+    core.groups = d->num_gqa_groups;
+    core.channels = d->num_qk_channels;
+    if (!b->attend) return te__dpa_create(te, core, &d->parallel, NULL);
+    core.v_channels = d->num_v_channels;
     if (d->qkv_format == TE_THD || d->softmax_type ||
         (d->attn_mask_type != TE_MASK_NONE && d->attn_mask_type != TE_MASK_CAUSAL) || d->parallel.tp_group) {
         te__fail(te, TE_ERR_UNSUPPORTED,
@@ -456,16 +437,7 @@ static te_module *te__attn_own_create(te_ctx *te, const te__attn_backend *row, c
                  d->parallel.tp_group ? "given" : "NULL", (int)TE_BSHD, (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL);
         return NULL;
     }
-    core.desc.name = d->name;
-    core.desc.format = TE_BSHD;
-    core.desc.rule.mask = d->attn_mask_type;
-    core.desc.rule.softmax_scale = d->softmax_scale;
-    core.desc.rule.dropout_p = d->dropout_p;
-    core.heads = d->num_attention_heads;
-    core.groups = d->num_gqa_groups;
-    core.channels = d->num_qk_channels;
-    core.v_channels = d->num_v_channels;
-    m = te__attn_core_create(te, &row->core, "attn_module", &core);
+    m = te__attn_core_create(te, &b->core, NULL, core);
     if (!m) return NULL;
     te__masks_of(te)->mask_users++;
     s = (te__attn_module *)m->state;
@@ -476,6 +448,7 @@ static te_module *te__attn_own_create(te_ctx *te, const te__attn_backend *row, c
 
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc) {
     static const char who[] = "te_initialize_attn_module";
+    const te__attn_backend *row;
     te_attn_module_desc d;
     const char *name;
     if (!te || !te__has_desc(te, desc, who)) return NULL;
@@ -486,38 +459,30 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
     if (!d.attn_mask_type) d.attn_mask_type = TE_MASK_CAUSAL;
     if (!d.qkv_format) d.qkv_format = TE_BSHD;
     if (backend == TE_ATTN_DEFAULT) backend = te_ctx_is_cuda(te) ? TE_ATTN_TE : TE_ATTN_SDPA;
+    name = (int)backend >= 0 && (int)backend < (int)TE__COUNT(te__attn_names) ? te__attn_names[backend] : NULL;
+    row = name && backend <= TE_ATTN_EAGER ? &te__attn_backends[backend - TE_ATTN_TE] : NULL;
     if (d.num_attention_heads < 1 || d.num_gqa_groups < 1 || d.num_attention_heads % d.num_gqa_groups ||
-        d.num_qk_channels < 1 || d.num_v_channels < 1) {
+        d.num_qk_channels < 1 || d.num_v_channels < 1)
         te__fail(te, TE_ERR_INVALID,
                  "%s: %d heads in %d groups, of %lld channels of q and k and %lld of v; sizes from 1 on, and groups "
                  "that divide the heads, are needed",
                  who, d.num_attention_heads, d.num_gqa_groups, (long long)d.num_qk_channels,
                  (long long)d.num_v_channels);
-        return NULL;
-    }
-    if (backend == TE_ATTN_MAGI && (d.num_qk_channels != d.num_v_channels || d.num_qk_channels > 128)) {
+    else if (backend == TE_ATTN_MAGI && (d.num_qk_channels != d.num_v_channels || d.num_qk_channels > 128))
         te__fail(te, TE_ERR_INVALID,
                  "%s: magi with %lld channels of q and k and %lld of v; magi attention has one head size, up to 128",
                  who, (long long)d.num_qk_channels, (long long)d.num_v_channels);
-        return NULL;
-    }
-    name = (int)backend >= 0 && (int)backend < (int)TE__COUNT(te__attn_names) ? te__attn_names[backend] : NULL;
-    if (!name || backend - TE_ATTN_TE >= (int)TE__COUNT(te__attn_backends)) {
+    else if (!row)
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "%s: Unsupported attention implementation: %s (%d)%s; te (1), sdpa (2), flex (3) and eager (4) are "
                  "possible",
                  who, name ? name : "unknown", (int)backend, name ? ", whose kernels are not te.h's" : "");
-        return NULL;
-    }
-    if (!(d.dropout_p >= 0.0f && d.dropout_p <= 1.0f) ||
-        (d.dropout_p > 0.0f && backend != TE_ATTN_TE && backend != TE_ATTN_SDPA)) {
+    else if (!(d.dropout_p >= 0.0f && d.dropout_p <= (row->facts & TE__ATTN_DROPOUT ? 1.0f : 0.0f)))
         te__fail(te, TE_ERR_INVALID,
                  "%s: dropout_p %g with %s; a probability, 0 to 1, and 0 but for te and sdpa, is needed", who,
                  (double)d.dropout_p, name);
-        return NULL;
-    }
-    return backend == TE_ATTN_TE ? te__attn_te_create(te, &d)
-                                 : te__attn_own_create(te, &te__attn_backends[backend - TE_ATTN_TE], &d);
+    else return te__attn_create(te, row, &d);
+    return NULL;
 }
 
 /* ---- calls ---- */
@@ -539,7 +504,7 @@ static const te__attn_backend *te__attn_check_call(te_module *m, const char *who
 static te_tensor *te__attn_call(te_module *m, const te__attn_backend *row, const te_attn_args *a) {
     te__attn_run run = TE_ZERO;
     if (!row->attend) return te__attn_te_call(m, a);
-    return te__attn_run_of(m, a, &run) == TE_OK ? row->attend(m, &run) : NULL;
+    return te__attn_run_of(row, m, a, &run) == TE_OK ? row->attend(m, &run) : NULL;
 }
 /* q, k and v from one layout to the other; te has that of models. */
 static bool te__attn_turn(const te__attn_backend *row, te_attn_args *a) {
@@ -558,7 +523,7 @@ TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs 
     if (!in || !out) return te__fail(m->te, TE_ERR_STATE, "%s: %s is NULL", who, in ? "out" : "in");
     memset(out, 0, sizeof(*out));
     row = te__attn_check_call(m, who, in->q, in->k, in->v);
-    r = row ? row->preprocess(m, in, out) : te_error_code(m->te);
+    r = row ? row->preprocess(row, m, in, out) : te_error_code(m->te);
     return r != TE_OK || te__attn_turn(row, out) ? r : te_error_code(m->te);
 }
 TE_API te_tensor *te_attn_call(te_module *m, const te_attn_args *args) {
@@ -589,6 +554,6 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in) {
     row = te__attn_check_call(m, "te_attn_forward", in->q, in->k, in->v);
     if (!row) return NULL;
     te__frame_begin(m->te);
-    y = row->preprocess(m, in, &a) == TE_OK ? te__attn_call(m, row, &a) : NULL;
+    y = row->preprocess(row, m, in, &a) == TE_OK ? te__attn_call(m, row, &a) : NULL;
     return te__frame_return(m->te, y && !row->attend ? te__attn_te_postprocess(m, y) : y);
 }

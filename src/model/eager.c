@@ -38,6 +38,7 @@ static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *co
     te_tensor *q = saved[0], *k = saved[1], *v = saved[2], *p = saved[3], *d_o = te_tensor_contiguous(dy[0]),
               *sizes = te__eager_sizes(q, k);
     te_tensor *dp = te__eager_scores(q, k, TE_F32), *ds = te__eager_scores(q, k, q->dtype);
+    te_op_softmax_bwd_args back = TE_ZERO;
     te_result r;
     (void)needs;
     dx[0] = te__empty_like(q, q->dtype);
@@ -45,7 +46,11 @@ static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *co
     dx[2] = te__empty_like(v, v->dtype);
     if (!d_o || !sizes || !dp || !ds || !dx[0] || !dx[1] || !dx[2]) return te_error_code(te);
     r = te__eager_product(sizes, d_o, v, true, dp, false, false);
-    if (r == TE_OK) r = te__softmax_gradient(ds, p, dp, *(const float *)state);
+    back.y = p;
+    back.dy = dp;
+    back.dx = ds;
+    back.scale = *(const float *)state;
+    if (r == TE_OK) r = te_op_softmax_bwd(te, &back);
     if (r == TE_OK) r = te__eager_product(sizes, ds, k, false, dx[0], false, false);
     if (r == TE_OK) r = te__eager_product(sizes, ds, q, false, dx[1], true, false);
     return r == TE_OK ? te__eager_product(sizes, p, d_o, false, dx[2], true, false) : r;
@@ -81,7 +86,9 @@ static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
 static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_rule *x) {
     const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
     const float scale = te__attn_scale(x->softmax_scale, q->shape[3]);
-    te_tensor *scores, *p, *o, *mask, *all, *sizes, *in[3], *saved[4];
+    te_tensor *const added = x->core_attention_bias;
+    te_tensor *scores, *p, *o, *all, *sizes, *in[3], *saved[4];
+    te_op_softmax_fwd_args a = TE_ZERO;
     te_op_axpby_args sum = TE_ZERO;
     te_ctx *te = q->te;
     te_result r;
@@ -90,24 +97,25 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     in[1] = saved[1] = te_tensor_contiguous(k);
     in[2] = saved[2] = te_tensor_contiguous(v);
     sizes = te__eager_sizes(q, k);
-    scores = te__eager_scores(q, k, TE_F32);
-    saved[3] = p = te__eager_scores(q, k, q->dtype);
+    a.x = scores = te__eager_scores(q, k, TE_F32);
+    a.y = saved[3] = p = te__eager_scores(q, k, q->dtype);
+    a.mask = te__eager_mask(x->attention_mask, q->shape[2]);
+    a.scale = added ? 1.0f : scale;
+    a.causal = x->mask == TE_MASK_CAUSAL;
     o = te_tensor_empty(te, q->dtype, 4, shape);
-    mask = te__eager_mask(x->attention_mask, q->shape[2]);
-    r = in[0] && in[1] && in[2] && sizes && scores && p && o && (mask || !x->attention_mask) ? TE_OK
-                                                                                             : te_error_code(te);
+    r = in[0] && in[1] && in[2] && sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK
+                                                                                              : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, false);
-    if (r == TE_OK && x->core_attention_bias) { /* behind the scale: the smallest number of a format, by which models
-                                                 * mask, must not become infinite on the way */
+    if (r == TE_OK && added) { /* behind the scale: the smallest number of a format, by which models mask, must not
+                                * become infinite on the way */
         sum.y = all = te__eager_scores(q, k, TE_F32);
-        r = all ? te__eager_repeat(x->core_attention_bias, all) : te_error_code(te);
+        r = all ? te__eager_repeat(added, all) : te_error_code(te);
         sum.x = sum.out = scores;
         sum.alpha = scale;
         sum.beta = 1.0f;
         if (r == TE_OK) r = te_op_axpby(te, &sum);
     }
-    if (r == TE_OK)
-        r = te__softmax_into(p, scores, mask, x->core_attention_bias ? 1.0f : scale, x->mask == TE_MASK_CAUSAL);
+    if (r == TE_OK) r = te_op_softmax_fwd(te, &a);
     if (r == TE_OK) r = te__eager_product(sizes, p, in[2], false, o, false, false);
     return te__frame_return(
         te, r == TE_OK ? te__record("eager_attention", o, te__eager_backward, &scale, sizeof(scale), in, 3, saved, 4)

@@ -117,14 +117,6 @@ static bool te__sdpa_may_fall_back(te_te_sdpa *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-static te_tensor *te__sdpa_falls_back(te_te_sdpa *f, size_t counter, const char *why, te_tensor *q, te_tensor *k,
-                                      te_tensor *v, const te_sdpa_args *args) {
-    if (!te__sdpa_may_fall_back(f, why)) return NULL;
-    te__log(f->te, TE_LOG_DEBUG, "te_attention: %s: the call is the original's", why);
-    te__sdpa_count(f, counter);
-    return te__sdpa_call(f->desc.original, f->desc.original_user, q, k, v, args);
-}
-
 /* [b, heads, s, d] -> [b, s, `kept` heads, d], of which each stands for heads / kept that are alike. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
@@ -168,12 +160,14 @@ static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, cons
            ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) ||
             (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
-static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+/* Why the module does not take a call; NULL: it does, by *call. *counter: of such calls. */
+static const char *te__sdpa_refusal(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args,
+                                    te_forward_args *call, size_t *counter) {
     const te_make_te_sdpa_desc *d = &f->desc;
     const te__dpa_module *dpa = te__dpa_of(d->attn_module);
-    te_forward_args call = TE_ZERO;
-    te_tensor *y;
+    te_attention_call *c = &call->attention;
     int64_t step = 1;
+    *counter = TE__COUNTER(fallback_scale_mismatch);
     if (args->scale != 0.0f && d->softmax_scale != 0.0f && !(fabsf(args->scale - d->softmax_scale) <= 1e-6f)) {
         if (!te__sdpa_of(f->te)->scale_warned)
             te__warn(f->te,
@@ -181,37 +175,43 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
                      "attention from before; counted as fallback_scale_mismatch",
                      (double)args->scale, (double)d->softmax_scale);
         te__sdpa_of(f->te)->scale_warned = true;
-        return te__sdpa_falls_back(f, TE__COUNTER(fallback_scale_mismatch), "scale", q, k, v, args);
+        return "scale";
     }
-    call.attention.attn_mask_type = args->attn_mask || args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    call.attention.window = d->window_size;
+    *counter = TE__COUNTER(fallback_mask);
+    c->attn_mask_type = args->attn_mask || args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    c->window = d->window_size;
     if (args->attn_mask) {
-        if (!te__mask_is_of_call(f, args->attn_mask, q, k))
-            return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), "its mask learns, or is not [.., s_q, s_kv]", q,
-                                       k, v, args);
-        if (!te_detect_causal_mask(args->attn_mask, d->window_size, &d->mask, &call.attention.window)) {
-            if (te_error_code(f->te) != TE_OK) return te__sdpa_fails(f);
-            return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask),
-                                       f->te->capture ? "its mask is not known to be causal, and a capture cannot ask"
-                                                      : "its mask is not causal",
-                                       q, k, v, args);
-        }
+        if (!te__mask_is_of_call(f, args->attn_mask, q, k)) return "its mask learns, or is not [.., s_q, s_kv]";
+        if (!te_detect_causal_mask(args->attn_mask, d->window_size, &d->mask, &c->window))
+            return f->te->capture ? "its mask is not known to be causal, and a capture cannot ask"
+                                  : "its mask is not causal";
     } else if (!args->is_causal) {
-        call.attention.window.on = true;
-        call.attention.window.left = call.attention.window.right = -1;
+        c->window.on = true;
+        c->window.left = c->window.right = -1;
     }
+    *counter = TE__COUNTER(fallback_other);
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || q->shape[1] != d->num_heads || k->shape[1] != v->shape[1])
-        return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads or sizes", q, k, v, args);
+        return "heads or sizes";
     if (!args->enable_gqa && d->num_kv_heads < d->num_heads && k->shape[1] > d->num_kv_heads)
         step = k->shape[1] / d->num_kv_heads;
     if (k->shape[1] != step * d->num_kv_heads || (dpa && q->shape[3] != dpa->core.channels) ||
         (args->dropout_p > 0.0f && !d->ignore_dropout && !dpa))
-        return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads, sizes or dropout", q, k, v, args);
-    call.input = te__attn_turned(q);
-    call.key = te__heads_unrepeated(k, d->num_kv_heads);
-    call.value = te__heads_unrepeated(v, d->num_kv_heads);
-    y = call.input && call.key && call.value ? te__run_dpa(f, &call, args->dropout_p) : te__sdpa_fails(f);
-    return te__attn_turned(y);
+        return "heads, sizes or dropout";
+    call->input = te__attn_turned(q);
+    call->key = te__heads_unrepeated(k, d->num_kv_heads);
+    call->value = te__heads_unrepeated(v, d->num_kv_heads);
+    return NULL;
+}
+static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    te_forward_args call = TE_ZERO;
+    size_t counter;
+    const char *why = te__sdpa_refusal(f, q, k, v, args, &call, &counter);
+    if (call.input && call.key && call.value) return te__attn_turned(te__run_dpa(f, &call, args->dropout_p));
+    if (!why || te_error_code(f->te) != TE_OK) return te__sdpa_fails(f);
+    if (!te__sdpa_may_fall_back(f, why)) return NULL;
+    te__log(f->te, TE_LOG_DEBUG, "te_attention: %s: the call is the original's", why);
+    te__sdpa_count(f, counter);
+    return te__sdpa_call(f->desc.original, f->desc.original_user, q, k, v, args);
 }
 TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_te_sdpa *f = (te_te_sdpa *)user;
@@ -264,10 +264,14 @@ static te_module *te__core_of(te_module *m) {
     te_module *core = te_module_find(m, "sdpa");
     return core && core->cls == &te__sdpa.cls ? core : NULL;
 }
+static const te_sdpa_desc *te__sdpa_desc_of(te_module *m) {
+    te_module *core = te__core_of(m);
+    return core ? &te__attn_core_of(core)->desc : NULL;
+}
 static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     const int64_t q_out = te_proj_out_features(te_module_find(m, "q_proj")),
                   k_out = te_proj_out_features(te_module_find(m, "k_proj"));
-    const te_module *core = te__core_of(m);
+    const te_sdpa_desc *s = te__sdpa_desc_of(m);
     const te__head_facts *heads = (const te__head_facts *)te__facts_of(m, TE__HEAD_FACTS);
     te_attn_attributes a = TE_ZERO;
     void *value;
@@ -291,12 +295,9 @@ static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     if (a.sliding_window > 0) {
         p->window_size.on = true;
         p->window_size.left = a.sliding_window - 1;
-    } else if (core)
-        p->window_size = ((const te_sdpa_desc *)core->state)->rule.window;
-    p->softmax_scale = a.scaling != 0.0f ? a.scaling
-                       : core            ? ((const te_sdpa_desc *)core->state)->rule.softmax_scale
-                                         : 0.0f;
-    p->softmax_scale = te__attn_scale(p->softmax_scale, a.head_dim);
+    } else if (s)
+        p->window_size = s->rule.window;
+    p->softmax_scale = te__attn_scale(a.scaling == 0.0f && s ? s->rule.softmax_scale : a.scaling, a.head_dim);
     return TE_INJECT_OK;
 }
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params) {
@@ -306,21 +307,21 @@ TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params) {
 
 static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, const te_parallel_options *parallel,
                                        te_qkv_format format, te_softmax_type softmax_type, te_tensor *sinks) {
-    te_dot_product_attention_desc d = TE_ZERO;
+    te_parallel_options ranks = TE_ZERO;
+    te__attn_core core = TE_ZERO;
     te_module *m;
     bool learns;
-    d.attention.num_attention_heads = p->num_heads;
-    d.attention.num_gqa_groups = p->num_kv_heads;
-    d.attention.kv_channels = p->head_dim;
-    d.attention.attn_mask_type = TE_MASK_CAUSAL;
-    d.attention.qkv_format = format;
-    d.attention.window = p->window_size;
-    d.attention.softmax_scale = p->softmax_scale;
-    d.attention.softmax_type = softmax_type;
-    if (parallel) d.parallel = *parallel;
-    if (d.parallel.cp_group) d.parallel.cp_comm_type = p->window_size.on ? TE_CP_ALL_GATHER : TE_CP_P2P;
-    d.name = TE__ATTN_MODULE;
-    m = te_dot_product_attention_create(te, &d);
+    core.desc.name = TE__ATTN_MODULE;
+    core.desc.format = format;
+    core.desc.rule.window = p->window_size;
+    core.desc.rule.softmax_scale = p->softmax_scale;
+    core.desc.rule.softmax_type = softmax_type;
+    core.heads = p->num_heads;
+    core.groups = p->num_kv_heads;
+    core.channels = p->head_dim;
+    if (parallel) ranks = *parallel;
+    if (ranks.cp_group) ranks.cp_comm_type = p->window_size.on ? TE_CP_ALL_GATHER : TE_CP_P2P;
+    m = te__dpa_create(te, core, &ranks, NULL);
     if (!m || !sinks) return m;
     learns = sinks->requires_grad; /* a parameter requires a gradient; this tensor is the model's, and stays as it is */
     if (!te_module_add_parameter(m, "softmax_offset", sinks)) {
@@ -356,7 +357,7 @@ static bool te__proj_fits(te_module *m, const char *name, int64_t channels, bool
     return out == 0 || out == channels || (gated && out == 2 * channels);
 }
 static te_inject_reason te__inject_params(te_module *m, const te_inject_desc *desc, te_attn_params *p) {
-    const te_module *core = te__core_of(m);
+    const te_sdpa_desc *s = te__sdpa_desc_of(m);
     const int ranks =
         (int)te__max(desc->parallel.tp_group ? te__group_size(desc->parallel.tp_group) : desc->parallel.tp_size, 1);
     te_inject_reason reason;
@@ -371,8 +372,8 @@ static te_inject_reason te__inject_params(te_module *m, const te_inject_desc *de
         !(te__proj_fits(m, "q_proj", p->num_heads * p->head_dim, true) &&
           te__proj_fits(m, "k_proj", p->num_kv_heads * p->head_dim, false)))
         return TE_INJECT_HEADS;
-    if (core && ((const te_sdpa_desc *)core->state)->rule.softcap != 0.0f) return TE_INJECT_SOFTCAP;
-    if (core && ((const te_sdpa_desc *)core->state)->format == TE_THD) return TE_INJECT_FORMAT;
+    if (s && s->rule.softcap != 0.0f) return TE_INJECT_SOFTCAP;
+    if (s && s->format == TE_THD) return TE_INJECT_FORMAT;
     return TE_INJECT_OK;
 }
 TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_desc *desc) {
@@ -389,7 +390,7 @@ TE_API te_te_sdpa *te_injected_sdpa(const te_module *self_attn) {
 /* The forward of a child `sdpa`. */
 static te_result te__injected_core_forward(te_module *m, te_forward_args *args) {
     te_te_sdpa *f = te_injected_sdpa(te_module_parent(m));
-    const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
+    const te_sdpa_desc *s = &te__attn_core_of(m)->desc;
     te_forward_args call = *args;
     te_window *w = &call.attention.window;
     if (!f) return m->cls->forward(m, args); /* it has gone to another parent */
@@ -472,7 +473,7 @@ static void te__attn_sdpa_free(void *value) { te_te_sdpa_destroy((te_te_sdpa *)v
 static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_params *p) {
     te_ctx *te = m->te;
     te_module *core = te__core_of(m);
-    const te_sdpa_desc *s = core ? (const te_sdpa_desc *)core->state : NULL;
+    const te_sdpa_desc *s = te__sdpa_desc_of(m);
     te_make_te_sdpa_desc d = TE_ZERO;
     te_te_sdpa *f;
     te_module *dpa =

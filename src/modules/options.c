@@ -8,47 +8,24 @@ typedef struct te__option_group {
 } te__option_group;
 
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
+#define TE__LATER_OF_BOTH                                                                                \
+    TE__LATER(attention_mask), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv),                        \
+        TE__LATER(cu_seqlens_q_padded), TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q),        \
+        TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
+        TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
 #define TE__TYPE te_attention_call
-/* SDPA reads masks without padding and windows alone; other implementations that are not DotProductAttention read the
- * first TE__CALL_LENGTHS, too, or refuse them in words of their own. */
-enum { TE__CALL_LENGTHS = 7 };
-static const te__field te__sdpa_call_later[] = {TE__LATER(attention_mask),
-                                                TE__LATER(cu_seqlens_q),
-                                                TE__LATER(cu_seqlens_kv),
-                                                TE__LATER(cu_seqlens_q_padded),
-                                                TE__LATER(cu_seqlens_kv_padded),
-                                                TE__LATER(max_seqlen_q),
-                                                TE__LATER(max_seqlen_kv),
-                                                TE__LATER(bottom_right_diagonal),
-                                                TE__LATER(attention_mask_q),
-                                                TE__LATER(pad_between_seqs),
-                                                TE__LATER(core_attention_bias_type),
-                                                TE__LATER(core_attention_bias),
-                                                TE__LATER(alibi_slopes),
-                                                TE__LATER(inference_params),
-                                                TE__LATER(score_mod),
-                                                TE__LATER(qkv_layer),
-                                                TE__LATER(kv_layer),
-                                                TE__LATER(qkv_interleave_dim)};
+/* SDPA reads masks without padding and windows alone. Implementations in rooms above read the first field, too. */
+static const te__field te__sdpa_call_later[] = {
+    TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),
+    TE__LATER(inference_params), TE__LATER(qkv_layer),        TE__LATER(kv_layer),
+    TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_attn_rule
 /* Nor does its desc. */
-static const te__field te__sdpa_rule_later[] = {TE__LATER(bottom_right_diagonal),
-                                                TE__LATER(kv_bshd),
-                                                TE__LATER(attention_mask),
-                                                TE__LATER(cu_seqlens_q),
-                                                TE__LATER(cu_seqlens_kv),
-                                                TE__LATER(cu_seqlens_q_padded),
-                                                TE__LATER(cu_seqlens_kv_padded),
-                                                TE__LATER(max_seqlen_q),
-                                                TE__LATER(max_seqlen_kv),
-                                                TE__LATER(core_attention_bias_type),
-                                                TE__LATER(core_attention_bias),
-                                                TE__LATER(alibi_slopes),
-                                                TE__LATER(page_table),
-                                                TE__LATER(block_mask),
-                                                TE__LATER(score_mod)};
+static const te__field te__sdpa_rule_later[] = {TE__LATER_OF_BOTH, TE__LATER(kv_bshd), TE__LATER(page_table),
+                                                TE__LATER(block_mask)};
 #undef TE__TYPE
+#undef TE__LATER_OF_BOTH
 #undef TE__LATER
 static const te__option_group te__sdpa_rule_group = {"rule.", te__sdpa_rule_later, TE__COUNT(te__sdpa_rule_later)};
 static const te__option_group te__sdpa_call_group = {"attention.", te__sdpa_call_later, TE__COUNT(te__sdpa_call_later)};

@@ -4,10 +4,10 @@
 
 /* The options of a core. The state of each core begins with them. */
 typedef struct te__attn_core {
-    te_sdpa_desc desc;    /* for what a call does not give; without a name */
-    int heads, groups;    /* of all ranks; 0: as the tensors of a call have them */
-    int64_t channels;     /* of a head; likewise */
-    int64_t v_channels;   /* of a head of values; 0: as the call's have them */
+    te_sdpa_desc desc;            /* for what a call does not give; without a name */
+    const struct te__attn_impl *impl;
+    int heads, groups;            /* of all ranks; 0: as the tensors of a call have them */
+    int64_t channels, v_channels; /* of a head, and of one of values; likewise */
 } te__attn_core;
 
 /* What an implementation reads of a call. */
@@ -23,6 +23,8 @@ typedef struct te__attn_run {
  * te__attn_core_forward. */
 typedef struct te__attn_impl {
     te_module_class cls;
+    const char *who;      /* makes its modules, */
+    const char *names[5]; /* from fields of these names: mask, format, softmax type, diagonal, dropout */
     te_result (*prepare)(te_module *m, const te_forward_args *args, te__attn_run *run); /* fills it; told.format is */
     te_tensor *(*attend)(te_module *m, te__attn_run *run);
 } te__attn_impl;
@@ -30,9 +32,12 @@ typedef struct te__attn_impl {
 static const te__attn_core *te__attn_core_of(const te_module *m) { return (const te__attn_core *)m->state; }
 
 static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
-    const te__attn_impl *const impl = (const te__attn_impl *)(const void *)m->cls;
+    const te__attn_impl *const impl = te__attn_core_of(m)->impl;
     te__attn_run run = TE_ZERO;
     te_result result;
+    if (!impl) /* of a copy of the class */
+        return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" has no options; its class's create function gives them",
+                        m->cls->name, m->name);
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
         call.attention.checkpoint_core_attention = false;
@@ -54,8 +59,7 @@ static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *
     const te_tensor *q = part[0], *k = part[1], *v = part[2];
     const int64_t heads = te__per_rank(m, s->heads), groups = te__per_rank(m, s->groups), channels = s->channels,
                   of_v = s->v_channels;
-    const te_qkv_format format = s->desc.format;
-    const int n = format == TE_THD ? 3 : 4;
+    const int n = s->desc.format == TE_THD ? 3 : 4;
     char t[3][TE__SHAPE_TEXT], size[24] = "..";
     if (!q || !k || !v)
         return te__fail(m->te, TE_ERR_INVALID, "%s: key and value are needed beside the input (the query)", who);
@@ -67,14 +71,10 @@ static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *
         return TE_OK;
     if (of_v) snprintf(size, sizeof(size), "%lld", (long long)of_v);
     return te__fail(m->te, TE_ERR_SHAPE,
-                    "%s: q is %s, k %s and v %s; %s each are needed, with %lld heads of %lld channels in q, %lld of "
-                    "%lld in k, and %lld of %s in v",
-                    who, te__shape_text(q, t[0]), te__shape_text(k, t[1]), te__shape_text(v, t[2]),
-                    format == TE_THD    ? "[tokens, heads, channels]"
-                    : format == TE_BSHD ? "[b, s, heads, channels]"
-                                        : "[s, b, heads, channels]",
-                    (long long)heads, (long long)channels, (long long)groups, (long long)channels, (long long)groups,
-                    size);
+                    "%s: q is %s, k %s and v %s; [.., %lld, %lld], [.., %lld, %lld] and [.., %lld, %s], of %d "
+                    "dimensions, are needed",
+                    who, te__shape_text(q, t[0]), te__shape_text(k, t[1]), te__shape_text(v, t[2]), (long long)heads,
+                    (long long)channels, (long long)groups, (long long)channels, (long long)groups, size, n);
 }
 
 /* *x: the rule of a call, by the options of the core and of the call. No other place makes one of them. */
@@ -92,35 +92,36 @@ static void te__attn_core_rule(te_module *m, const te_attention_call *c, te_attn
     if (c->score_mod) x->score_mod = *c->score_mod;
 }
 
-/* Are the numbers of a desc possible ones? False with the error recorded. names: those of its mask, format, softmax
- * type, diagonal and dropout in messages. */
-static bool te__attn_core_ok(te_ctx *te, const char *who, const char *const names[5], const te_sdpa_desc *d) {
+/* Are the numbers of a desc possible ones? False with the error recorded. */
+static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdpa_desc *d) {
     const te_attn_rule *x = &d->rule;
+    const char *const *names = impl->names;
     if ((int)x->mask < 0 || x->mask > TE_MASK_ARBITRARY || (int)d->format < 0 || d->format > TE_THD)
         te__fail(te, TE_ERR_INVALID,
-                 "%s: %s %d, %s %d; masks up to TE_MASK_ARBITRARY (7), TE_SBHD (0) to TE_THD (2) are possible", who,
-                 names[0], (int)x->mask, names[1], (int)d->format);
+                 "%s: %s %d, %s %d; masks up to TE_MASK_ARBITRARY (7), TE_SBHD (0) to TE_THD (2) are possible",
+                 impl->who, names[0], (int)x->mask, names[1], (int)d->format);
     else if ((int)x->softmax_type < 0 || x->softmax_type > TE_SOFTMAX_LEARNABLE || (int)x->bottom_right_diagonal < 0 ||
              x->bottom_right_diagonal > TE_OFF)
         te__fail(te, TE_ERR_INVALID,
                  "%s: %s %d, %s %d; softmax types up to TE_SOFTMAX_LEARNABLE (2), and TE_DEFAULT (0) to TE_OFF (2), "
                  "are possible",
-                 who, names[2], (int)x->softmax_type, names[3], (int)x->bottom_right_diagonal);
+                 impl->who, names[2], (int)x->softmax_type, names[3], (int)x->bottom_right_diagonal);
     else if (!(x->dropout_p >= 0.0f && x->dropout_p <= 1.0f))
-        te__fail(te, TE_ERR_INVALID, "%s: %s %g; it is a probability, 0 to 1", who, names[4], (double)x->dropout_p);
+        te__fail(te, TE_ERR_INVALID, "%s: %s %g; it is a probability, 0 to 1", impl->who, names[4],
+                 (double)x->dropout_p);
     else return true;
     return false;
 }
-/* A module of that implementation, under the desc's name or else `name`. */
-static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name,
-                                       const te__attn_core *core) {
-    te_module *m = te__module_named(te, &impl->cls, core->desc.name, name);
-    te__attn_core *own;
+/* A module of that implementation, under the desc's name or else `name`. Fills the core's defaults. */
+static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name, te__attn_core core) {
+    te_module *m =
+        te__attn_core_ok(te, impl, &core.desc) ? te__module_named(te, &impl->cls, core.desc.name, name) : NULL;
     if (!m) return NULL;
-    own = (te__attn_core *)m->state;
-    *own = *core;
-    own->desc.name = NULL; /* the module has a copy */
-    if (own->channels) own->desc.rule.softmax_scale = te__attn_scale(own->desc.rule.softmax_scale, own->channels);
+    core.desc.name = NULL; /* the module has a copy */
+    core.impl = impl;
+    if (!core.desc.rule.mask) core.desc.rule.mask = TE_MASK_CAUSAL;
+    if (core.channels) core.desc.rule.softmax_scale = te__attn_scale(core.desc.rule.softmax_scale, core.channels);
+    *(te__attn_core *)m->state = core;
     return m;
 }
 
@@ -136,34 +137,32 @@ static te_result te__sdpa_prepare(te_module *m, const te_forward_args *args, te_
 }
 static te_tensor *te__sdpa_attend(te_module *m, te__attn_run *run) {
     (void)m;
-    return te_attention(run->part[0], run->part[1], run->part[2], &run->told);
+    return te__attention_run(run->part, NULL, &run->told);
 }
-static const te__attn_impl te__sdpa = {{"SDPA", sizeof(te__attn_core), te__attn_core_forward, NULL, NULL},
-                                       te__sdpa_prepare,
-                                       te__sdpa_attend};
+static const te__attn_impl te__sdpa = {
+    {"SDPA", sizeof(te__attn_core), te__attn_core_forward, NULL, NULL},
+    "te_sdpa_create",
+    {"rule.mask", "format", "rule.softmax_type", "rule.bottom_right_diagonal", "rule.dropout_p"},
+    te__sdpa_prepare,
+    te__sdpa_attend};
 
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
-    static const char *const names[5] = {"rule.mask", "format", "rule.softmax_type", "rule.bottom_right_diagonal",
-                                         "rule.dropout_p"};
     static const char who[] = "te_sdpa_create";
     te__attn_core core = TE_ZERO;
     const te_attn_rule *x = &core.desc.rule;
     if (!te || !te__has_desc(te, desc, who)) return NULL;
     core.desc = *desc;
-    if (!(x->softcap >= 0.0f && x->softcap <= FLT_MAX)) {
+    if (!(x->softcap >= 0.0f && x->softcap <= FLT_MAX))
         te__fail(te, TE_ERR_INVALID, "%s: rule.softcap is %g; a positive number, or 0 for none, is needed", who,
                  (double)x->softcap);
-        return NULL;
-    }
-    if (!te__options_ok(te, who, &te__sdpa_rule_group, x) || !te__attn_core_ok(te, who, names, desc)) return NULL;
-    if (!x->softmax_offset != (x->softmax_type != TE_SOFTMAX_LEARNABLE)) {
+    else if (!x->softmax_offset != (x->softmax_type != TE_SOFTMAX_LEARNABLE))
         te__fail(te, TE_ERR_INVALID,
                  "%s: rule.softmax_offset is %s and rule.softmax_type %d; TE_SOFTMAX_LEARNABLE (%d) needs it, and "
                  "others do not read it",
                  who, x->softmax_offset ? "given" : "NULL", (int)x->softmax_type, (int)TE_SOFTMAX_LEARNABLE);
-        return NULL;
-    }
-    return te__module_built(te__attn_core_create(te, &te__sdpa, "sdpa", &core));
+    else if (te__options_ok(te, who, &te__sdpa_rule_group, x))
+        return te__module_built(te__attn_core_create(te, &te__sdpa, "sdpa", core));
+    return NULL;
 }
 
 /* ---- DotProductAttention ---- */
@@ -376,8 +375,7 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
  * the rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
-    const int heads = s->core.heads,
-              first = te__group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
+    const int heads = s->core.heads, first = te__group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
     const int64_t n = te__per_rank(m, heads);
     const size_t bytes = (size_t)n * sizeof(float);
     float *slopes;
@@ -477,11 +475,12 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
 
 /* Refuses the options that TransformerEngine refuses where ranks share sequences, those that te.h's kernels could
  * compute among them. */
-static te_result te__dpa_context_choices(te_module *m, const te_attention_call *c, const te_attention_desc *a) {
+static te_result te__dpa_context_choices(te_module *m, const te_attention_call *c, const te_attn_rule *x) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;
-    const te_attn_bias bias = a->rule.core_attention_bias_type;
-    const bool packed = a->format == TE_THD, ring = te__group_size(s->context.ring) > 1 && !s->context.gathers;
+    const te_attn_bias bias = x->core_attention_bias_type;
+    const te_qkv_format format = s->core.desc.format;
+    const bool packed = format == TE_THD, ring = te__group_size(s->context.ring) > 1 && !s->context.gathers;
     const int ranks = te__context_size(&s->context);
     te__autocast cast;
     if (c->inference_params)
@@ -499,12 +498,12 @@ static te_result te__dpa_context_choices(te_module *m, const te_attention_call *
                         "DotProductAttention: fp8_dpa or fp8_mha of the recipe, and cp_group with %d ranks; "
                         "te_module_set_recipe(core, NULL, true) keeps this core in high precision",
                         ranks);
-    if (packed ? a->rule.mask != TE_MASK_PADDING && a->rule.mask != TE_MASK_PADDING_CAUSAL
-               : a->rule.mask != TE_MASK_NONE && a->rule.mask != TE_MASK_CAUSAL)
+    if (packed ? x->mask != TE_MASK_PADDING && x->mask != TE_MASK_PADDING_CAUSAL
+               : x->mask != TE_MASK_NONE && x->mask != TE_MASK_CAUSAL)
         return te__fail(
             m->te, TE_ERR_UNSUPPORTED,
             "DotProductAttention: attn_mask_type %d with qkv_format %d, and cp_group with %d ranks; %s are possible",
-            (int)a->rule.mask, (int)a->format, ranks,
+            (int)x->mask, (int)format, ranks,
             packed ? "TE_MASK_PADDING (4) and TE_MASK_PADDING_CAUSAL (5)" : "TE_MASK_NONE (1) and TE_MASK_CAUSAL (2)");
     if (bias == TE_ATTN_BIAS_ALIBI || bias == TE_ATTN_BIAS_PRE_SCALE ||
         (bias != TE_ATTN_BIAS_NONE && (packed || comm != TE_CP_P2P)))
@@ -512,35 +511,35 @@ static te_result te__dpa_context_choices(te_module *m, const te_attention_call *
                         "DotProductAttention: core_attention_bias_type %d with qkv_format %d and cp_comm_type %s over "
                         "%d ranks; TE_ATTN_BIAS_POST_SCALE (%d) is possible with "
                         "TE_CP_P2P, not with TE_THD",
-                        (int)bias, (int)a->format, te__cp_name(comm), ranks, (int)TE_ATTN_BIAS_POST_SCALE);
-    if (a->rule.softmax_type != TE_SOFTMAX_VANILLA && comm != TE_CP_A2A)
+                        (int)bias, (int)format, te__cp_name(comm), ranks, (int)TE_ATTN_BIAS_POST_SCALE);
+    if (x->softmax_type != TE_SOFTMAX_VANILLA && comm != TE_CP_A2A)
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "DotProductAttention: softmax_type %d with cp_comm_type %s over %d ranks; types beside "
                         "TE_SOFTMAX_VANILLA (0) are possible with TE_CP_A2A",
-                        (int)a->rule.softmax_type, te__cp_name(comm), ranks);
-    if (a->rule.window.on &&
-        (a->rule.window.left >= 0 || (!te__attn_is_causal(a->rule.mask) && a->rule.window.right >= 0))) {
+                        (int)x->softmax_type, te__cp_name(comm), ranks);
+    if (x->window.on &&
+        (x->window.left >= 0 || (!te__attn_is_causal(x->mask) && x->window.right >= 0))) {
         if (ring)
             return te__fail(m->te, TE_ERR_UNSUPPORTED,
                             "DotProductAttention: window (%lld, %lld) with cp_comm_type %s over %d ranks; windows are "
                             "possible with TE_CP_ALL_GATHER and TE_CP_A2A",
-                            (long long)a->rule.window.left, (long long)a->rule.window.right, te__cp_name(comm), ranks);
-        if (s->context.gathers && packed && a->rule.mask == TE_MASK_PADDING)
+                            (long long)x->window.left, (long long)x->window.right, te__cp_name(comm), ranks);
+        if (s->context.gathers && packed && x->mask == TE_MASK_PADDING)
             return te__fail(m->te, TE_ERR_UNSUPPORTED,
                             "DotProductAttention: window (%lld, %lld) with attn_mask_type %d, qkv_format TE_THD and "
                             "TE_CP_ALL_GATHER; a window of both sides of packed "
                             "sequences is possible with TE_CP_A2A",
-                            (long long)a->rule.window.left, (long long)a->rule.window.right, (int)a->rule.mask);
+                            (long long)x->window.left, (long long)x->window.right, (int)x->mask);
     }
     return TE_OK;
 }
-static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], const te_attention_desc *a) {
+static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], const te_attn_rule *x) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const int exchange = te__group_size(s->context.heads), ring = te__group_size(s->context.ring),
-              seq = te__attn_seq_dim(a->format);
+              seq = te__attn_seq_dim(s->core.desc.format);
     const int64_t s_q = part[0]->shape[seq], s_kv = part[1]->shape[seq], heads = part[0]->shape[part[0]->ndim - 2],
                   groups = part[1]->shape[part[1]->ndim - 2];
-    const te_tensor *bias = a->rule.core_attention_bias;
+    const te_tensor *bias = x->core_attention_bias;
     char text[TE__SHAPE_TEXT];
     if (part[2]->ndim != part[1]->ndim || part[2]->shape[seq] != s_kv || part[2]->shape[part[2]->ndim - 2] != groups)
         return te__fail(m->te, TE_ERR_SHAPE,
@@ -553,12 +552,12 @@ static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], c
                         "multiple of %d",
                         (long long)s_q, (long long)s_kv, exchange * ring, 2 * exchange * ring);
     if (s_q != s_kv &&
-        (te__attn_is_causal(a->rule.mask) || (s->context.gathers && a->rule.window.on && a->rule.window.left >= 0)))
+        (te__attn_is_causal(x->mask) || (s->context.gathers && x->window.on && x->window.left >= 0)))
         return te__fail(m->te, TE_ERR_UNSUPPORTED,
                         "DotProductAttention: this rank has %lld queries and %lld keys, with attn_mask_type %d, a "
                         "window %s and cp_comm_type %s; causal masks, and windows with "
                         "TE_CP_ALL_GATHER, need as many of both",
-                        (long long)s_q, (long long)s_kv, (int)a->rule.mask, a->rule.window.on ? "on" : "off",
+                        (long long)s_q, (long long)s_kv, (int)x->mask, x->window.on ? "on" : "off",
                         te__cp_name(s->cp_comm_type));
     if (heads % exchange || groups % exchange)
         return te__fail(m->te, TE_ERR_SHAPE,
@@ -583,8 +582,8 @@ static te_result te__dpa_prepare(te_module *m, const te_forward_args *args, te__
         result = te__attn_core_shapes(m, "DotProductAttention", run->part);
     if (result == TE_OK) te__attn_core_rule(m, &args->attention, &a->rule);
     if (result == TE_OK) result = te__dpa_masks(m, &args->attention, run->part, &a->rule);
-    if (result == TE_OK && shares) result = te__dpa_context_choices(m, &args->attention, a);
-    if (result == TE_OK && shares) result = te__dpa_context_sizes(m, run->part, a);
+    if (result == TE_OK && shares) result = te__dpa_context_choices(m, &args->attention, &a->rule);
+    if (result == TE_OK && shares) result = te__dpa_context_sizes(m, run->part, &a->rule);
     if (result == TE_OK && s->return_max_logit) {
         a->max_logit = te__empty_1d(m->te, TE_F32, te__per_rank(m, s->core.heads));
         if (!a->max_logit) result = te_error_code(m->te);
@@ -597,11 +596,11 @@ static te_result te__dpa_prepare(te_module *m, const te_forward_args *args, te__
 static te_tensor *te__dpa_attend(te_module *m, te__attn_run *run) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     te_tensor **part = run->part, *y;
-    if (te__context_size(&s->context) > 1)
-        y = te__heads_joined(te__context_attention_run(part, &run->told, &s->context, TE_OK));
-    else if (run->packed)
-        y = te__heads_joined(te__packed_attention_run(part[0], run->packed, &run->packing, &run->told));
-    else y = te__core_attention(m, s->scaling, part[0], part[1], part[2], &run->told, run->fp8_output);
+    if (run->packed) part[run->packing.keys] = run->packed;
+    y = te__context_size(&s->context) > 1
+            ? te__heads_joined(te__context_attention_run(part, &run->told, &s->context, TE_OK))
+        : run->packed ? te__heads_joined(te__attention_run(part, &run->packing, &run->told))
+                      : te__core_attention(m, s->scaling, part, &run->told, run->fp8_output);
     te__fork_end(m);
     return y;
 }
@@ -615,6 +614,9 @@ static te_result te__dpa_reset(te_module *m) {
 }
 static const te__attn_impl te__dpa = {
     {"DotProductAttention", sizeof(te__dpa_module), te__attn_core_forward, te__dpa_destroy, te__dpa_reset},
+    "te_dot_product_attention_create",
+    {"attention.attn_mask_type", "attention.qkv_format", "attention.softmax_type", "attention.bottom_right_diagonal",
+     "attention.attention_dropout"},
     te__dpa_prepare,
     te__dpa_attend};
 /* The state of a DotProductAttention; NULL for a module of another class. */
@@ -638,49 +640,51 @@ TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group,
     return m ? te__context_set(m, cp_group, cp_p2p_group, cp_comm_type) : TE_ERR_STATE;
 }
 
-TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
-    static const char *const names[5] = {"attention.attn_mask_type", "attention.qkv_format", "attention.softmax_type",
-                                         "attention.bottom_right_diagonal", "attention.attention_dropout"};
-    static const char who[] = "te_dot_product_attention_create";
-    const te_attention_options *o;
-    te__attn_core core = TE_ZERO;
-    te_attn_rule *x = &core.desc.rule;
+/* core: without defaults. o: the options that are not part of it; NULL: none are set. */
+static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parallel_options *p,
+                                 const te_attention_options *o) {
     te__dpa_module *s;
     te_module *m;
-    if (!te || !te__has_desc(te, desc, who)) return NULL;
+    if (!core.groups) core.groups = core.heads;
+    if (core.heads < 1 || core.groups < 1 || core.heads % core.groups || core.channels < 1) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads",
+                 te__dpa.who, core.heads, (long long)core.channels, core.groups);
+        return NULL;
+    }
+    m = te__attn_core_create(te, &te__dpa, "core_attention", core);
+    if (!m) return NULL;
+    s = (te__dpa_module *)m->state;
+    s->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
+    m->takes_packed = m->has_fp8_output = true;
+    if (te__dpa_share(m, te__dpa.who, p->cp_group, p->cp_p2p_group, p->cp_comm_type) == TE_OK &&
+        te__heads_shared(m, p, TE_PARALLEL_COLUMN, core.heads, core.groups) &&
+        core.desc.rule.softmax_type == TE_SOFTMAX_LEARNABLE)
+        te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, core.heads), 0);
+    if (o) {
+        s->cross = o->attention_type == TE_ATTENTION_CROSS;
+        s->return_max_logit = o->return_max_logit;
+        m->checkpoint = o->checkpoint_core_attention;
+        te__rng_open(m, o->rng_tracker_name);
+    }
+    return te__module_built(m);
+}
+TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
+    te__attn_core core = TE_ZERO;
+    const te_attention_options *o;
+    if (!te || !te__has_desc(te, desc, te__dpa.who)) return NULL;
     o = &desc->attention;
     core.desc.name = desc->name;
     core.desc.format = o->qkv_format;
+    core.desc.rule.mask = o->attn_mask_type;
+    core.desc.rule.window = o->window;
+    core.desc.rule.softmax_scale = o->softmax_scale;
+    core.desc.rule.dropout_p = o->attention_dropout;
+    core.desc.rule.bottom_right_diagonal = o->bottom_right_diagonal;
+    core.desc.rule.softmax_type = o->softmax_type;
     core.heads = o->num_attention_heads;
-    core.groups = o->num_gqa_groups ? o->num_gqa_groups : o->num_attention_heads;
+    core.groups = o->num_gqa_groups;
     core.channels = o->kv_channels;
-    x->mask = o->attn_mask_type ? o->attn_mask_type : TE_MASK_CAUSAL;
-    x->window = o->window;
-    x->softmax_scale = o->softmax_scale;
-    x->dropout_p = o->attention_dropout;
-    x->bottom_right_diagonal = o->bottom_right_diagonal;
-    x->softmax_type = o->softmax_type;
-    if (core.heads < 1 || core.groups < 1 || core.heads % core.groups || core.channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads",
-                 who, core.heads, (long long)core.channels, core.groups);
-        return NULL;
-    }
-    if (!te__attn_core_ok(te, who, names, &core.desc)) return NULL;
-    m = te__attn_core_create(te, &te__dpa, "core_attention", &core);
-    if (!m) return NULL;
-    s = (te__dpa_module *)m->state;
-    s->cross = o->attention_type == TE_ATTENTION_CROSS;
-    s->return_max_logit = o->return_max_logit;
-    s->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
-    m->takes_packed = m->has_fp8_output = true;
-    m->checkpoint = o->checkpoint_core_attention;
-    if (te__dpa_share(m, who, desc->parallel.cp_group, desc->parallel.cp_p2p_group, desc->parallel.cp_comm_type) ==
-            TE_OK &&
-        te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, core.heads, core.groups) &&
-        o->softmax_type == TE_SOFTMAX_LEARNABLE)
-        te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, core.heads), 0);
-    te__rng_open(m, o->rng_tracker_name);
-    return te__module_built(m);
+    return te__dpa_create(te, core, &desc->parallel, o);
 }
 
 /* ---- caches ---- */

@@ -190,7 +190,7 @@ static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, b
     return TE_OK;
 }
 
-/* [.., H, d] as [.., H d], and back. */
+/* [.., H, d] as [.., H d]. */
 static te_tensor *te__heads_joined(te_tensor *x) {
     int64_t shape[4];
     if (!x) return NULL;
@@ -198,13 +198,15 @@ static te_tensor *te__heads_joined(te_tensor *x) {
     shape[x->ndim - 2] *= shape[x->ndim - 1];
     return te_tensor_view(x, x->ndim - 1, shape);
 }
-static te_tensor *te__heads_apart(te_tensor *x, int64_t heads) {
-    int64_t shape[4];
+/* x [.., heads * d], or what is seen as such, as [.., heads, d], with `leading` sizes in front. */
+static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t d) {
+    int64_t shape[TE_MAX_DIMS];
+    x = te_tensor_contiguous(x);
     if (!x) return NULL;
-    memcpy(shape, x->shape, (size_t)x->ndim * sizeof(int64_t));
-    shape[x->ndim] = heads ? shape[x->ndim - 1] / heads : 0;
-    shape[x->ndim - 1] = heads;
-    return te_tensor_view(x, x->ndim + 1, shape);
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[leading] = heads;
+    shape[leading + 1] = d;
+    return te_tensor_view(x, leading + 2, shape);
 }
 
 typedef struct te__fp8_attention {
@@ -224,6 +226,7 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     const te_recipe *recipe = &s->quant.recipe, inner = te__attention_inner_recipe(recipe);
     const te_qkv_format kv = te__attn_kv_format(&s->args);
     const bool blocks = te__attention_by_blocks(&s->quant);
+    const int last = saved[0]->ndim - 1;
     te_tensor *list[TE__ATTENTION_SAVED], *gradient = te_tensor_contiguous(dy[0]), *codes[3];
     te__quant_spec spec = te__attention_spec(&s->quant, recipe, true, TE__SLOT_DO, TE_ROWWISE);
     te_op_attn_bwd_args args;
@@ -236,7 +239,8 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     args = te__attention_gradients(&s->args, list, dx, dx, needs);
     gradient = te__quantize(gradient, &spec);
     if (!gradient) return te_error_code(te);
-    args.d_o = te__heads_apart(te__quant_value(gradient, gradient->dtype), list[0]->shape[list[0]->ndim - 2]);
+    args.d_o = te__as_heads(te__quant_value(gradient, gradient->dtype), last - 1, list[0]->shape[last - 1],
+                            list[2]->shape[last]);
     if (!blocks) {
         spec = te__attention_spec(&s->quant, &inner, true, TE__SLOT_DP, TE_ROWWISE);
         args.fp8.s_dtype = s->s_dtype;
@@ -270,24 +274,21 @@ static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
 }
 
 /* softmax(q k^T) v -> [.., H dv]; with fp8_output quantized, for a product. `call` is that of a recipe with fp8_dpa. */
-static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc,
+static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attention_desc *desc,
                                         const te__quant_call *call, bool fp8_output) {
-    te_ctx *te = q->te;
+    te_ctx *te = parts[0]->te;
     const te_recipe inner = te__attention_inner_recipe(&call->recipe);
     const bool blocks = te__attention_by_blocks(call);
     const te__rng_state before = te__rng_now(te);
     te__fp8_attention state = TE_ZERO;
-    te_tensor *parts[3], *codes[3], *values[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
+    te_tensor *codes[3], *values[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    parts[0] = q;
-    parts[1] = k;
-    parts[2] = v;
     /* which te__hands_fp8 could not know */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
-    ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
+    ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args));
     if (ready && args->rule.page_table) {
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other "
@@ -344,19 +345,19 @@ static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
 
 /* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS
  * products. */
-static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q, te_tensor *k, te_tensor *v,
-                                     const te_attention_desc *desc, bool fp8_output) {
+static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attention_desc *desc,
+                                     bool fp8_output) {
     te__autocast cast;
     te__quant_call call;
     te_recipe inner;
     te_result result;
-    if (!te__runs_fp8_attention(m, &cast)) return te__heads_joined(te_attention(q, k, v, desc));
+    if (!te__runs_fp8_attention(m, &cast)) return te__heads_joined(te__attention_run(parts, NULL, desc));
     result = te__scaling_prepare(m, s, &call);
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
     if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
     call.group = cast.amax_group; /* heads of other ranks meet in no product */
-    return result == TE_OK ? te__fp8_attention_run(q, k, v, desc, &call, fp8_output) : NULL;
+    return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
 }
 
 /* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one

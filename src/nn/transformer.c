@@ -38,16 +38,6 @@ static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args 
 
 /* ---- MultiheadAttention ---- */
 
-/* x [.., heads * d], or what is seen as such, as [.., heads, d], with `leading` sizes in front. */
-static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t d) {
-    int64_t shape[TE_MAX_DIMS];
-    x = te_tensor_contiguous(x);
-    if (!x) return NULL;
-    memcpy(shape, x->shape, sizeof(shape));
-    shape[leading] = heads;
-    shape[leading + 1] = d;
-    return te_tensor_view(x, leading + 2, shape);
-}
 /* A projection that is a child of m. */
 static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, const te_forward_args *args,
                               te_outputs *outputs) {

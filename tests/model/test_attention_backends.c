@@ -527,12 +527,39 @@ TE_TEST_DEVICES(backends_as_modules) {
             args.attention.alibi_slopes = in.q;
             CHECK(!te_forward_with(m, &args));
             CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "an option of the call (attn_mask_type 5) is te's alone");
-            args.attention.alibi_slopes = NULL, args.attention.cu_seqlens_q_padded = in.q;
+            args.attention.alibi_slopes = NULL, args.attention.pad_between_seqs = TE_ON;
+            CHECK(!te_forward_with(m, &args));
+            CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "attention: pad_between_seqs: an option of the call");
+            args.attention.pad_between_seqs = TE_DEFAULT, args.attention.cu_seqlens_q_padded = in.q;
             CHECK(!te_forward_with(m, &args));
             CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "packed sequences are te's alone");
         }
         te_module_destroy(m);
     }
+}
+
+/* Every implementation of the core runs again in the backward pass if the call says so: the same bits, dropout's too. */
+TE_TEST_DEVICES(backends_checkpoint_their_core) {
+    static const shape s = {2, 6, 6, 2, 1, 8, 8};
+    for (int n = 0; n <= COUNT(backends); n++) {
+        te_attn_module_desc d = {.num_attention_heads = 2, .num_gqa_groups = 1, .num_qk_channels = 8, .dropout_p = n < 2 ? 0.3f : 0};
+        te_module *m = n < COUNT(backends) ? te_initialize_attn_module(te, backends[n], &d) : te_sdpa_create(te, &(te_sdpa_desc){.format = TE_BSHD, .rule.dropout_p = 0.3f});
+        float *out[2][4];
+        test_case("implementation %d", n);
+        for (int again = 0; again < 2; again++) {
+            te_attn_inputs in = inputs_of(te, TE_F32, &s);
+            te_forward_args args = {.input = te_tensor_set_requires_grad(in.q, true), .key = te_tensor_set_requires_grad(in.k, true), .value = te_tensor_set_requires_grad(in.v, true), .attention.checkpoint_core_attention = again};
+            te_seed(te, 3);
+            te_tensor *y = te_forward_with(m, &args), *x[4] = {y, in.q, in.k, in.v};
+            REQUIRE_OK(te);
+            te_backward_from(y, test_tensor(te, TE_F32, te_tensor_ndim(y), te_tensor_shape(y), test_normal(te_tensor_numel(y), 77)));
+            REQUIRE_OK(te);
+            for (int i = 0; i < 4; i++) out[again][i] = test_copy(test_read(i ? te_tensor_grad(x[i]) : y), te_tensor_numel(x[i]));
+            for (int i = 0; again && i < 4; i++) CHECK_BYTES(i ? "gradient" : "o", out[1][i], out[0][i], (size_t)te_tensor_numel(x[i]) * sizeof(float));
+        }
+        te_module_destroy(m);
+    }
+    CHECK_OK(te);
 }
 
 TE_TEST(attention_backend_refusals) {
@@ -559,7 +586,10 @@ TE_TEST(attention_backend_refusals) {
     d.num_v_channels = 0, d.num_qk_channels = 8, d.softmax_type = TE_SOFTMAX_LEARNABLE;
     CHECK(!te_initialize_attn_module(te, TE_ATTN_SDPA, &d));
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softmax_type 2");
-    d.softmax_type = TE_SOFTMAX_VANILLA, d.dropout_p = 0.1f;
+    d.softmax_type = TE_SOFTMAX_VANILLA, d.qkv_format = (te_qkv_format)9;
+    CHECK(!te_initialize_attn_module(te, TE_ATTN_EAGER, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_initialize_attn_module: attn_mask_type 2, qkv_format 9");
+    d.qkv_format = TE_BSHD, d.dropout_p = 0.1f;
     CHECK(!te_initialize_attn_module(te, TE_ATTN_FLEX, &d));
     CHECK_ERROR(te, TE_ERR_INVALID, "dropout_p 0.1 with flex");
     d.dropout_p = 0, d.num_gqa_groups = 3;

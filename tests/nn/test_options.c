@@ -51,6 +51,20 @@ TE_TEST(options_refused_masks_and_formats) {
     d.attention.qkv_format = TE_SBHD, d.attention.attn_mask_type = (te_attn_mask)8;
     CHECK(!te_multihead_attention_create(te, &d));
     CHECK_ERROR(te, TE_ERR_INVALID, "attention.attn_mask_type 8");
+    /* a copy of a core's class has a state of zeros */
+    te_module *core = te_sdpa_create(te, &(te_sdpa_desc){0});
+    te_module_class copy = *te_module_get_class(core);
+    te_module *m = te_module_create(te, &copy, "copy");
+    CHECK(!te_forward(m, te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 2, 8))));
+    CHECK_ERROR(te, TE_ERR_STATE, "SDPA: \"copy\" has no options");
+    te_module_destroy(m);
+    te_module_destroy(core);
+    const te_sdpa_desc sdpa[] = {{.rule.mask = (te_attn_mask)8}, {.rule.softmax_type = (te_softmax_type)3, .rule.softmax_offset = NULL}, {.rule.dropout_p = 1.5f}};
+    static const char *const says[] = {"te_sdpa_create: rule.mask 8, format 0", "te_sdpa_create: rule.softmax_type 3", "te_sdpa_create: rule.dropout_p 1.5"};
+    for (int i = 0; i < COUNT(sdpa); i++) {
+        CHECK(!te_sdpa_create(te, &sdpa[i]));
+        CHECK_ERROR(te, TE_ERR_INVALID, says[i]);
+    }
 }
 
 /* ---- save_original_input ---- */

@@ -70,17 +70,6 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
  * with a smaller cap, even if the tensor-core kernel would compute the derivative from the tanh. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
-/* Steps between product and softmax that are options of Hopper's kernels: X(option, is the step there?, value,
- * 1: three warpgroups have no registers for it, or tiles of 192 rows lie in two blocks of a block mask).
- * `a`, and `mod`, the user's rule, whose code is its option. */
-#define TE__ATTN_STEPS(X)                                                                \
-    X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
-    X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
-    X("X_BIAS", a->x.bias.dt != TE_DTYPE_NONE, a->x.bias.dt, 1)                          \
-    X("X_PAIRS", a->x.bias.dt != TE_DTYPE_NONE, te__attn_bias_pairs(a), 1)               \
-    X("X_MASK", a->x.mask.dt != TE_DTYPE_NONE, 1, 1)                                     \
-    X("X_BLOCKS", a->x.blocks.dt != TE_DTYPE_NONE, 1, 1)
-
 /* Returns whether S or dP is rounded to FP8 codes (te_attn_fp8). */
 static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
 

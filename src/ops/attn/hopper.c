@@ -44,6 +44,17 @@ static int te__attn_together(const te__attn_kargs *a) {
     return (int)te__min(heads, n * (a->heads / a->groups));
 }
 
+/* Steps between product and softmax that are options of Hopper's kernels: X(option, is the step there?, value,
+ * 1: three warpgroups have no registers for it, or tiles of 192 rows lie in two blocks of a block mask).
+ * `a`, and `mod`, the user's rule, whose code is its option. */
+#define TE__ATTN_STEPS(X)                                                                \
+    X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
+    X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
+    X("X_BIAS", a->x.bias.dt != TE_DTYPE_NONE, a->x.bias.dt, 1)                          \
+    X("X_PAIRS", a->x.bias.dt != TE_DTYPE_NONE, te__attn_bias_pairs(a), 1)               \
+    X("X_MASK", a->x.mask.dt != TE_DTYPE_NONE, 1, 1)                                     \
+    X("X_BLOCKS", a->x.blocks.dt != TE_DTYPE_NONE, 1, 1)
+
 /* Returns how the kernels read the bias: X_PAIRS in hopper_scores.cuh. */
 static int te__attn_bias_pairs(const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;

@@ -715,7 +715,7 @@ static void bench_host(bench *b) {
         bool pushed;
         fill.dst = b->flushed;
         if (p && te_op_fill(b->te, &fill) == TE_OK && te__cuda_enter(b->te, &pushed) == TE_OK) {
-            te__cuda_plan(b->te, p, TE_OP_FILL, &fill);
+            te__cuda_plan(b->te, p, &te__ops[TE_OP_FILL], &fill);
             te__jit_get(b->te, &p->launch[0], p->baseline, &function);
             for (round = 0; round < ROUNDS; round++) {
                 double began;
@@ -1945,7 +1945,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
     if (!plan) return;
     if (te__cuda_enter(b->te, &pushed) == TE_OK) {
         te__gemm_tune.count = 0;
-        te__cuda_plan(b->te, plan, TE_OP_GEMM, &p->args);
+        te__cuda_plan(b->te, plan, &te__ops[TE_OP_GEMM], &p->args);
         for (i = 0; i < plan->num_launches && used < size; i++) {
             const te__launch *l = &plan->launch[i];
             bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;

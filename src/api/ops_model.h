@@ -90,7 +90,21 @@ typedef struct te_op_grouped_gemm_args {
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
-/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N]; gamma' = gamma + 1 if zero_centered_gamma.
+/* The norm of a module that has one. */
+typedef enum te_normalization {
+    TE_NORM_DEFAULT = 0, /* LayerNorm */
+    TE_LAYERNORM = 1,    /* (x - mean) / sqrt(variance + eps) * weight + bias */
+    TE_RMSNORM = 2       /* x / sqrt(mean(x^2) + eps) * weight */
+} te_normalization;
+
+/* Of every module with a norm, and of the operations of norms. */
+typedef struct te_norm_options {
+    te_normalization normalization; /* 0 => LayerNorm */
+    float eps;                      /* added to the variance; 0 => 1e-5 */
+    bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
+} te_norm_options;
+
+/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N]; gamma' = gamma + 1 if norm.zero_centered_gamma.
  * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
@@ -104,8 +118,7 @@ typedef struct te_op_grouped_gemm_args {
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
-    float eps; /* 0 => 1e-5 */
-    bool zero_centered_gamma;
+    te_norm_options norm; /* normalization: 0, or the operation's own */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *y_amax, *y_col;
@@ -121,7 +134,7 @@ typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
 typedef struct te_norm_bwd_args {
     const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
     te_tensor *dx, *dgamma, *dbeta;
-    bool zero_centered_gamma; /* as in the forward */
+    te_norm_options norm; /* as in the forward; eps is in rstd */
     bool accumulate;
     bool rounded;
 } te_norm_bwd_args;

@@ -365,7 +365,8 @@ static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward &&
            core->has_fp8_output && proj->cls == &te__linear_class && te__runs_fp8_attention(core, &a) &&
-           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__recipe_has(&a.recipe, TE__BLOCKS_IN_ATTENTION) &&
+           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind &&
+           !te__recipe_has(&a.recipe, TE__BLOCKS_IN_ATTENTION) &&
            (!te__asks_factory(&a.recipe) ||
             (a.recipe.custom.factory == b.recipe.custom.factory && a.recipe.custom.user == b.recipe.custom.user)) &&
            !te__runs_graphs(proj);

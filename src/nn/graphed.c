@@ -119,7 +119,8 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
             result = te__fail(te, TE_ERR_SHAPE,
                               "te_make_graphed_callables: %s of the call is %s %s and was %s %s in the sample; "
                               "a graph has one shape",
-                              te__call_names[i], x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL",
+                              te__call_names[i], x ? te_dtype_name(x->dtype) : "not there,",
+                              x ? te__shape_text(x, a) : "NULL",
                               to ? te_dtype_name(to->dtype) : "not there,", to ? te__shape_text(to, b) : "NULL");
         else if (x && x->requires_grad && !to->requires_grad)
             result = te__fail(te, TE_ERR_INVALID,

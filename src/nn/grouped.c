@@ -592,7 +592,8 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     te_op_grouped_gemm_args gemm;
     te_tensor *xq = c->x;
     te_result result = TE_OK;
-    bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && te__recipe_class_of(recipe)->facts & TE__SPLITS_ALWAYS;
+    bool wants_weight = false, wants_x = te__wants_grad(input),
+         block = recipe && te__recipe_class_of(recipe)->facts & TE__SPLITS_ALWAYS;
     int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i,
         n = d->num_gemms;
     if (c->quant.calibrating && !c->quant.enabled && te__keeps_scales(c->quant.scaling, &c->quant.recipe))

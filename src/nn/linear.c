@@ -225,8 +225,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->act_bias_dtype, s->shape[s->ndim - 1]);
         }
         dx[0] = gemm.d;
-        result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm)
-                                                            : te_error_code(te);
+        result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
+                     ? te__product(te, dyq, false, saved[1], false, &gemm)
+                     : te_error_code(te);
         /* each rank knows its own outputs' share */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
         if (result == TE_OK && quantizes) {

@@ -91,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
         if (te_act_gated(a.rule.act)) {
             te_act_split(i, a.n, &row, &column);
             at = te_act_at(row, column, a.n, a.rule.block);
-            te_act_gate_grad(a.rule.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.rule.block, a.x_dt), dy, a.rule, &da, &db);
+            te_act_gate_grad(a.rule.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.rule.block, a.x_dt), dy, a.rule,
+                             &da, &db);
             te_store(a.dx, at + a.rule.block, a.dx_dt, a.scale ? db * scale : db);
         } else {
             te_act(a.rule.act, te_load(a.x, i, a.x_dt), &da);

@@ -8,7 +8,8 @@ typedef struct te__activation_row {
     te_epilogue epilogue; /* the step of a product that multiplies by its derivative; TE_EPILOGUE_NONE: none does */
     bool one_kernel;      /* te.ops: dbias and the gradient come from one kernel */
 } te__activation_row;
-#define TE__ACT_ROW(name, form, f, epilogue, one_kernel) {TE__ACT_##form, TE__F_##f, TE_EPILOGUE_##epilogue, one_kernel},
+#define TE__ACT_ROW(name, form, f, epilogue, one_kernel)                                                             \
+    {TE__ACT_##form, TE__F_##f, TE_EPILOGUE_##epilogue, one_kernel},
 static const te__activation_row te__activations[TE_ACTIVATION_COUNT] = {
     {TE__ACT_PLAIN, TE__F_COUNT, TE_EPILOGUE_NONE, false}, /* TE_ACTIVATION_DEFAULT */
     TE__ACTIVATIONS(TE__ACT_ROW)};
@@ -17,7 +18,7 @@ static const te__activation_row te__activations[TE_ACTIVATION_COUNT] = {
 #define TE__ACT_ROW(name, form, f, epilogue, one_kernel) TE__ACT_ROW_##name,
 enum { TE__ACT_ROW_DEFAULT, TE__ACTIVATIONS(TE__ACT_ROW) TE__ACT_ROWS };
 #undef TE__ACT_ROW
-#define TE__ACT_ROW(name, form, f, epilogue, one_kernel)                                                                 \
+#define TE__ACT_ROW(name, form, f, epilogue, one_kernel)                                                             \
     TE__STATIC_ASSERT((int)TE__ACT_ROW_##name == (int)TE_##name, "te_activation and ops/act/list.h have one order");
 TE__ACTIVATIONS(TE__ACT_ROW)
 #undef TE__ACT_ROW

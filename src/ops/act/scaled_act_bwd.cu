@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(256) te_scaled_act_bwd(const __grid
 #else
     for (te_i64 column = lane; column < a.n; column += 32) {
         te_i64 i = row * a.n + column, at = te_act_gated(a.rule.act) ? te_act_at(row, column, a.n, a.rule.block) : i;
-        float dy = te_load(a.dy, i, a.dy_dt), gate = te_act_gated(a.rule.act) ? te_load(a.x, at + a.rule.block, a.x_dt) : 0.0f,
-              dx, dgate;
+        float dy = te_load(a.dy, i, a.dy_dt), dx, dgate,
+              gate = te_act_gated(a.rule.act) ? te_load(a.x, at + a.rule.block, a.x_dt) : 0.0f;
         sum = fmaf(dy, te_scaled_act(a, a.rule.act, te_load(a.x, at, a.x_dt), gate, dy * scale, &dx, &dgate), sum);
         te_store(a.out, at, a.out_dt, dx);
         if (te_act_gated(a.rule.act)) te_store(a.out, at + a.rule.block, a.out_dt, dgate);

@@ -434,15 +434,14 @@ static bool te__hf_rotaries(te__hf_config *c, const te__hf_family *f, te_causal_
 static bool te__hf_activation(te__hf_config *c, const te__hf_family *f, te_activation *to) {
     const char *key = f->has & TE__HF_HIDDEN_ACTIVATION ? "hidden_activation" : "hidden_act";
     const char *name = f->has & TE__HF_HIDDEN_ACTIVATION ? c->hidden_activation : c->hidden_act;
+    char known[160];
     *to = f->has & TE__HF_GEMMA ? TE_GEGLU : TE_SWIGLU;
     /* the first Gemma's files say gelu, and mean the other one */
     if (!name || (strcmp(f->model_type, "gemma") == 0 && strcmp(name, "gelu") == 0)) return true;
     *to = te__activation_named(name, TE__ACT_GATED);
     if (*to) return true;
-#define TE__NAME(f, s, value, slope, name, also) " " name " " also
-    return te__hf_refuse(c, TE_ERR_UNSUPPORTED,
-                         "%s is \"%.60s\"; one of these is needed:" TE__NONLINEARITIES(TE__NAME), key, name);
-#undef TE__NAME
+    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; one of these is needed: %s", key, name,
+                         te__activation_names(TE__ACT_GATED, known, sizeof(known)));
 }
 
 /* Does layer i have a window where the file does not list the layers? */

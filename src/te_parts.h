@@ -20,6 +20,7 @@
 #include "api/ops_moe.h"
 #endif
 #include "api/ops_model.h"
+#include "api/ops_train.h"
 #include "api/trace.h"
 #ifndef TE_NO_DIST
 #include "api/dist.h"

@@ -1,7 +1,7 @@
-/* api/ops_model.h: the args of the raw operations that models are made of, and, at the end, the functions of all
- * operations. The rules of api/ops.h hold for all of them. */
+/* api/ops_model.h: the args of the raw operations that models are made of. The rules of api/ops.h hold for all of
+ * them. */
 
-/* ---- gemm ---------------------------------------------------------------------------------------------------- */
+/* ---- gemm ---- */
 
 /* D [m, n] = epilogue(scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32. m, n and k
  * are given because the tensors may be padded or have more dimensions.
@@ -89,8 +89,22 @@ typedef struct te_op_grouped_gemm_args {
 
 /* ---- norm ---------------------------------------------------------------------------------------------------- */
 
-/* y = (x - mean) * rstd * gamma' + beta, for each row of [M, N]; gamma' = gamma + 1 if zero_centered_gamma. RMSNorm:
- * mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
+/* The norm of a module that has one. */
+typedef enum te_normalization {
+    TE_NORM_DEFAULT = 0, /* LayerNorm */
+    TE_LAYERNORM = 1,    /* (x - mean) / sqrt(variance + eps) * weight + bias */
+    TE_RMSNORM = 2       /* x / sqrt(mean(x^2) + eps) * weight */
+} te_normalization;
+
+/* Options of every module with a norm, and of the operations of norms. */
+typedef struct te_norm_options {
+    te_normalization normalization; /* 0 => LayerNorm */
+    float eps;                      /* added to the variance (RMSNorm: to the mean square); 0 => 1e-5 */
+    bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
+} te_norm_options;
+
+/* y = (x - mean) * rstd * gamma' + beta, for each row of [M, N]; gamma' = gamma + 1 if norm.zero_centered_gamma.
+ * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional, written
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
  *               te_op_fp8_quantize: the f32 result is quantized without an intermediate rounding
@@ -104,8 +118,7 @@ typedef struct te_op_grouped_gemm_args {
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
-    float eps; /* 0 => 1e-5 */
-    bool zero_centered_gamma;
+    te_norm_options norm; /* normalization: 0, or the operation's own */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *y_amax, *y_col;
@@ -121,7 +134,7 @@ typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
 typedef struct te_norm_bwd_args {
     const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
     te_tensor *dx, *dgamma, *dbeta;
-    bool zero_centered_gamma; /* as in the forward */
+    te_norm_options norm; /* as in the forward; eps is in rstd */
     bool accumulate;
     bool rounded;
 } te_norm_bwd_args;
@@ -610,190 +623,3 @@ typedef struct te_op_dropout_add_bwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_dropout_add_bwd_args;
-
-/* ---- loss ---------------------------------------------------------------------------------------------------- */
-
-/* Cross entropy of each row x of logits [M, V], with y its target and e = label_smoothing (0 to 1): loss f32 [M] =
- * (1-e)(lse - x_y) + e*lse - (e/V) sum x; and lse f32 [M]. count: optional f32 [1], the number of targets not ignored.
- *   target  i32 or i64 [M]; ignore_index gives loss 0 and gradient 0. Another target outside 0 .. vocab_size - 1 is an
- *           error (TE_ERR_INVALID). On the CPU the call returns it. On a GPU the target counts as ignored, and the next
- *           call that waits (te_synchronize) returns the error
- *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size,
- *                             which ranks share; 0 => V: all of it
- *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf if another rank has it) and, if e > 0, sum x of these
- *           columns */
-typedef struct te_op_cross_entropy_fwd_args {
-    const te_tensor *logits, *target;
-    te_tensor *loss, *lse, *count;
-    float label_smoothing;
-    int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
-    int64_t vocab_size, vocab_start;
-    te_tensor *parts;
-} te_op_cross_entropy_fwd_args;
-/* loss f32 [M] and lse f32 [M] of rows whose columns R ranks share, from parts f32 [R, M, 3], the parts of all R ranks,
- * and the forward's target, label_smoothing, ignore_index and vocab_size. */
-typedef struct te_op_cross_entropy_merge_args {
-    const te_tensor *parts, *target;
-    te_tensor *loss, *lse;
-    float label_smoothing;
-    int64_t ignore_index, vocab_size;
-} te_op_cross_entropy_merge_args;
-/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits,
- * target, lse, label_smoothing, ignore_index, vocab_size and vocab_start; dloss f32 [M] or [1] (broadcast); count:
- * optional f32 [1]. dlogits may be logits. */
-typedef struct te_op_cross_entropy_bwd_args {
-    const te_tensor *logits, *target, *lse, *dloss, *count;
-    te_tensor *dlogits;
-    float scale; /* 0 => 1 */
-    float label_smoothing;
-    int64_t ignore_index;
-    int64_t vocab_size, vocab_start;
-} te_op_cross_entropy_bwd_args;
-
-/* loss f32 [1] = mean((x - target)^2); x and target of one shape, each of any float format. */
-typedef struct te_op_mse_fwd_args {
-    const te_tensor *x, *target;
-    te_tensor *loss;
-} te_op_mse_fwd_args;
-/* dx = dloss * 2 (x - target) / numel, of the shape of x and target and any float format; dloss f32 [1]. */
-typedef struct te_op_mse_bwd_args {
-    const te_tensor *x, *target, *dloss;
-    te_tensor *dx;
-} te_op_mse_bwd_args;
-
-/* ---- optim --------------------------------------------------------------------------------------------------- */
-
-/* Hyperparameters of Adam that one parameter may have of its own. Read as they are: no defaults. */
-typedef struct te_adam_numbers {
-    float lr, beta1, beta2, eps, weight_decay; /* as those of te_op_adam_args */
-} te_adam_numbers;
-/* One parameter of te_op_adam. All tensors but the scales have the same number of elements.
- *   grad, param  f32, f16 or bf16
- *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
- *   master       optional: the step updates master, then param = round(master). f32; or f16 with a scale; or remainders
- *                of a bf16 param: u8 with twice as many elements, the lower 16 bits of an f32 master. The upper 16 bits
- *                are param, or param - 1 where the lower ones are 2^15 or more
- *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state's value is its elements
- *                                   times the scale. A step sets the scale to max |x| / 32752 (f16) or max |x| / 448
- *                                   (e4m3), without NaN; if the max is too small, zeros are stored */
-typedef struct te_adam_tensor {
-    const te_tensor *grad;
-    te_tensor *param, *m, *v, *master;
-    te_tensor *m_scale, *v_scale, *master_scale;
-    bool own_numbers;        /* the parameter uses `numbers`, not those of the args */
-    te_adam_numbers numbers; /* entries with the same numbers best stand together: each run of them takes one launch */
-    int place;               /* the place of the parameter's learning rate in lr_device and of its pair in
-                              * bias_correction */
-} te_adam_tensor;
-/* One Adam(W) step over a list of tensors (as FusedAdam). The call changes all parameters, or none.
- *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
- * On the device, all f32 and optional; P is more than the largest `place`:
- *   grad_scale       [1]: multiplies every gradient (clipping, un-scaling)
- *   found_inf        [1]: if it is not 0 nothing is changed
- *   lr_device        [P]: replaces lr
- *   bias_correction  [P, 2]: 1/bc1 and 1/bc2, replaces step and no_bias_correction */
-typedef struct te_op_adam_args {
-    const te_adam_tensor *tensors;             /* [num_tensors] */
-    int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
-    float lr, beta1, beta2, eps, weight_decay; /* read as they are: no defaults */
-    int64_t step;                              /* 1 for the first */
-    bool no_adam_w_mode;                       /* weight decay goes into the gradient (Adam); false => into the step
-                                                * (AdamW) */
-    bool no_bias_correction;                   /* bc = 1 */
-    const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
-} te_op_adam_args;
-
-/* Stores x as te_op_adam stores a state: writes state (f16 or e4m3, as many elements as x) and scale f32 [1]. amax f32
- * [1], read: max |x|, as te_op_amax makes it. */
-typedef struct te_op_store_state_args {
-    const te_tensor *x, *amax;
-    te_tensor *state, *scale;
-} te_op_store_state_args;
-
-/* Hyperparameters of SGD that one parameter may have of its own. Read as they are: no defaults. */
-typedef struct te_sgd_numbers {
-    float lr, weight_decay; /* as those of te_op_sgd_args */
-} te_sgd_numbers;
-/* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; master: f32). With a
- * master the step updates it, then param = round(master). All have the same number of elements. */
-typedef struct te_sgd_tensor {
-    const te_tensor *grad;
-    te_tensor *param, *momentum, *master;
-    bool first;             /* the momentum becomes the gradient, without dampening */
-    bool own_numbers;       /* the parameter uses `numbers`, not those of the args */
-    te_sgd_numbers numbers; /* these numbers */
-    int place;              /* the place of the parameter's learning rate in lr_device */
-} te_sgd_tensor;
-/* One step of stochastic gradient descent over a list of tensors (as FusedSGD). A line counts if its condition holds.
- * grad_scale, found_inf and lr_device are as in te_op_adam. The call changes all parameters, or none.
- *   d = grad * grad_scale
- *   d += weight_decay * p                               unless wd_after_momentum
- *   b = momentum * b + (1 - dampening) * d              momentum not 0; b is the tensor `momentum`
- *   d = b; with nesterov d = d + momentum * b           momentum not 0
- *   d += weight_decay * p                               wd_after_momentum
- *   p -= lr * d */
-typedef struct te_op_sgd_args {
-    const te_sgd_tensor *tensors;               /* [num_tensors] */
-    int num_tensors, num_undecayed;             /* the last num_undecayed take no weight decay */
-    float lr, momentum, dampening, weight_decay; /* read as they are: no defaults */
-    bool nesterov, wd_after_momentum;
-    const te_tensor *grad_scale, *found_inf, *lr_device;
-} te_op_sgd_args;
-
-/* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. NaN and inf propagate.
- * Optional: per_tensor f32 [num_tensors], the norm of each tensor; inv_scale f32 [1], by which x is multiplied first
- * (the tensors stay as they are); clip f32 [1] = min(1, max_norm / (norm + 1e-6)); found_inf f32 [1], set to 1 if the
- * norm is not finite, else unchanged. */
-typedef struct te_op_l2norm_args {
-    const te_tensor *const *tensors;
-    int num_tensors;
-    te_tensor *norm, *per_tensor, *clip;
-    float max_norm;
-    const te_tensor *inv_scale;
-    te_tensor *found_inf;
-} te_op_l2norm_args;
-
-/* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf:
- * optional f32 [1], set to 1 if an input is not finite, else unchanged. */
-typedef struct te_op_multi_scale_args {
-    const te_tensor *const *in;
-    te_tensor *const *out;
-    int num_tensors;
-    float scale;
-    const te_tensor *scale_device;
-    te_tensor *found_inf;
-} te_op_multi_scale_args;
-
-/* Counts skipped steps and computes the bias corrections of a step, on the device.
- *   skipped          f32 [1]: the number of skipped steps
- *   found_inf        f32 [1], or NULL (added before): the last step's flag, added to skipped if `count`, then cleared
- *   bias_correction  f32 [P, 2] from betas f32 [P, 2], optional together: 1 / (1 - beta^n) with n = step - skipped, or
- *                    1 if no_bias_correction
- *   step_device      optional f32 [1]: replaces step */
-typedef struct te_op_step_numbers_args {
-    te_tensor *found_inf, *skipped;
-    bool count;
-    int64_t step; /* 1 for the first, skipped ones among them */
-    const te_tensor *step_device;
-    const te_tensor *betas;
-    te_tensor *bias_correction;
-    bool no_bias_correction;
-} te_op_step_numbers_args;
-
-/* Updates the scale of a loss after a step, as torch.amp.GradScaler does. If found_inf f32 [1] is not 0: scale f32 [1]
- * *= backoff_factor and growth_tracker f32 [1] = 0. Otherwise growth_tracker grows by 1; when it reaches
- * growth_interval it becomes 0, and scale *= growth_factor if the product is finite. Then inv_scale f32 [1] = 1 /
- * scale, and found_inf = 0. */
-typedef struct te_op_update_scale_args {
-    te_tensor *scale, *inv_scale, *growth_tracker, *found_inf;
-    float growth_factor, backoff_factor; /* read as they are: no defaults */
-    int growth_interval;
-} te_op_update_scale_args;
-
-/* The function of each operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors:
- * TE_ERR_SHAPE, TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE,
- * TE_ERR_DEVICE. */
-#define TE_OP_FUNCTION(lower, UPPER, family)                                      \
-    TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
-TE_OP_LIST(TE_OP_FUNCTION)
-#undef TE_OP_FUNCTION

@@ -62,20 +62,6 @@ typedef struct te_gemm_options {
     bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */
 } te_gemm_options;
 
-/* The norm of a module that has one. */
-typedef enum te_normalization {
-    TE_NORM_DEFAULT = 0, /* LayerNorm */
-    TE_LAYERNORM = 1,    /* (x - mean) / sqrt(variance + eps) * weight + bias */
-    TE_RMSNORM = 2       /* x / sqrt(mean(x^2) + eps) * weight */
-} te_normalization;
-
-/* Options of every module with a norm. */
-typedef struct te_norm_options {
-    te_normalization normalization; /* 0 => LayerNorm */
-    float eps;                      /* added to the variance (RMSNorm: to the mean square); 0 => 1e-5 */
-    bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
-} te_norm_options;
-
 /* How ranks divide a product. */
 typedef enum te_parallel_mode {
     TE_PARALLEL_NONE = 0,   /* the product is not divided */

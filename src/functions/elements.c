@@ -295,13 +295,10 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
 
 /* ---- norms ---- */
 
-typedef struct te__norm_state {
-    bool rms, zero_centered;
-} te__norm_state;
-
 static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                    te_tensor **dx, const bool *needs) {
-    const te__norm_state *s = (const te__norm_state *)state;
+    const te_norm_options *o = (const te_norm_options *)state;
+    const bool rms = o->normalization == TE_RMSNORM;
     te_norm_bwd_args args = TE_ZERO;
     te_tensor *so_far;
     te_result result;
@@ -310,14 +307,14 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     args.gamma = saved[1];
     args.mean = saved[2];
     args.rstd = saved[3];
-    args.zero_centered_gamma = s->zero_centered;
+    args.norm = *o;
     args.add = so_far = needs[0] ? te__grad_so_far(te, 0, saved[0]) : NULL; /* of the residual branch */
     args.rounded = true;
     args.dx = so_far ? te__grad_sum_place(so_far) : te__empty_like(saved[0], saved[0]->dtype);
     args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
-    if (!s->rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
+    if (!rms && needs[2]) args.dbeta = dx[2] = te__empty_like(saved[1], saved[1]->dtype);
     if (!args.dy || !args.dx || !dx[1]) return te_error_code(te);
-    result = s->rms ? te_op_rmsnorm_bwd(te, &args) : te_op_layernorm_bwd(te, &args);
+    result = rms ? te_op_rmsnorm_bwd(te, &args) : te_op_layernorm_bwd(te, &args);
     if (so_far && result == TE_OK) te__grad_sum_done(te, 0, args.dx);
     if (!so_far) dx[0] = args.dx;
     return result;
@@ -326,11 +323,11 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 /* The normalised rows; under `spec`, if there is one, as a quantized tensor, as TransformerEngine makes it: delayed
  * from the unrounded f32 result, others (and their amax) from one of x's format. rounded: as te_op_rmsnorm_fwd has
  * it. */
-static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered,
-                           bool rounded, const te__quant_spec *spec) {
+static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, const te_norm_options *o, bool rounded,
+                           const te__quant_spec *spec) {
+    const bool rms = o->normalization == TE_RMSNORM;
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
-    te__norm_state state;
     te__quant_out out = TE_ZERO;
     te_tensor *in[3], *saved[4], *y;
     te_ctx *te;
@@ -350,8 +347,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
     args.mean = rms ? NULL : te__empty_1d(te, TE_F32, te__rows(x));
     args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
-    args.eps = eps;
-    args.zero_centered_gamma = zero_centered;
+    args.norm = *o;
     args.rounded = rounded;
     if (spec && !out.plain) args.y_col = y->quantized->col.data;
     args.scale = out.scale;
@@ -359,8 +355,6 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     args.amax = out.amax;
     result = !args.rstd ? te_error_code(te) : rms ? te_op_rmsnorm_fwd(te, &args) : te_op_layernorm_fwd(te, &args);
     if (spec) result = te__quant_out_close(&out, spec, result);
-    state.rms = rms;
-    state.zero_centered = zero_centered;
     in[0] = x;
     in[1] = gamma;
     in[2] = beta;
@@ -368,14 +362,23 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     saved[1] = gamma;
     saved[2] = args.mean;
     saved[3] = args.rstd;
-    if (result == TE_OK) y = te__record(name, y, te__norm_backward, &state, sizeof(state), in, 3, saved, 4);
+    if (result == TE_OK) y = te__record(name, y, te__norm_backward, o, sizeof(*o), in, 3, saved, 4);
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
+static te_norm_options te__norm_options_of(te_normalization normalization, float eps, bool zero_centered_gamma) {
+    te_norm_options o;
+    o.normalization = normalization;
+    o.eps = eps;
+    o.zero_centered_gamma = zero_centered_gamma;
+    return o;
+}
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, false, NULL);
+    const te_norm_options o = te__norm_options_of(TE_LAYERNORM, eps, zero_centered_gamma);
+    return te__norm(x, weight, bias, &o, false, NULL);
 }
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, false, NULL);
+    const te_norm_options o = te__norm_options_of(TE_RMSNORM, eps, zero_centered_gamma);
+    return te__norm(x, weight, NULL, &o, false, NULL);
 }
 
 static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved,

@@ -386,14 +386,13 @@ static bool te__lm_rotaries(te__lm_config *c, te_causal_lm_desc *d) {
 
 static bool te__lm_activation(te__lm_config *c, te_activation *to) {
     const char *name = c->hidden_activation ? c->hidden_activation : c->hidden_act;
+    char known[160];
     if (c->gelu_is_tanh == 1 && strcmp(name, "gelu") == 0) name = "gelu_pytorch_tanh";
     *to = te__activation_named(name, TE__ACT_GATED);
     if (*to) return true;
-#define TE__NAME(f, s, value, slope, name, also) " " name " " also
-    return te__hf_refuse(&c->j, TE_ERR_UNSUPPORTED,
-                         "%s is \"%.60s\"; one of these is needed:" TE__NONLINEARITIES(TE__NAME),
-                         c->hidden_activation ? "hidden_activation" : "hidden_act", name);
-#undef TE__NAME
+    return te__hf_refuse(&c->j, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; one of these is needed: %s",
+                         c->hidden_activation ? "hidden_activation" : "hidden_act", name,
+                         te__activation_names(TE__ACT_GATED, known, sizeof(known)));
 }
 
 /* Does layer i have a window where the file does not list the layers? Keys that the family does not read are -1. */

@@ -312,10 +312,11 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { ret
 /* Parameters that the three classes with a norm share. */
 typedef struct te__norm_params {
     const char *weight, *bias; /* their names */
-    bool rms, zero_centered;
+    te_norm_options options;   /* normalization: not 0 */
     bool rounded; /* RMSNorm: the normalised row is rounded before the weight multiplies it */
-    float eps;
 } te__norm_params;
+
+static bool te__norm_is_rms(const te__norm_params *n) { return n->options.normalization == TE_RMSNORM; }
 
 static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms,
                           const te_norm_options *o, te_dtype dtype, int64_t hidden) {
@@ -326,9 +327,8 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
                  m->cls->name, (int)o->normalization, (double)o->eps, (int)TE_RMSNORM);
     n->weight = weight;
     n->bias = bias;
-    n->rms = rms;
-    n->zero_centered = o->zero_centered_gamma;
-    n->eps = o->eps;
+    n->options = *o;
+    n->options.normalization = rms ? TE_RMSNORM : TE_LAYERNORM;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
     if (m->parallel.sequence) { /* each rank has other rows */
@@ -337,13 +337,13 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     }
 }
 static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
-    te_result result = te_tensor_fill(te_module_parameter(m, n->weight), n->zero_centered ? 0.0 : 1.0);
-    if (result == TE_OK && !n->rms) result = te_tensor_fill(te_module_parameter(m, n->bias), 0.0);
+    te_result result = te_tensor_fill(te_module_parameter(m, n->weight), n->options.zero_centered_gamma ? 0.0 : 1.0);
+    if (result == TE_OK && !te__norm_is_rms(n)) result = te_tensor_fill(te_module_parameter(m, n->bias), 0.0);
     return result;
 }
 static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
-    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps,
-                    n->rms, n->zero_centered, n->rounded, spec);
+    return te__norm(x, te_module_parameter(m, n->weight),
+                    te__norm_is_rms(n) ? NULL : te_module_parameter(m, n->bias), &n->options, n->rounded, spec);
 }
 
 /* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was

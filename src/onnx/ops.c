@@ -119,10 +119,10 @@ static te_result te__onnx_layernorm(te__onnx *g, const te__any_args *x, const te
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
     in[0] = TE__ONNX_READ(x);
     in[1] = TE__ONNX_READ(gamma);
-    if (a->zero_centered_gamma) in[1] = te__onnx_2(g, "Add", in[1], te__onnx_f32(g, 1.0f));
+    if (a->norm.zero_centered_gamma) in[1] = te__onnx_2(g, "Add", in[1], te__onnx_f32(g, 1.0f));
     if (a->beta) in[n++] = TE__ONNX_READ(beta);
     te__onnx_attr_int(&t, "axis", -1);
-    te__onnx_attr_float(&t, "epsilon", a->eps);
+    te__onnx_attr_float(&t, "epsilon", a->norm.eps);
     n = te__onnx_node(g, "LayerNormalization", &t, n, in);
     return result == TE_OK ? te__onnx_store_result(g, n, &from, a->y, b->y, a->scale, b->scale) : result;
 }
@@ -134,11 +134,11 @@ static int te__onnx_by_squares(te__onnx *g, int x, const char *reduce, float eps
 static te_result te__onnx_rmsnorm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_norm_fwd_args *a = &x->rmsnorm_fwd, *b = &y->rmsnorm_fwd;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int gamma = TE__ONNX_READ(gamma), v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceMean", a->eps);
+    int gamma = TE__ONNX_READ(gamma), v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceMean", a->norm.eps);
     te_result result = TE__ONNX_UNKNOWN(rstd);
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
-    if (a->zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
+    if (a->norm.zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
     if (a->rounded) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->x->dtype)), TE__ONNX_FLOAT);
     v = te__onnx_2(g, "Mul", v, gamma);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;

@@ -416,7 +416,7 @@ TE_TEST(hf_refuses_configs) {
         {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", TE_ERR_SHAPE, "model.layers.0.self_attn.k_proj.weight\" is [8, 8], and by "},
         {"\"head_dim\": 4", "\"head_dim\": 2147483647", TE_ERR_SHAPE, sizeof(void *) == 4 ? "f32 of shape [8589934588, 8] has more bytes" : "it is [8589934588, 8]"},
         {"\"head_dim\": 4, ", "", TE_ERR_SHAPE, "q_proj.weight\" is [16, 8], and by "},
-        {"\"silu\"", "\"gelu\"", TE_ERR_UNSUPPORTED, "hidden_act is \"gelu\"; one of these is needed: gelu_pytorch_tanh gelu_new relu"},
+        {"\"silu\"", "\"gelu\"", TE_ERR_UNSUPPORTED, "hidden_act is \"gelu\"; one of these is needed: gelu_pytorch_tanh, relu, silu"},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1", TE_ERR_FORMAT, "rms_norm_eps is -1"},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e999", TE_ERR_FORMAT, "a number that is too large"},
         {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"su\", \"factor\": 4}", TE_ERR_UNSUPPORTED, "rope_type is \"su\"; default, linear, dynamic, llama3, yarn and longrope"},

@@ -127,7 +127,7 @@ TE_TEST_DEVICES(rms_norm_backends_of_long_rows) {
         te_tensor *y = te_float32_rms_norm(x, w, 1e-6f);
         CHECK(te_tensor_dtype(y) == dtype);
         CHECK_TENSOR(y, want, unit * 1.01f, 1e-7); /* half a unit in the last place, and what f32 adds */
-        te_op_rmsnorm_fwd_args args = {.x = x, .gamma = w, .y = test_guarded(te, dtype, SHAPE(M, N)), .eps = 1e-6f, .rounded = true};
+        te_op_rmsnorm_fwd_args args = {.x = x, .gamma = w, .y = test_guarded(te, dtype, SHAPE(M, N)), .norm.eps = 1e-6f, .rounded = true};
         CHECK(te_op_rmsnorm_fwd(te, &args) == TE_OK);
         CHECK_TENSOR(args.y, want, unit * 2.02f, 1e-7); /* two roundings */
         int differ = 0;

@@ -104,7 +104,7 @@ static norm_result run(te_ctx *te, const norm_case *c, const norm_data *d) {
     f.y = test_guarded(te, c->y, SHAPE(c->m, c->n));
     f.rstd = test_guarded(te, TE_F32, SHAPE(c->m));
     if (c->layernorm) f.mean = test_guarded(te, TE_F32, SHAPE(c->m));
-    f.zero_centered_gamma = c->zero_centered;
+    f.norm.zero_centered_gamma = c->zero_centered;
     if (c->layernorm)
         te_op_layernorm_fwd(te, &f);
     else
@@ -119,7 +119,7 @@ static norm_result run(te_ctx *te, const norm_case *c, const norm_data *d) {
     b.dgamma = c->accumulate ? test_guarded_with(te, c->w, SHAPE(c->n), d->old_dgamma) : test_guarded(te, c->w, SHAPE(c->n));
     if (c->layernorm)
         b.dbeta = c->accumulate ? test_guarded_with(te, c->w, SHAPE(c->n), d->old_dbeta) : test_guarded(te, c->w, SHAPE(c->n));
-    b.zero_centered_gamma = c->zero_centered;
+    b.norm.zero_centered_gamma = c->zero_centered;
     b.accumulate = c->accumulate;
     if (c->layernorm)
         te_op_layernorm_bwd(te, &b);
@@ -446,7 +446,7 @@ TE_TEST_DEVICES(rows_far_from_zero) {
         te_scope_begin(te);
         f.gamma = te_tensor_full(te, TE_BF16, SHAPE(n), 1);
         f.beta = te_tensor_full(te, TE_BF16, SHAPE(n), 0.25);
-        f.eps = 1e-5f;
+        f.norm.eps = 1e-5f;
         for (int k = 0; k < COUNT(numbers); k++) {
             test_case("%lld x %lld of %g", (long long)m, (long long)n, (double)numbers[k]);
             f.x = te_tensor_full(te, TE_BF16, SHAPE(m, n), numbers[k]);
@@ -656,10 +656,10 @@ TE_TEST_DEVICES(complaints) {
     te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "amax and y_amax; one of them is possible");
     f.amax = f.y_amax = NULL;
-    f.eps = -1;
+    f.norm.eps = -1;
     te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "eps is -1");
-    f.eps = 0;
+    f.norm.eps = 0;
     f.x = te_tensor_transpose(te_tensor_zeros(te, TE_F32, SHAPE(8, 6)), 0, 1);
     te_op_layernorm_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "strided");

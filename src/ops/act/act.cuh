@@ -66,20 +66,17 @@ TE_ACT_CALL float te_act_gate(int act, float a, float b, const te__act_rule &r) 
     return 0.0f;
 }
 TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te__act_rule &r, float *da, float *db) {
-    float f, c, d, s;
-    switch (te_act_form(act)) {
-    case TE__ACT_PLAIN: break;
-    case TE__ACT_GATED:
-        f = te_act(act, a, &s);
-        *da = dy * s * b;
+    const float limit = r.limit, alpha = r.alpha, offset = r.offset;
+    if (te_act_form(act) == TE__ACT_GATED) {
+        float slope, f = te_act(act, a, &slope);
+        *da = dy * slope * b;
         *db = dy * f;
-        break;
-    case TE__ACT_CLAMPED:
-        c = fminf(a, r.limit), d = fminf(fmaxf(b, -r.limit), r.limit) + r.offset;
-        s = te_act_sigmoid2(-TE_LOG2E * r.alpha * c);
-        *da = a <= r.limit ? dy * (s + r.alpha * c * s * (1.0f - s)) * d : 0.0f;
-        *db = b >= -r.limit && b <= r.limit ? dy * c * s : 0.0f;
-        break;
+    }
+    if (te_act_form(act) == TE__ACT_CLAMPED) {
+        float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + offset,
+              s = te_act_sigmoid2(-TE_LOG2E * alpha * c);
+        *da = a <= limit ? dy * (s + alpha * c * s * (1.0f - s)) * d : 0.0f;
+        *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
     }
 }
 

@@ -36,17 +36,28 @@ TE_API bool te_activation_is_gated(te_activation activation) {
 }
 
 /* The activation of that form whose nonlinearity transformers calls `name`; TE_ACTIVATION_DEFAULT: there is none. */
-static te_activation te__activation_named(const char *name, te__act_form form) {
 #define TE__ACT_ROW(f, s, value, slope, name, also) {name, also},
-    static const char *const names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
+static const char *const te__nonlinearity_names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
 #undef TE__ACT_ROW
+static te_activation te__activation_named(const char *name, te__act_form form) {
     int a;
     for (a = TE_ACTIVATION_DEFAULT + 1; *name && a < TE_ACTIVATION_COUNT; a++) {
-        const te__activation_row *row = &te__activations[a];
-        if (row->form == form && (strcmp(name, names[row->f][0]) == 0 || strcmp(name, names[row->f][1]) == 0))
+        const char *const *names = te__nonlinearity_names[te__activations[a].f];
+        if (te__activations[a].form == form && (strcmp(name, names[0]) == 0 || strcmp(name, names[1]) == 0))
             return (te_activation)a;
     }
     return TE_ACTIVATION_DEFAULT;
+}
+/* All such names, for messages. Returns `text`. */
+static const char *te__activation_names(te__act_form form, char *text, size_t size) {
+    size_t used = 0;
+    int a;
+    text[0] = '\0';
+    for (a = TE_ACTIVATION_DEFAULT + 1; a < TE_ACTIVATION_COUNT && used < size; a++)
+        if (te__activations[a].form == form)
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "",
+                                     te__nonlinearity_names[te__activations[a].f][0]);
+    return text;
 }
 
 static te_result te__check_activation(te_ctx *te, const char *op, te_activation act, te_activation_params *p) {

@@ -88,7 +88,7 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
         te__load_row(x, a->x->dtype, row * n + i, count, run);
         sum += te__norm_sum_squares(run, mean, count);
     }
-    rstd = (float)(1.0 / sqrt((double)((float)(sum / (double)n) + a->eps)));
+    rstd = (float)(1.0 / sqrt((double)((float)(sum / (double)n) + a->norm.eps)));
     if (a->mean) ((float *)te__data(a->mean))[row] = mean;
     if (a->rstd) ((float *)te__data(a->rstd))[row] = rstd;
     for (i = 0; i < n; i += TE__NORM_RUN) {
@@ -131,7 +131,7 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
     float *weights, *amax = NULL;
     if (a->y_amax) *(float *)te__data(a->y_amax) = 0.0f;
     if (m == 0 || n == 0) return a->y_col ? te__norm_transpose(te, a) : TE_OK;
-    weights = te__norm_weights(te, a->gamma, a->beta, a->zero_centered_gamma, n);
+    weights = te__norm_weights(te, a->gamma, a->beta, a->norm.zero_centered_gamma, n);
     if (weights && (a->amax || a->y_amax)) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
     if (!weights || ((a->amax || a->y_amax) && !amax)) {
         te__free(te, weights, (size_t)(2 * n) * sizeof(float));
@@ -250,7 +250,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     job.m = te__rows(a->x);
     job.n = te__cols(a->x);
     if (job.n == 0) return TE_OK;
-    weights = te__norm_weights(te, a->gamma, NULL, a->zero_centered_gamma, job.n);
+    weights = te__norm_weights(te, a->gamma, NULL, a->norm.zero_centered_gamma, job.n);
     if (!weights) return TE_ERR_OUT_OF_MEMORY;
     job.gamma = weights;
     /* Before dx is written, which may be in place of dy or x. */

@@ -86,13 +86,13 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         k->m = m;
         k->n = n;
         k->ld = ld;
-        k->eps = a->eps;
+        k->eps = a->norm.eps;
         k->x_dt = a->x->dtype;
         k->gamma_dt = a->gamma->dtype;
         k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
         k->y_dt = a->y->dtype;
         k->layernorm = layernorm;
-        k->zero_centered = a->zero_centered_gamma;
+        k->zero_centered = a->norm.zero_centered_gamma;
         k->rounded = a->rounded;
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
@@ -113,7 +113,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         }
         if (in_registers) {
             te__launch_option(l, "AMAX", k->amax != NULL);
-            te__launch_option(l, "ZERO_CENTERED", a->zero_centered_gamma);
+            te__launch_option(l, "ZERO_CENTERED", a->norm.zero_centered_gamma);
             te__launch_option(l, "LAYERNORM", layernorm);
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "W_DT", a->gamma->dtype);
@@ -216,7 +216,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->add_dt = a->add ? (int)a->add->dtype : 0;
         k->dx_dt = a->dx->dtype;
         k->layernorm = layernorm;
-        k->zero_centered = a->zero_centered_gamma;
+        k->zero_centered = a->norm.zero_centered_gamma;
         k->rounded = a->rounded;
         if (fast) {
             te__launch_option(l, "CHUNKS", t.row.chunks);

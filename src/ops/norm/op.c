@@ -1,12 +1,23 @@
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which
  * backend runs. */
 
+/* Do the options go with the operation? Fills the defaults in. */
+static te_result te__check_norm_options(te_ctx *te, const char *op, te_norm_options *o, bool layernorm) {
+    const te_normalization own = layernorm ? TE_LAYERNORM : TE_RMSNORM;
+    if (o->normalization && o->normalization != own)
+        return te__fail(te, TE_ERR_INVALID, "%s: norm.normalization is %d; this operation's own is %d: leave it 0", op,
+                        (int)o->normalization, (int)own);
+    o->normalization = own;
+    if (o->eps == 0.0f) o->eps = 1e-5f;
+    if (o->eps > 0.0f) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)o->eps);
+}
+
 static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_fwd" : "rmsnorm_fwd";
     int64_t m = te__rows(a->x), n = te__cols(a->x);
-    te_result r;
-    if (a->eps == 0.0f) a->eps = 1e-5f;
-    if (!(a->eps > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)a->eps);
+    te_result r = te__check_norm_options(te, op, &a->norm, layernorm);
+    if (r != TE_OK) return r;
     if (!layernorm && (a->beta || a->mean))
         return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
     if (layernorm && a->rounded)
@@ -27,7 +38,8 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
 static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_bwd" : "rmsnorm_bwd";
     int64_t m = te__rows(a->x), n = te__cols(a->x);
-    te_result r;
+    te_result r = te__check_norm_options(te, op, &a->norm, layernorm);
+    if (r != TE_OK) return r;
     if (!layernorm && (a->dbeta || a->mean))
         return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->dbeta ? "dbeta" : "mean");
     r = te__want_like(te, op, "dy", a->dy, "x", a->x);

@@ -607,9 +607,9 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     return te__score_mod_keep(te, &args->rule.score_mod);
 }
 
-/* te_attention of three parts. p: keys and values, and queries unless p->keys, lie in parts[p->keys], and are put into
- * `parts`; nothing is copied, the result has all heads [.., H, d], and spread queries (te__packing_spreads) need a rule
- * that is alike for all sequences and heads. p NULL: the three are apart. */
+/* Attends to three parts as te_attention does. With p keys and values, and queries unless p->keys, lie in
+ * parts[p->keys], and are put into `parts`: nothing is copied, the result has all heads [.., H, d], and spread queries
+ * (te__packing_spreads) need a rule that is alike for all sequences and heads. p NULL: the three are apart. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attention_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

@@ -75,7 +75,7 @@ static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
     return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* more keys than there are, either way */
 }
-/* Sizes, and what sdpa, flex and eager do not have. */
+/* Refuses other sizes than the module's, and what sdpa, flex and eager do not have. */
 static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const te_attn_inputs *in) {
     te_tensor *const part[3] = {in->q, in->k, in->v};
     if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
@@ -87,7 +87,7 @@ static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const 
     return te__attn_core_shapes(m, b->name, part);
 }
 
-/* Fills what all backends have, after checks. A mask of four dimensions is the whole mask. */
+/* Checks a call, and fills what all backends have. A mask of four dimensions is the whole mask. */
 static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_window w = in->window;
     te_tensor *mask = in->attention_mask;
@@ -302,7 +302,8 @@ static te_result te__attn_eager_preprocess(const te__attn_backend *b, te_module 
                         te__shape_text(out->masked, t));
     return r;
 }
-/* The softmax's own causal mask ends in the last key, and this one begins in the first. */
+/* Makes a mask of elements where there are more keys than queries, or fewer: the softmax's own causal mask ends in the
+ * last key, and that of a backend begins in the first. */
 static te_result te__attn_eager_rule(te_module *m, const te_attn_args *a, te_attn_rule *x) {
     const int64_t s_q = a->q->shape[1], s_kv = a->k->shape[1];
     if (x->mask != TE_MASK_CAUSAL || s_q == s_kv) return TE_OK;
@@ -348,7 +349,7 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     return keep ? TE_OK : te_error_code(m->te);
 }
 
-/* What attends to the arguments. */
+/* Fills *run, from zeros, with the tensors of the arguments and the rule that they make. */
 static te_result te__attn_run_of(const te__attn_backend *b, te_module *m, const te_attn_args *a, te__attn_run *run) {
     const te_attention_call nothing = TE_ZERO;
     te_attn_rule *x = &run->told.rule;
@@ -487,7 +488,7 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
 
 /* ---- calls ---- */
 
-/* The row of a call's module, or NULL with the error. */
+/* Returns the backend of a call's module, or NULL with the error. */
 static const te__attn_backend *te__attn_check_call(te_module *m, const char *who, const te_tensor *q,
                                                    const te_tensor *k, const te_tensor *v) {
     const te_attn_backend backend = te_attn_backend_of(m);
@@ -500,13 +501,13 @@ static const te__attn_backend *te__attn_check_call(te_module *m, const char *who
                  m->cls->name);
     return NULL;
 }
-/* Of arguments as models lay them out -> [.., H d_v] of te, [b, s, H, d_v] of the others. */
+/* Attends to arguments as models lay them out -> [.., H d_v] of te, [b, s, H, d_v] of the others. */
 static te_tensor *te__attn_call(te_module *m, const te__attn_backend *row, const te_attn_args *a) {
     te__attn_run run = TE_ZERO;
     if (!row->attend) return te__attn_te_call(m, a);
     return te__attn_run_of(row, m, a, &run) == TE_OK ? row->attend(m, &run) : NULL;
 }
-/* q, k and v from one layout to the other; te has that of models. */
+/* Turns q, k and v from [b, s, H, d] to [b, H, s, d] or back; those of te stay as they are. */
 static bool te__attn_turn(const te__attn_backend *row, te_attn_args *a) {
     if (!row->attend) return true;
     a->q = te__attn_turned(a->q);

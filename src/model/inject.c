@@ -160,7 +160,7 @@ static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, cons
            ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) ||
             (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
-/* Why the module does not take a call; NULL: it does, by *call. *counter: of such calls. */
+/* Returns why the module does not take a call, and which counter such calls have; NULL: it takes the call, as *call. */
 static const char *te__sdpa_refusal(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args,
                                     te_forward_args *call, size_t *counter) {
     const te_make_te_sdpa_desc *d = &f->desc;

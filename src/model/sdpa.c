@@ -85,8 +85,8 @@ static te_tensor *te__mask_turned(te_tensor *mask) {
     return y;
 }
 
-/* The masks of a rule, in place of its own: `masked`, u8 of te_attention's kind, and `added` to the scores; both NULL:
- * the causal one, or none. */
+/* Gives a rule its masks: `masked`, u8 of te_attention's kind, or else the causal one or none; and what is `added` to
+ * the scores. Both may be NULL. */
 static void te__rule_masks(te_attn_rule *x, bool causal, te_tensor *masked, te_tensor *added) {
     x->mask = masked ? TE_MASK_ARBITRARY : causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     x->attention_mask = masked;

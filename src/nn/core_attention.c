@@ -53,7 +53,8 @@ static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, impl->attend(m, &run));
 }
 
-/* Queries, keys and values are there, and have the heads that the core was made for, if it knows them. `who` speaks. */
+/* Checks that queries, keys and values are there, with the heads that the core was made for, if it knows them. `who`
+ * begins the error. */
 static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *const part[3]) {
     const te__attn_core *s = te__attn_core_of(m);
     const te_tensor *q = part[0], *k = part[1], *v = part[2];
@@ -77,7 +78,7 @@ static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *
                     (long long)channels, (long long)groups, (long long)channels, (long long)groups, size, n);
 }
 
-/* *x: the rule of a call, by the options of the core and of the call. No other place makes one of them. */
+/* Writes the rule of a call to *x, by the options of the core and of the call. No other place makes one of them. */
 static void te__attn_core_rule(te_module *m, const te_attention_call *c, te_attn_rule *x) {
     te_tensor *const parameter = te_module_parameter(m, "softmax_offset");
     *x = te__attn_core_of(m)->desc.rule;

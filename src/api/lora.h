@@ -13,6 +13,7 @@
  *     GroupedLinear      lora_A and lora_B are GroupedLinears of as many groups, and take the call's sizes
  *     Embedding          lora_A is an Embedding [num_embeddings, dim], which begins at zero, and lora_B a Linear from
  *                        dim to embedding_dim; no dropout
+ *     Gate               of a CausalLM's experts, in high precision whatever the recipe is
  *     experts            GroupedExperts, GroupedExpertsDeepEP, and the experts of a CausalLM. Stacks of all experts of
  *                        the rank, children with a parameter "weight": lora_gate_and_up_A [E, dim, r] and lora_down_A
  *                        [E, inter, r], lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter]) and lora_down_B
@@ -62,7 +63,7 @@ typedef enum te_lora_bias {
  *
  * Experts get adapters all together: by the path of the module "experts", or, in a CausalLM, by names that mean all of
  * their Linears ("w1", "w2" and "w3" of Mixtral); names of some of these are refused. match_all_linear and
- * exclude_modules count the experts of a CausalLM as Linears, and others not, as Automodel does. */
+ * exclude_modules count the experts and the Gate of a CausalLM as Linears, and others not, as Automodel does. */
 typedef struct te_lora_desc {
     const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj", and the experts of a CausalLM */
     int num_target_modules;             /* how many */

@@ -171,6 +171,7 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
     }
     te_module_set_forward(m, m->cls == &te__layernorm_mlp_class ? te__lora_mlp_forward
                              : te__is_experts(m)                ? te__lora_experts_forward
+                             : te__is_block_gate(m)             ? te__lora_gate_forward
                              : l->dora                          ? te__dora_forward
                                                                 : te__lora_forward);
     return TE_OK;

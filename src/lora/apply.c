@@ -175,7 +175,7 @@ static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char
 /* Do the options name it? Patterns may well name norms, containers and embeddings, and pass over them: an Embedding
  * gets adapters by its plain name alone. */
 static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *path) {
-    const bool linear = m->cls == &te__linear_class;
+    const bool linear = m->cls == &te__linear_class || te__is_block_gate(m);
     bool plain;
     if (c->desc->match_all_linear) return linear;
     if (c->desc->num_exclude_modules) return linear && !te__name_list_match(&c->names, path, NULL);

@@ -18,6 +18,10 @@ static bool te__is_experts(const te_module *m) {
     return m && (te__is_block(m) || m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class ||
                  m->cls == &te__te_experts_class);
 }
+/* Is m the gate of a language model's mixture, a Linear in its files? Automodel's gates have no adapters. */
+static bool te__is_block_gate(const te_module *m) {
+    return m->cls == &te__gate_class && ((const te__gate_module *)m->state)->maps;
+}
 /* The experts that m is a part of: its parent, or the parent's; NULL: none. */
 static te_module *te__experts_above(const te_module *m) {
     te_module *up = m->parent;

@@ -99,6 +99,18 @@ static te_result te__lora_experts_forward(te_module *m, te_forward_args *args) {
     return te__experts_run(m, args, te__adapters_apply);
 }
 
+/* A gate stays in high precision, whatever the recipe is. */
+static te_tensor *te__lora_gate_add(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits) {
+    te_autocast_desc off = TE_ZERO;
+    off.not_enabled = true;
+    if (te_autocast_begin(m->te, &off) != TE_OK) return NULL;
+    logits = te__lora_added(m, args, x, logits);
+    return te_autocast_end(m->te) == TE_OK ? logits : NULL;
+}
+static te_result te__lora_gate_forward(te_module *m, te_forward_args *args) {
+    return te__gate_run(m, args, te__lora_gate_add);
+}
+
 static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* by TE__FC1 and TE__FC2 */
 
 static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) {
@@ -163,7 +175,7 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
-           m->cls == &te__grouped_class || m->cls == &te__embedding_class || te__is_experts(m);
+           m->cls == &te__grouped_class || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
 /* The site of experts that has a product of that path, "PATH.3.w1", whose number is *product; false: there is none. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
@@ -249,6 +261,10 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) 
         x.in = proj == TE__DOWN_PROJ ? c->moe_inter_dim : te__expert_dim(c);
         x.out = proj == TE__DOWN_PROJ ? te__expert_dim(c) : c->moe_inter_dim;
         x.products = te__expert_products(m);
+    } else if (te__is_block_gate(m)) {
+        const te_moe_config *c = &((const te__gate_module *)m->state)->config;
+        x.in = c->dim;
+        x.out = c->n_routed_experts;
     } else {
         const te_embedding_desc *d = (const te_embedding_desc *)m->state;
         x.in = d->num_embeddings;

@@ -123,6 +123,8 @@ static te_module *te__moe_block_create(te_ctx *te, const te__moe_block *given) {
     te_module *outer, *m;
     /* In f32: the shares of a token's experts are not rounded, as in transformers. */
     b.config.router_weights_fp32 = b.config.apply_router_weight_after_down = true;
+    b.config.n_shared_experts = 0;
+    b.config.moe_latent_size = 0;
     if (!te__moe_config_ok(te, "te__moe_block_create", &b.config, &b.config)) return NULL;
     m = te__moe_open(te, &b.config, &outer);
     if (!m) return NULL;

@@ -261,7 +261,9 @@ static te_result te__gate_misses(te_module *m, te_result result) {
     return te__gate_has_loss(m) ? te__refuse(((const te__gate_module *)m->state)->cp_group, TE__ALL_REDUCE, result)
                                 : result;
 }
-static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) {
+/* Returns the logits of x with something added to them. */
+typedef te_tensor *(*te__gate_add_fn)(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits);
+static te_result te__gate_route(te_module *m, te_forward_args *args, te__gate_add_fn add, bool *met) {
     te__gate_module *s = (te__gate_module *)m->state;
     te_ctx *te = m->te;
     const te_moe_config *c = &s->config;
@@ -277,6 +279,7 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) 
     precision = s->precision ? s->precision : x->dtype;
     logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision),
                        row ? te_tensor_cast(row, precision) : NULL);
+    if (logits && add) logits = add(m, args, x, logits);
     if (!logits) return te_error_code(te);
     weights = te__gate_choose(s, logits, router, c->router_weights_fp32 ? TE_F32 : x->dtype, &indices);
     if (!weights) return te_error_code(te);
@@ -297,11 +300,12 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) 
     args->outputs.topk_indices = indices;
     return te__output(m, args, weights);
 }
-static te_result te__gate_forward(te_module *m, te_forward_args *args) {
+static te_result te__gate_run(te_module *m, te_forward_args *args, te__gate_add_fn add) {
     bool met = false;
-    te_result result = te__gate_route(m, args, &met);
+    te_result result = te__gate_route(m, args, add, &met);
     return result == TE_OK || met ? result : te__gate_misses(m, result);
 }
+static te_result te__gate_forward(te_module *m, te_forward_args *args) { return te__gate_run(m, args, NULL); }
 static te_result te__gate_reset(te_module *m) {
     te__gate_module *s = (te__gate_module *)m->state;
     te_tensor *row = te_module_parameter(m, "bias"), *bias = te_module_parameter(m, "e_score_correction_bias");

@@ -19,7 +19,7 @@ typedef struct te__experts_module {
 } te__experts_module;
 
 typedef struct te__experts_call te__experts_call;
-/* y, the output of one of the products of x, and what a program adds to it. */
+/* Returns y, the output of one of the products of x, with something added to it. */
 typedef te_tensor *(*te__experts_add_fn)(te_module *m, const te__experts_call *c, int product, te_tensor *x,
                                          te_tensor *y);
 struct te__experts_call {
@@ -56,7 +56,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) ||
         !te__need_float(w, m->cls->name))
         return te_error_code(m->te);
-    map = k->dtype == TE_U8 && s->linears[0][1];
+    map = k->dtype == TE_U8 && s->linears[0][1]; /* of a block, whose experts are on one rank */
     if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 ||
         !(map ? w->shape[1] == s->local : te__is_index(k->dtype)))
         return te__fail(
@@ -125,8 +125,9 @@ static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, con
     te_forward_args args = TE_ZERO;
     te_tensor *y;
     if (!x) return NULL;
-    te__hand_on(&args, c->args);
     args.input = x;
+    args.is_first_microbatch = c->args->is_first_microbatch;
+    args.user = c->args->user;
     args.m_splits = splits;
     if (!splits) args.m_splits_tensor = c->rows.sizes;
     y = te__run_child(m, name, &args);

@@ -739,6 +739,9 @@ TE_TEST(lora_refuses) {
     te_causal_lm_desc d = {.vocab_size = 8, .hidden_size = 16, .intermediate_size = 16, .num_hidden_layers = 1, .num_attention_heads = 2, .num_local_experts = 2, .num_experts_per_tok = 1};
     te_module *experts = te_causal_lm_create(te, &d);
     CHECK(te_lora_apply(experts, &dora, NULL) == TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "is a Gate; use_dora is for Linears that one rank has");
+    dora.target_modules = (const char *const[]){"experts"};
+    CHECK(te_lora_apply(experts, &dora, NULL) == TE_ERR_UNSUPPORTED);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "is a LinearExperts; use_dora is for Linears that one rank has");
     CHECK(te_lora_apply(experts, &all, NULL) == TE_OK);
     CHECK(te_lora_apply(experts, &star, NULL) == TE_ERR_INVALID);

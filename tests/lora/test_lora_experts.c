@@ -220,17 +220,18 @@ TE_TEST(lora_experts_are_chosen) {
     static const struct {
         te_lora_desc d;
         const char *names[3];
-        int attention, experts; /* sites of two layers */
-    } cases[] = {{{0}, {NULL}, 8, 2},
-                 {{.num_target_modules = 1}, {"*_proj"}, 8, 0},
-                 {{.num_target_modules = 1}, {"*"}, 8, 2},
-                 {{.num_target_modules = 1}, {"experts"}, 0, 2},
-                 {{.num_target_modules = 1}, {"*.1.*.experts"}, 0, 1},
-                 {{.num_target_modules = 3}, {"w1", "w2", "w3"}, 0, 2},
-                 {{.num_target_modules = 1}, {"*.layers.0.*.experts.*.w."}, 0, 1},
-                 {{.num_exclude_modules = 1}, {"*_proj"}, 0, 2},
-                 {{.num_exclude_modules = 2}, {"*experts", "lm_head"}, 8, 0},
-                 {{.match_all_linear = true}, {NULL}, 8, 2}};
+        int attention, experts, gates; /* sites of two layers */
+    } cases[] = {{{0}, {NULL}, 8, 2, 0},
+                 {{.num_target_modules = 1}, {"*_proj"}, 8, 0, 0},
+                 {{.num_target_modules = 1}, {"*"}, 8, 2, 2},
+                 {{.num_target_modules = 1}, {"experts"}, 0, 2, 0},
+                 {{.num_target_modules = 1}, {"*.1.*.experts"}, 0, 1, 0},
+                 {{.num_target_modules = 3}, {"w1", "w2", "w3"}, 0, 2, 0},
+                 {{.num_target_modules = 1}, {"*.layers.0.*.experts.*.w."}, 0, 1, 0},
+                 {{.num_target_modules = 1}, {"gate"}, 0, 0, 2},
+                 {{.num_exclude_modules = 1}, {"*_proj"}, 0, 2, 2},
+                 {{.num_exclude_modules = 3}, {"*experts", "lm_head", "*.gate"}, 8, 0, 0},
+                 {{.match_all_linear = true}, {NULL}, 8, 2, 2}};
     te_ctx *te = test_context("cpu");
     for (int i = 0; i < COUNT(cases); i++) {
         te_module *m = le_model(te, TE_F32, 2);
@@ -242,7 +243,8 @@ TE_TEST(lora_experts_are_chosen) {
         d.exclude_modules = d.num_exclude_modules ? cases[i].names : NULL;
         CHECK_EQ_INT(te_lora_apply(m, &d, &n), TE_OK);
         head = te_module_find(m, "lm_head.lora_A") != NULL;
-        CHECK_EQ_INT(n, cases[i].attention + cases[i].experts + head);
+        CHECK_EQ_INT(n, cases[i].attention + cases[i].experts + cases[i].gates + head);
+        CHECK((te_module_find(m, "model.layers.1.block_sparse_moe.gate.lora_B") != NULL) == (cases[i].gates > 0));
         CHECK((te_module_find(m, "model.layers.1.block_sparse_moe.experts.lora_down_A") != NULL) == (cases[i].experts > (i == 6)));
         CHECK(!te_module_find(m, "model.layers.1.block_sparse_moe.experts.0.w1.lora_A") && !te_module_find(m, "model.layers.1.block_sparse_moe.experts.w1.lora_A"));
         CHECK(!te_tensor_requires_grad(te_module_parameter(te_module_find(m, "model.layers.0.block_sparse_moe.experts.2.w3"), "weight")));
@@ -314,6 +316,51 @@ TE_TEST(lora_experts_rank_scaling) {
     CHECK_EQ_INT(te_lora_merge(m), TE_OK);
     const float *after = test_read(te_module_parameter(te_module_find(experts, "1.w3"), "weight"));
     for (int i = 0; i < LE_D * LE_F; i++) CHECK(fabsf(after[i] - before[i] - 8) < 1e-5f); /* one rounding of a number below 16 */
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* A gate of a language model has adapters as the Linear that it is in files: what they add to the logits, merged, and read again; under a recipe in high precision. */
+TE_TEST_DEVICES(lora_gate_of_a_language_model) {
+    const char *name = "gate";
+    te_recipe recipe = te_recipe_nvfp4();
+    te_module *m = le_model(te, TE_F32, 1), *block = te_module_find(m, "model.layers.0.block_sparse_moe"), *gate = te_module_find(block, "gate");
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(LE_T, LE_D), test_normal(LE_T * LE_D, 4));
+    CHECK_EQ_INT(te_lora_apply(m, &(te_lora_desc){.target_modules = &name, .num_target_modules = 1, .dim = LE_R, .alpha = LE_ALPHA}, NULL), TE_OK);
+    REQUIRE_OK(te);
+    te_tensor *a = te_module_parameter(te_module_find(gate, "lora_A"), "weight"), *b = te_module_parameter(te_module_find(gate, "lora_B"), "weight");
+    te_tensor_copy(b, te_tensor_normal(te, TE_F32, SHAPE(LE_E, LE_R), 0, 1));
+    const float *av = test_copy(test_read(a), LE_R * LE_D), *bv = test_copy(test_read(b), LE_E * LE_R), *w = test_read(te_module_parameter(gate, "weight")), *xs = test_read(x);
+    te_forward_args args = {.input = x};
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe});
+    const float *share = test_copy(test_read(te_forward_with(gate, &args)), LE_T * LE_E);
+    te_autocast_end(te);
+    /* softmax of the chosen ones: ratios of shares are exponentials of differences of logits */
+    for (int t = 0; t < LE_T; t++) {
+        double logit[LE_E];
+        int first = -1, chosen = 0;
+        for (int e = 0; e < LE_E; e++) {
+            logit[e] = 0;
+            for (int i = 0; i < LE_D; i++) {
+                double sum = w[e * LE_D + i];
+                for (int r = 0; r < LE_R; r++) sum += LE_ALPHA / LE_R * (double)bv[e * LE_R + r] * av[r * LE_D + i];
+                logit[e] += sum * xs[t * LE_D + i];
+            }
+            if (share[t * LE_E + e] > 0 && chosen++ == 0) first = e;
+        }
+        CHECK_EQ_INT(chosen, LE_K);
+        for (int e = 0; e < LE_E; e++)
+            if (share[t * LE_E + e] > 0) CHECK(fabs(log((double)share[t * LE_E + e] / share[t * LE_E + first]) - (logit[e] - logit[first])) < (te_ctx_is_cuda(te) ? 5e-2 : 1e-4)); /* TF32 */
+    }
+    const float *want = test_copy(test_read(te_forward(block, x)), LE_T * LE_D);
+    te_backward(te_sum_all(te_forward(block, x)));
+    CHECK(te_tensor_grad(a) && te_tensor_grad(b) && !te_tensor_grad(te_module_parameter(gate, "weight")));
+    CHECK_EQ_INT(te_lora_save(m, test_path("gate")), TE_OK);
+    CHECK_EQ_INT(te_lora_remove(m), TE_OK);
+    CHECK_EQ_INT(te_lora_load(m, test_path("gate")), TE_OK);
+    CHECK_BYTES("read again", test_read(te_forward(block, x)), want, LE_T * LE_D * sizeof(float));
+    CHECK_EQ_INT(te_lora_merge(m), TE_OK);
+    CHECK_ERROR_BELOW("merged", test_read(te_forward(block, x)), want, LE_T * LE_D, te_ctx_is_cuda(te) ? 2e-2 : 1e-5); /* f32 sums in another order; TF32 on CUDA */
     CHECK_OK(te);
     te_module_destroy(m);
 }

@@ -288,7 +288,6 @@ TE_API void te_prepare_after_first_microbatch(te_ctx *te);
 
 /* ---- rotary embeddings ---- */
 
-enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
 /* The rotary embedding of a model, as its config.json has it. Numbers that it does not give are 0. */
 typedef struct te_rope_config {
     double rope_theta;            /* the base */

@@ -77,6 +77,7 @@ typedef enum te_rope_type {
     TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by
                           * long_factor[i] */
 } te_rope_type;
+enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
 /* A schedule and its numbers; fields that its type does not name are not looked at. */
 typedef struct te_rope_scaling {
     te_rope_type type;                        /* 0 => frequencies stay as they are */

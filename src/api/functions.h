@@ -82,6 +82,7 @@ typedef enum te_rope_type {
     TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i], in sequences longer than the original context by
                           * long_factor[i] */
 } te_rope_type;
+enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
 /* A te_rope_type and its numbers. Each field names the types that read it; other types ignore it. */
 typedef struct te_rope_scaling {
     te_rope_type type;                        /* 0 => frequencies stay unchanged */
@@ -108,7 +109,6 @@ typedef struct te_rope_scaling {
 TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length,
                                      float *inv_freq, float *attention_factor);
 
-enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */

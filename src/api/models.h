@@ -111,12 +111,13 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
 /* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of
  * `model` into model.safetensors, quantized ones decoded, under the names and in the cuts of the files that they came
  * from. Tensors of these files that are no parameters of the model (gemma3) are written as they were. Parameters that
- * are one tensor there have memory twice until they are written. Byte for byte go those files along that the folder had
- * when te_hf_open read it: generation_config.json, tokenizer.json, tokenizer_config.json, special_tokens_map.json,
- * added_tokens.json, vocab.json, merges.txt, tokenizer.model, tokenizer.model.v3, tekken.json, chat_template.jinja,
- * chat_template.json, preprocessor_config.json, processor_config.json. It may be the same folder. TE_ERR_INVALID
- * for a model that te_hf_open has not made, TE_ERR_STATE for one that has lost a part of such a tensor; else as
- * te_safetensors_write. Syncs. Each file is replaced whole, the weights first, then config.json: if that cannot be
- * written, the folder has new weights beside its old one. Shards and other files that were there stay; the shards
- * are not read any more. */
+ * are one tensor there have memory twice until they are written. Byte for byte go those files along that the folder
+ * had when te_hf_open read it: generation_config.json, tokenizer.json, tokenizer_config.json,
+ * special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model, tokenizer.model.v3,
+ * tekken.json, chat_template.jinja, chat_template.json, preprocessor_config.json, processor_config.json. It may be
+ * the same folder. TE_ERR_INVALID for a model that te_hf_open has not made, TE_ERR_STATE for one that has lost a part
+ * of such a tensor; else as te_safetensors_write. Syncs. Each file is replaced whole, the weights first, then
+ * config.json: if that cannot be written, the folder has new weights beside its old one. Shards and other files that
+ * were there stay; the shards are not read any more. te_lora_save names adapters by the parameters of the model,
+ * which peft finds in families whose files have these names. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);

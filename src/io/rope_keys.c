@@ -124,7 +124,9 @@ static bool te__hf_scaling(const te__json *j, const te__hf_rope *r, const te__hf
     if (s->type != TE_ROPE_LINEAR) s->original_max_position_embeddings = original;
     if (isnan(factor) && (s->type == TE_ROPE_YARN || s->type == TE_ROPE_LONGROPE) && l->max_position > 0)
         factor = (double)l->max_position / (double)original;
-    if (isnan(factor)) return te__hf_refuse(j, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", name);
+    /* longrope's is for the default of attention_factor alone */
+    if (isnan(factor) && (s->type != TE_ROPE_LONGROPE || isnan(r->attention_factor)))
+        return te__hf_refuse(j, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", name);
     if (!te__hf_positive(j, "factor", factor, 1, &s->factor)) return false;
     if (s->type == TE_ROPE_YARN) return te__hf_yarn(j, r, s);
     if (s->type == TE_ROPE_LONGROPE) return te__hf_longrope(j, r, l->pairs, s);

@@ -6,7 +6,7 @@
 
 typedef struct te__rope_text {
     te__hf_rope parameters, scaling;
-    te_rope_config config[2]; /* the lists and the place of both objects; the first one's is what the caller gets */
+    te_rope_config config[2]; /* the place of both objects, and what the caller gets of the first one that is there */
     double theta, partial;    /* the config's own; NAN: missing */
     int64_t max_position, original;
     bool is_null;             /* rope_parameters */
@@ -14,7 +14,7 @@ typedef struct te__rope_text {
 
 /* The object of rope_parameters or rope_scaling; `text` is the caller's, of which j's is a copy. */
 static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
-    bool more, known;
+    bool more;
     if (te__json_word(j) == 2) return true;
     te__json_space(j);
     if (rope->given) return te__json_fail(j, "the parameters of the rotary embedding are given twice");
@@ -23,10 +23,7 @@ static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (strcmp(name, "short_factor") == 0) te__hf_factors(j, name, to->short_factor, &to->num_short_factors);
-        else if (strcmp(name, "long_factor") == 0) te__hf_factors(j, name, to->long_factor, &to->num_long_factors);
-        else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
-        else if (!known) te__json_skip(j, 0);
+        if (!te__hf_rope_take(j, rope, name)) return false;
     }
     to->rope_parameters_size = (size_t)(text + (j->at - j->begin) - to->rope_parameters);
     return !j->failed;
@@ -58,7 +55,7 @@ static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
 
 static double te__or_zero(double given) { return isnan(given) ? 0 : given; }
 static int64_t te__count_or_zero(int64_t given) { return given < 0 ? 0 : given; }
-/* The numbers of `r` into the public struct, where its lists are already. */
+/* The numbers of `r` into the public struct. */
 static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__rope_text *t, double theta,
                           double partial) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "";
@@ -74,6 +71,10 @@ static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__ro
     to->low_freq_factor = te__or_zero(r->low_freq_factor);
     to->high_freq_factor = te__or_zero(r->high_freq_factor);
     to->no_truncate = r->truncate == 0;
+    memcpy(to->short_factor, r->short_factor, sizeof(to->short_factor));
+    memcpy(to->long_factor, r->long_factor, sizeof(to->long_factor));
+    to->num_short_factors = r->num_short_factors;
+    to->num_long_factors = r->num_long_factors;
     /* the config's own counts first, as in transformers */
     to->original_max_position_embeddings = te__count_or_zero(t->original >= 0 ? t->original : r->original);
     to->max_position_embeddings = te__count_or_zero(t->max_position);
@@ -196,34 +197,14 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
 
 /* As te__hf_rope has it: a number that is missing is NAN. */
 static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
-static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim,
-                                   te_rope_scaling *s) {
-    double longest = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings,
-           factor = rope->factor;
-    te_result result;
-    if (rope->num_short_factors != dim / 2 || rope->num_long_factors != dim / 2)
-        return te__fail(te, TE_ERR_FORMAT,
-                        "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, "
-                        "one for each pair of channels",
-                        who, rope->num_short_factors, rope->num_long_factors, dim / 2);
-    if (original == 0) original = longest;
-    if (factor == 0 && original != 0) factor = longest / original; /* transformers 5: the key counts first */
-    result = te__rope_positive(te, who, "original_max_position_embeddings", original);
-    if (result == TE_OK)
-        result = rope->attention_factor != 0 ? te__rope_positive(te, who, "attention_factor", rope->attention_factor)
-                                             : te__rope_positive(te, who, "factor", factor);
-    s->factor = (float)factor;
-    s->original_max_position_embeddings = (int64_t)original;
-    s->attention_factor = (float)rope->attention_factor;
-    s->short_factor = rope->short_factor;
-    s->long_factor = rope->long_factor;
-    return result;
-}
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                              te_rotary_desc *rotary) {
     static const char who[] = "te_rope_config_llama_rotary";
     static const char *const types[] = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
     const te__names names = {types, TE__COUNT(types)};
+    te__json j = TE_ZERO;
+    te__hf_rope r = TE_ZERO;
+    te__hf_lengths l = TE_ZERO;
     te_rotary_desc desc;
     te_result result;
     int dim = 0, type;
@@ -231,34 +212,33 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
     if (result != TE_OK) return result;
     type = rope->rope_type[0] ? te__name_index(&names, rope->rope_type, strlen(rope->rope_type)) : 0;
     if (type < 0) return te__unknown_name(te, who, "rope_type", rope->rope_type, strlen(rope->rope_type), &names);
-    if (strcmp(types[type], "longrope") == 0) {
-        desc.scaling.type = TE_ROPE_LONGROPE;
-        result = te__rope_longrope(te, who, rope, dim, &desc.scaling);
-    } else {
-        te__json j = TE_ZERO;
-        te__hf_rope r = TE_ZERO;
-        te__hf_lengths l = TE_ZERO;
-        j.te = te;
-        j.path = who;
-        l.original = -1;
-        l.max_position = rope->max_position_embeddings ? rope->max_position_embeddings : -1;
-        r.type = (char *)(uintptr_t)types[type];
-        r.factor = te__or_nan(rope->factor);
-        r.low_freq_factor = te__or_nan(rope->low_freq_factor);
-        r.high_freq_factor = te__or_nan(rope->high_freq_factor);
-        r.beta_fast = te__or_nan(rope->beta_fast);
-        r.beta_slow = te__or_nan(rope->beta_slow);
-        r.mscale = te__or_nan(rope->mscale);
-        r.mscale_all_dim = te__or_nan(rope->mscale_all_dim);
-        r.attention_factor = te__or_nan(rope->attention_factor);
-        r.truncate = rope->no_truncate ? 0 : -1;
-        r.original = rope->original_max_position_embeddings ? rope->original_max_position_embeddings : -1;
-        if (!te__hf_positive(&j, "rope_theta", rope->rope_theta, 0, &desc.base) ||
-            !te__hf_scaling(&j, &r, &l, &desc.scaling))
-            return te_error_code(te);
-    }
-    if (result == TE_OK) *rotary = desc;
-    return result;
+    j.te = te;
+    j.path = who;
+    l.original = -1;
+    l.max_position = rope->max_position_embeddings ? rope->max_position_embeddings : -1;
+    l.pairs = dim / 2;
+    r.type = (char *)(uintptr_t)types[type];
+    r.factor = te__or_nan(rope->factor);
+    r.low_freq_factor = te__or_nan(rope->low_freq_factor);
+    r.high_freq_factor = te__or_nan(rope->high_freq_factor);
+    r.beta_fast = te__or_nan(rope->beta_fast);
+    r.beta_slow = te__or_nan(rope->beta_slow);
+    r.mscale = te__or_nan(rope->mscale);
+    r.mscale_all_dim = te__or_nan(rope->mscale_all_dim);
+    r.attention_factor = te__or_nan(rope->attention_factor);
+    r.truncate = rope->no_truncate ? 0 : -1;
+    r.original = rope->original_max_position_embeddings ? rope->original_max_position_embeddings : -1;
+    memcpy(r.short_factor, rope->short_factor, sizeof(r.short_factor));
+    memcpy(r.long_factor, rope->long_factor, sizeof(r.long_factor));
+    r.num_short_factors = te__min(rope->num_short_factors, TE_MAX_ROPE_FACTORS);
+    r.num_long_factors = te__min(rope->num_long_factors, TE_MAX_ROPE_FACTORS);
+    if (!te__hf_positive(&j, "rope_theta", rope->rope_theta, 0, &desc.base) ||
+        !te__hf_scaling(&j, &r, &l, &desc.scaling))
+        return te_error_code(te);
+    if (desc.scaling.short_factor) desc.scaling.short_factor = rope->short_factor;
+    if (desc.scaling.long_factor) desc.scaling.long_factor = rope->long_factor;
+    *rotary = desc;
+    return TE_OK;
 }
 
 /* ---- tables ---- */

@@ -495,6 +495,35 @@ TE_TEST(family_refuses_configs) {
     CHECK(access(in_folder("cut", "model.safetensors"), F_OK) != 0);
     te_module_destroy(m);
 }
+/* Three changed bytes of config.json: the model opens, or there is an error; nothing else. */
+TE_TEST(family_survives_damage) {
+    enum { ROUNDS = 300 };
+    static const char tokens[] = "{}[]\",:\\0129u-.enft";
+    static const char *const folders[] = {"phi3", "experts", "vision"};
+    te_ctx *te = test_context("cpu");
+    make_phi3(te, "phi3");
+    make_qwen3_moe(te, "experts", true);
+    make_gemma3(te, "vision", old_prefix);
+    for (int k = 0; k < COUNT(folders); k++) {
+        const char *path = in_folder(folders[k], "config.json");
+        size_t n;
+        uint8_t *config = test_read_file(path, &n), *copy = (uint8_t *)test_alloc(n);
+        int64_t *at = test_integers(3 * ROUNDS, 2 * (uint64_t)k + 1, 0, (int64_t)n), *value = test_integers(3 * ROUNDS, 2 * (uint64_t)k + 2, 0, 256);
+        int opened_so = 0;
+        for (int i = 0; i < ROUNDS; i += test_every(5)) {
+            memcpy(copy, config, n);
+            for (int c = 3 * i; c < 3 * i + 1 + i % 3; c++) copy[at[c]] = (uint8_t)(i % 2 ? value[c] : tokens[value[c] % (int)(sizeof tokens - 1)]);
+            spit(path, copy, n);
+            test_case("%.*s", (int)n, (const char *)copy);
+            te_module *m = te_hf_open(te, test_path(folders[k]), NULL);
+            CHECK((m == NULL) == !te_ok(te));
+            opened_so += m != NULL;
+            te_module_destroy(m);
+            te_clear_error(te);
+        }
+        CHECK_MSG(opened_so > 0, "none of %d opened: every change was fatal", ROUNDS);
+    }
+}
 TE_TEST(family_refuses_descs) {
     te_ctx *te = test_context("cpu");
     const bool dense[1] = {true};

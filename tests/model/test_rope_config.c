@@ -141,7 +141,7 @@ TE_TEST(rope_types_of_the_llama_family) {
                {"{\"rope_scaling\": {\"type\": \"linear\"}}", TE_ERR_FORMAT, "factor is missing"},
                {"{\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}}", TE_ERR_FORMAT, "max_position_embeddings is missing"},
                {"{\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 2, \"original_max_position_embeddings\": 64}}", TE_ERR_FORMAT, "high_freq_factor"},
-               {"{\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 2, \"short_factor\": [1], \"long_factor\": [1, 2]}}", TE_ERR_FORMAT, "short_factor has 1 numbers and long_factor 2; 8 are"}};
+               {"{\"original_max_position_embeddings\": 8, \"rope_scaling\": {\"type\": \"longrope\", \"factor\": 2, \"short_factor\": [1], \"long_factor\": [1, 2]}}", TE_ERR_FORMAT, "short_factor has 1 numbers and long_factor 2; 8 are"}};
     for (int i = 0; i < COUNT(bad); i++) {
         test_case("%s", bad[i].text);
         CHECK(llama(te, bad[i].text, 16, &r, &d) == bad[i].code);

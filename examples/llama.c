@@ -182,7 +182,7 @@ static int64_t vocabulary_of_model(void) { return te_tensor_shape(te_module_para
 /* Logits [1, n, V] of n ids that follow on those of the cache, if there is one. */
 static te_tensor *logits_of(const int32_t *ids, int n, te_kv_cache *cache) {
     te_forward_args args = {.input = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, ids), .kv_cache = cache};
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe.kind ? &recipe : NULL, .not_enabled = !recipe.kind});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe.kind ? &recipe : NULL, .disabled = !recipe.kind});
     te_tensor *logits = te_forward_with(model, &args);
     te_autocast_end(te);
     return logits;

@@ -218,7 +218,7 @@ static void open_run(run *r) {
     if (opt.inspect && r->recipe.kind && r->step) inspect_load(&inspected, opt.out, r->step);
 }
 static te_tensor *logits_of(run *r, te_tensor *ids) {
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = r->recipe.kind ? &r->recipe : NULL, .not_enabled = !r->recipe.kind});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = r->recipe.kind ? &r->recipe : NULL, .disabled = !r->recipe.kind});
     te_tensor *logits = te_forward(r->model, ids);
     te_autocast_end(te);
     return logits;

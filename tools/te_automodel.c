@@ -416,8 +416,8 @@ static bool plan(automodel_run *r, te_module *model) {
 
 static bool print_counters(void *user, te_module *m) {
     automodel_run *r = (automodel_run *)user;
-    const te_te_sdpa *f = te_injected_sdpa(m);
-    const te_attention_stats s = te_te_sdpa_stats(f);
+    const te_sdpa_patch *f = te_injected_sdpa(m);
+    const te_attn_stats s = te_sdpa_patch_stats(f);
     char path[512], backend[160];
     if (!is_self_attn(m)) return true;
     describe_attention(m, backend, sizeof backend);

@@ -806,7 +806,7 @@ static void host_layer(host_calls *h) {
     te_autocast_desc cast = TE_ZERO;
     te_tensor *y;
     cast.recipe = &h->recipe;
-    cast.not_enabled = !h->quantized;
+    cast.disabled = !h->quantized;
     te_scope_begin(h->te);
     te_autocast_begin(h->te, &cast);
     y = te_forward(h->layer, h->x);
@@ -1704,7 +1704,7 @@ static void run_layer(bench *b, void *arg) {
     args.rotary = s->not_rotated ? NULL : &s->rotary;
     args.user = &s->core;
     autocast.recipe = s->recipe;
-    autocast.not_enabled = !s->recipe;
+    autocast.disabled = !s->recipe;
     te_autocast_begin(b->te, &autocast);
     y = te_forward_with(s->layer, &args);
     te_autocast_end(b->te);

@@ -3,8 +3,8 @@
  *
  * A module of te_initialize_attn_module is called with tensors as models lay them out, [b, s, H, d] or packed [T, H,
  * d]. A call runs three functions, which can also be called one by one: te_preprocess_args_for_attn turns the layout
- * and the masks into those of the backend, te_attn_call computes attention, te_postprocess_output_for_attn turns the
- * layout back. te_attn_forward runs all three, and so does te_forward_with for input, key, value and te_attention_call.
+ * and the masks into those of the backend, te_attn_compute computes attention, te_postprocess_output_for_attn turns the
+ * layout back. te_attn_forward runs all three, and so does te_forward_with for input, key, value and te_attn_call.
  *
  *     te     DotProductAttention: the module is one. The model's layout as it is; padding as lengths; packed sequences;
  *            softmax_offset
@@ -95,7 +95,7 @@ typedef struct te_attn_args {
     te_tensor *added;             /* added to the scores; NULL => none */
     bool is_causal;               /* query i sees keys 0 .. i; false beside a mask that already says which keys it
                                    * sees */
-    te_attention_call call;       /* te: the call of DotProductAttention */
+    te_attn_call call;       /* te: the call of DotProductAttention */
     int64_t window_keys;          /* flex: keys that a query sees, its own included; -1 => all before it */
     te_tensor *padding;           /* flex: u8 [b, 1, 1, s_kv], 1 => masked; NULL => none */
     te_tensor *sink_weights;      /* flex: as given */
@@ -112,11 +112,11 @@ typedef struct te_attn_args {
 TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs *in, te_attn_args *out);
 /* Computes attention -> te: [b, s_q, H d_v] or [T, H d_v], as DotProductAttention returns it; sdpa, flex, eager: [b, H,
  * s_q, d_v]. In the innermost scope. NULL on failure. */
-TE_API te_tensor *te_attn_call(te_module *m, const te_attn_args *args);
-/* Returns x, the result of te_attn_call, in the layout of models: [b, s_q, H, d_v] or [T, H, d_v], a view where
+TE_API te_tensor *te_attn_compute(te_module *m, const te_attn_args *args);
+/* Returns x, the result of te_attn_compute, in the layout of models: [b, s_q, H, d_v] or [T, H, d_v], a view where
  * possible. Source: postprocess_output_for_attn. */
 TE_API te_tensor *te_postprocess_output_for_attn(te_module *m, te_tensor *x);
-/* Runs te_preprocess_args_for_attn, te_attn_call and te_postprocess_output_for_attn. NULL on failure. */
+/* Runs te_preprocess_args_for_attn, te_attn_compute and te_postprocess_output_for_attn. NULL on failure. */
 TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* ---- masks that the context keeps ---- */

@@ -100,7 +100,7 @@ typedef struct te_backend_config {
     bool fake_balanced_gate;          /* tokens go to experts in turn, whatever the router's weights */
     double fake_gate_noise;           /* with fake_balanced_gate: share of randomness in the choice; its range is not
                                        * checked */
-    bool no_enable_hf_state_dict_adapter; /* files have the model's own names; false => those of transformers */
+    bool no_hf_state_dict_adapter; /* files have the model's own names; false => those of transformers */
     bool enable_fsdp_optimizations;   /* gradients of shards are exchanged behind the last microbatch alone; false =>
                                        * behind each */
     bool has_te_fp8;                  /* te_fp8 is used; false => no FP8 */
@@ -241,10 +241,10 @@ typedef struct te_rope_config {
 /* Reads "rope_parameters" of `config`, the text of a config.json, into *rope. Older keys are not read in its place.
  * TE_ERR_FORMAT if "rope_parameters" is missing or null, or has no rope_theta, or for a number that is given as
  * something else. Source: get_rope_config. */
-TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
+TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_config *rope);
 /* Reads a config.json as models of the Llama family do: "rope_parameters", or else "rope_scaling", or neither; a
- * rope_theta that the object lacks is that of `config`, or else 10000. Errors as te_get_rope_config. */
-TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
+ * rope_theta that the object lacks is that of `config`, or else 10000. Errors as te_rope_config_read. */
+TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_rope_config *rope);
 /* Fills *rotary as Automodel's models with experts rotate, whatever rope_type says. With a factor above 1 frequencies
  * are YaRN's, interpolated between two pair numbers low and high that may be fractions, with beta_fast (0 => 32),
  * beta_slow (0 => 1) and original_max_position_embeddings (0 => 4096); attention_factor is 0.1 ln(factor) + 1.

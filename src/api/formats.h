@@ -42,9 +42,9 @@
 TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict);
 /* Writes the words of m, strict ones first and each once, into keywords[0 .. room) (borrowed until the next
  * te_module_set_keep_in_fp32 of m). Returns how many there are. Words of modules below m do not count. */
-TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int room);
-/* Writes the strict words of m alone, as te_get_fp32_module_keywords. */
-TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int room);
+TE_API int te_module_get_fp32_keywords(const te_module *m, const char **keywords, int room);
+/* Writes the strict words of m alone, as te_module_get_fp32_keywords. */
+TE_API int te_module_get_strict_fp32_keywords(const te_module *m, const char **keywords, int room);
 /* Does the tree have a parameter that is sharded (te_tensor_is_sharded)? */
 TE_API bool te_has_dtensor_params(te_module *m);
 

@@ -147,17 +147,17 @@ typedef struct te_rotary_desc {
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
 
 /* Options of te_attention; zero is causal attention without dropout. */
-typedef struct te_attention_desc {
+typedef struct te_attn_desc {
     te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* mask, window, scale, dropout (from the context's random state), lengths, biases, offsets,
                            * pages; zero => causal attention alone. Tensors are borrowed for the call */
     te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
-} te_attention_desc;
+} te_attn_desc;
 /* Returns softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or
  * packed) -> [s_q, b, H, dv]. Head h uses group h / (H / G). Differentiable in q, k, v, rule.core_attention_bias and
  * rule.softmax_offset. desc may be NULL. Deterministic, forward and backward.
  * Source: transformer_engine.pytorch.DotProductAttention. */
-TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
+TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_desc *desc);
 
 /* Returns softmax(scale * x) over the last dimension; scale 0 => 1. The four functions te_scaled_.. are the softmax
  * functions of transformer_engine.pytorch.attention (ScaledSoftmax ...), for any sizes and float formats. */

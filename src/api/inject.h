@@ -8,7 +8,7 @@
  *     te_module *model = te_hf_open(te, folder, NULL);
  *     te_inject_te_attention(model, NULL);                       every layer's core is DotProductAttention from here on
  *     te_forward(model, ids);
- *     te_attention_stats s = te_get_te_attention_stats(te);      s.te_hits: calls that DotProductAttention took
+ *     te_attn_stats s = te_attn_get_stats(te);      s.te_hits: calls that DotProductAttention took
  *     te_restore_attention(model);                               the model as it was
  *
  * An attribute is no child: parameters, names in files, freezing and casts are those of the model as it was. */
@@ -41,20 +41,20 @@ TE_API te_result te_sdpa_end(te_ctx *te);
 
 /* ---- counters ---- */
 
-/* Counts of calls since te_ctx_create or te_reset_te_attention_stats. A module that runs again in the backward pass
+/* Counts of calls since te_ctx_create or te_attn_reset_stats. A module that runs again in the backward pass
  * (te_module_set_checkpoint) counts again. */
-typedef struct te_attention_stats {
+typedef struct te_attn_stats {
     uint64_t te_hits;                 /* DotProductAttention has returned an output */
     uint64_t fallback_mask;           /* fell back: the mask is not that of causal attention */
     uint64_t fallback_scale_mismatch; /* fell back: the call's scale is not the module's */
     uint64_t fallback_other;          /* fell back: heads, sizes or windows that the module was not made for. te.h's own
                                        * counter: Automodel fails in these calls */
-} te_attention_stats;
+} te_attn_stats;
 /* Returns the context's counters; zeros for NULL. Their sum is logged (TE_LOG_INFO) whenever it is a multiple of
  * $AUTOMODEL_TE_STATS_EVERY, which te_ctx_create reads. */
-TE_API te_attention_stats te_get_te_attention_stats(const te_ctx *te);
+TE_API te_attn_stats te_attn_get_stats(const te_ctx *te);
 /* Sets the counters to 0. The warning about scales, which is logged once a context, is not logged again. */
-TE_API void te_reset_te_attention_stats(te_ctx *te);
+TE_API void te_attn_reset_stats(te_ctx *te);
 
 /* ---- masks ---- */
 
@@ -110,7 +110,7 @@ TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_p
 
 /* ---- the replacement of te_scaled_dot_product_attention ---- */
 
-typedef struct te_te_sdpa te_te_sdpa; /* a replacement of te_scaled_dot_product_attention, made by te_make_te_sdpa */
+typedef struct te_sdpa_patch te_sdpa_patch; /* a replacement of te_scaled_dot_product_attention, made by te_make_te_sdpa */
 /* Options of te_make_te_sdpa; zero-initialised. */
 typedef struct te_make_te_sdpa_desc {
     te_module *attn_module;      /* computes attention: called with input, key and value [b, s, heads, d],
@@ -126,7 +126,7 @@ typedef struct te_make_te_sdpa_desc {
     bool ignore_dropout;         /* dropout_p of a call is ignored, as in Automodel; false => DotProductAttention
                                   * applies it */
 } te_make_te_sdpa_desc;
-/* Makes a replacement of te_scaled_dot_product_attention. te_te_sdpa_call decides about each call, in this order:
+/* Makes a replacement of te_scaled_dot_product_attention. te_sdpa_patch_call decides about each call, in this order:
  *     a scale that is more than 1e-6 from softmax_scale     original; a warning, once a context
  *     a mask that is not [.., s_q, s_kv], or that requires
  *     a gradient and is checked strictly                    original
@@ -136,20 +136,20 @@ typedef struct te_make_te_sdpa_desc {
  *     neither                                               all keys, without a window
  * Keys and values of more than num_kv_heads heads, without enable_gqa, are repeated ones: attn_module gets the heads
  * that they were repeated from, 0, n, 2n ... of n num_kv_heads. Tensors that then do not have the heads of attn_module
- * go to original. Owned by the caller: te_te_sdpa_destroy. TE_ERR_INVALID without attn_module, and for a value of
+ * go to original. Owned by the caller: te_sdpa_patch_destroy. TE_ERR_INVALID without attn_module, and for a value of
  * AUTOMODEL_TE_STATS_EVERY that is no whole number. Source: _make_te_sdpa. */
-TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
+TE_API te_sdpa_patch *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
 /* Releases f, not its module. NULL is fine. */
-TE_API void te_te_sdpa_destroy(te_te_sdpa *f);
-/* Computes one call of attention: a te_sdpa_fn whose `user` is a te_te_sdpa. Allocates as DotProductAttention. With a
+TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f);
+/* Computes one call of attention: a te_sdpa_fn whose `user` is a te_sdpa_patch. Allocates as DotProductAttention. With a
  * mask it syncs, unless te_mask_check.cache keeps the verdict. */
-TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
-/* Makes te_scaled_dot_product_attention call te_te_sdpa_call with f while m's forward runs, in place of an earlier f of
+TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
+/* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs, in place of an earlier f of
  * m. f is borrowed until te_restore_attention, or m's end. A forward of m's own (te_module_set_forward) runs inside;
  * Automodel drops it. A failed forward leaves no region open. Source: _patch_module_forward. */
-TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f);
+TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f);
 /* Returns the counters of f alone; zeros for NULL. */
-TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f);
+TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f);
 
 /* ---- injection ---- */
 
@@ -196,7 +196,7 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
  *
  * A module with a child `sdpa` of te_sdpa_create, and without a forward of its own: the child's forward is replaced,
  * and DotProductAttention takes over its mask, window, scale, softmax type and dropout. Any other module gets a forward
- * of its own, around the one that it has. Inside that forward te_scaled_dot_product_attention is te_te_sdpa_call, whose
+ * of its own, around the one that it has. Inside that forward te_scaled_dot_product_attention is te_sdpa_patch_call, whose
  * original is the function in force now (the user pointer of that function is borrowed until te_restore_attention, or
  * the module's end). A module whose forward does not call te_scaled_dot_product_attention computes attention by itself,
  * and one warning says so. A later te_module_set_forward by the program undoes the injection. Source:
@@ -205,7 +205,7 @@ TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_in
 /* Would te_inject_te_attention_into_module inject, and if not, why? Changes nothing. */
 TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_desc *desc);
 /* Returns the replacement that runs in a module (borrowed), or NULL. */
-TE_API te_te_sdpa *te_injected_sdpa(const te_module *self_attn);
+TE_API te_sdpa_patch *te_injected_sdpa(const te_module *self_attn);
 /* Undoes all injections below `model`: forwards and attributes are those from before. Returns how many there were. Tape
  * nodes stay valid. */
 TE_API int te_restore_attention(te_module *model);

@@ -104,7 +104,7 @@
  *
  *     bool NAME          where the default is off
  *     bool no_NAME       where the default is on: .no_bias = true is TransformerEngine's bias=False (not_NAME before an
- *                        adjective: .not_enabled)
+ *                        adjective: .disabled)
  *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the default that the field's
  *                        comment names), TE_ON or TE_OFF
  *

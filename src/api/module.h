@@ -31,7 +31,7 @@ typedef struct te_forward_args {
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
     const te_rotary_desc *rotary_key;  /* rotates keys; NULL => `rotary` rotates them too */
-    te_attention_call attention;       /* for modules with attention */
+    te_attn_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
     const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms],
                                         * in host memory; under te_module_set_checkpoint this list must live until
@@ -45,7 +45,7 @@ typedef struct te_forward_args {
                                         * Modules take such inputs; other functions take them after te_dequantize; a
                                         * leaf gets its gradient decoded. DotProductAttention under a recipe with
                                         * fp8_dpa: fp8_output alone */
-    te_microbatch is_first_microbatch; /* 0 => not given: Linear and GroupedLinear use te_get_is_first_microbatch */
+    te_microbatch is_first_microbatch; /* 0 => not given: Linear and GroupedLinear use te_step_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this call adds its own;
                                         * NULL => none */
     void *user;                        /* for classes of the user's; built-in modules hand it to their children */

@@ -81,7 +81,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
  * may stand in place of these. Parameter: softmax_offset f32 [H], with TE_SOFTMAX_LEARNABLE. Outputs: out[, max_logit].
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
-    te_attention_options attention; /* kv_channels is needed: it has no default here */
+    te_attn_options attention; /* kv_channels is needed: it has no default here */
     te_parallel_options parallel; /* tp_group shares the heads, cp_group the sequences */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
@@ -113,7 +113,7 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
-    te_attention_options attention; /* of the core */
+    te_attn_options attention; /* of the core */
     te_norm_options norm;         /* of the norm in front, with input_layernorm */
     te_gemm_options gemm;         /* of all projections; gemm.init: of all but proj */
     te_parallel_options parallel; /* of all children */
@@ -136,7 +136,7 @@ typedef enum te_layer_type {
  * Source: transformer_engine.pytorch.TransformerLayer. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size; /* last size of x and y; size inside the MLP */
-    te_attention_options attention; /* of self attention; cross attention reads all but the mask, the window and the
+    te_attn_options attention; /* of self attention; cross attention reads all but the mask, the window and the
                                      * diagonal */
     te_norm_options norm;      /* of all norms */
     te_gemm_options gemm;      /* of all products; return_bias is not read */
@@ -147,7 +147,7 @@ typedef struct te_transformer_layer_desc {
     te_layer_type layer_type;  /* TE_LAYER_DECODER: with cross attention to encoder_output; 0 => encoder */
     te_attn_mask enc_dec_attn_mask_type; /* mask of cross attention; 0 => TE_MASK_NONE */
     te_window enc_dec_window;  /* window of cross attention; zero => none */
-    te_switch enc_dec_bottom_right_diagonal; /* of cross attention, as te_attention_options.bottom_right_diagonal */
+    te_switch enc_dec_bottom_right_diagonal; /* of cross attention, as te_attn_options.bottom_right_diagonal */
     float hidden_dropout;      /* probability; 0 => none. TransformerEngine's default is 0.1 */
     float drop_path_rate;      /* probability that an index of the input's first dimension skips self attention, or the
                                 * MLP (te_drop_path); 0 => none */

@@ -145,10 +145,10 @@ typedef struct te_parallel_options {
 } te_parallel_options;
 
 /* Where keys and values come from. */
-typedef enum te_attention_type {
+typedef enum te_attn_type {
     TE_ATTENTION_SELF = 0, /* from the queries' input */
     TE_ATTENTION_CROSS = 1 /* from encoder_output */
-} te_attention_type;
+} te_attn_type;
 /* A norm over each head of queries and keys. */
 typedef enum te_qk_norm {
     TE_QK_NORM_NONE = 0,     /* none */
@@ -158,7 +158,7 @@ typedef enum te_qk_norm {
 } te_qk_norm;
 
 /* Options of every module with attention. */
-typedef struct te_attention_options {
+typedef struct te_attn_options {
     int num_attention_heads;    /* query heads */
     int num_gqa_groups;         /* heads of keys and values; divides num_attention_heads; 0 => num_attention_heads */
     int64_t kv_channels;        /* size of a head; 0 => hidden_size / num_attention_heads */
@@ -178,7 +178,7 @@ typedef struct te_attention_options {
     te_softmax_type softmax_type; /* 0 => vanilla */
     bool return_max_logit;      /* the largest score of each head is the output `max_logit`, f32 [H], without a
                                  * gradient */
-    te_attention_type attention_type; /* MultiheadAttention: self or cross attention. Under self attention cu_seqlens_q
+    te_attn_type attention_type; /* MultiheadAttention: self or cross attention. Under self attention cu_seqlens_q
                                        * are the keys' lengths too where cu_seqlens_kv is not given */
     bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V]; false => [groups, (q.., k, v)], except with
                                      * no_fuse_qkv_params. TransformerEngine's default layout is [Q | K | V], because
@@ -191,7 +191,7 @@ typedef struct te_attention_options {
     bool qk_norm_before_rope;   /* the norms run before the rotation; false => after it */
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass:
                                      * te_module_set_checkpoint(core_attention) */
-} te_attention_options;
+} te_attn_options;
 
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache):
                                                          * api/inference.h */
@@ -204,7 +204,7 @@ typedef struct te_inference_params te_inference_params; /* the keys and values o
  * masks cu_seqlens are refused, and attention_mask is read with TE_MASK_ARBITRARY alone, as in TransformerEngine. A
  * TransformerLayer's self attention takes cu_seqlens_q for its keys too; its cross attention takes cu_seqlens_q and
  * cu_seqlens_kv. */
-typedef struct te_attention_call {
+typedef struct te_attn_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* window.on false => the module's own */
     te_switch bottom_right_diagonal; /* 0 => the module's own */
@@ -238,13 +238,13 @@ typedef struct te_attention_call {
     te_tensor *qkv_layer, *kv_layer;
     int qkv_interleave_dim;          /* dimension of the 3 or 2 in qkv_layer and kv_layer: -3, or -2 for [.., H, 3, d]
                                       * (with fewer groups than heads [.., G, H / G + 2, d]); 0 => -3 */
-} te_attention_call;
+} te_attn_call;
 
 /* Options of a decoder's cross attention in one forward call, where they differ from those of its self attention. */
 typedef struct te_cross_attention_call {
-    te_tensor *enc_dec_attn_mask;            /* as te_attention_call.attention_mask: padding of the encoder's output, or
+    te_tensor *enc_dec_attn_mask;            /* as te_attn_call.attention_mask: padding of the encoder's output, or
                                               * the mask of TE_MASK_ARBITRARY */
-    te_tensor *enc_dec_attn_mask_q;          /* as te_attention_call.attention_mask_q: padding of the decoder's tokens
+    te_tensor *enc_dec_attn_mask_q;          /* as te_attn_call.attention_mask_q: padding of the decoder's tokens
                                               * (the first of TransformerEngine's pair enc_dec_attn_mask) */
     te_attn_mask enc_dec_attn_mask_type;     /* 0 => the module's own */
     te_window enc_dec_window;                /* enc_dec_window.on false => the module's own */

@@ -342,8 +342,8 @@ typedef struct te_autocast_desc {
     const te_recipe *recipe; /* copied; NULL => delayed scaling. TransformerEngine's default depends on the GPU: MXFP8
                               * for compute capability 10.0 up to 12.0, current scaling from 12.0 on, else delayed
                               * scaling */
-    bool not_enabled;        /* modules inside run in high precision */
-    bool calibrating;        /* with not_enabled: the amaxes of delayed scaling are recorded all the same */
+    bool disabled;        /* modules inside run in high precision */
+    bool calibrating;        /* with disabled: the amaxes of delayed scaling are recorded all the same */
     te_group *amax_group;    /* reduces amaxes of delayed, current and NVFP4 scaling (borrowed until the region's last
                               * backward pass); NULL => none, but products whose operands ranks gather use their
                               * tp_group (te_parallel_options). TransformerEngine's default for delayed scaling is the
@@ -395,7 +395,7 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
 typedef struct te_quantized_model_init_desc {
     const te_recipe *recipe;               /* copied; NULL => delayed scaling. TransformerEngine's default depends on
                                             * the GPU, as that of te_autocast_desc.recipe */
-    bool not_enabled;                      /* modules made inside store plain weights */
+    bool disabled;                      /* modules made inside store plain weights */
     bool preserve_high_precision_init_val; /* the weights' first values are kept in host memory
                                             * (te_quantized_init_value) */
 } te_quantized_model_init_desc;

@@ -4,12 +4,12 @@
 /* Sets the microbatch that Linear and GroupedLinear assume in calls without is_first_microbatch; one that the call
  * gives takes precedence. TE_MICROBATCH_NONE by default. The kept weights notice every write, so TE_MICROBATCH_LATER
  * after an optimizer's step quantizes them anew (Automodel multiplies by the old ones). Source: IS_FIRST_MICROBATCH. */
-TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value);
-TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te); /* returns the microbatch in force;
+TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value);
+TE_API te_microbatch te_step_get_is_first_microbatch(const te_ctx *te); /* returns the microbatch in force;
                                                                     * TE_MICROBATCH_NONE for NULL */
 /* Sets whether the next backward pass is the last one of its step. False by default. Source: IS_OPTIM_STEP. */
-TE_API void te_set_is_optim_step(te_ctx *te, bool value);
-TE_API bool te_get_is_optim_step(const te_ctx *te); /* is the next backward pass the last one of its step? false for
+TE_API void te_step_set_is_optim_step(te_ctx *te, bool value);
+TE_API bool te_step_get_is_optim_step(const te_ctx *te); /* is the next backward pass the last one of its step? false for
                                                      * NULL */
 
 /* Functions that te_prepare_for_grad_accumulation and te_prepare_for_final_backward call for a part of a model. Each

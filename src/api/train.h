@@ -121,7 +121,7 @@ typedef struct te_grad_scaler_desc {
     float growth_factor;   /* multiplies the scale when it grows; above 1; 0 => 2 */
     float backoff_factor;  /* multiplies the scale when it falls; between 0 and 1; 0 => 0.5 */
     int growth_interval;   /* steps between growths; 0 => 2000 */
-    bool not_enabled;      /* losses are not scaled, and te_grad_scaler_step is te_optimizer_step */
+    bool disabled;      /* losses are not scaled, and te_grad_scaler_step is te_optimizer_step */
 } te_grad_scaler_desc;
 /* Makes a scaler; desc may be NULL. Owned by the caller: te_grad_scaler_destroy, before the context. TE_ERR_STATE
  * inside a graph's capture. */

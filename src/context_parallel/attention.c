@@ -488,7 +488,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
 
 /* Compares the calls of all ranks before the first exchange. `result`: a failure of this rank before the comparison. If
  * one rank fails, all ranks fail, and none goes on. */
-static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attention_desc *d,
+static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
                                    te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
     char what[384] = "", q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT];
@@ -517,7 +517,7 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
  * cu_seqlens and max_seqlen are those of whole sequences. A bias has the rows of this rank, and columns for all keys in
  * the order of the sequence. max_logit is that of all ranks. `result`: a failure before the call, of which the other
  * ranks are told. The gradient of softmax_offset covers this rank's heads only. */
-static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c,
+static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attn_desc *desc, te__context *c,
                                             te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
     const te__rng_state before = te__rng_now(te);

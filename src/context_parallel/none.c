@@ -19,7 +19,7 @@ static int te__context_rank(const te__context *c) {
     (void)c;
     return 0;
 }
-static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c,
+static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attn_desc *desc, te__context *c,
                                             te_result result) {
     (void)q_k_v, (void)desc, (void)c, (void)result;
     return NULL;

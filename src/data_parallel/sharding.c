@@ -558,7 +558,7 @@ TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_des
     if (!te__units_are_hooked(stage)) return te__stage_run(stage, desc);
     te_model_set_requires_grad_sync(stage, false);
     result = te__stage_run(stage, desc);
-    if (!desc->last_backward || !te_get_is_optim_step(stage->te)) return result;
+    if (!desc->last_backward || !te_step_get_is_optim_step(stage->te)) return result;
     te_fsdp_units_visit(stage, te__units_choose, NULL);
     if (result != TE_OK) return te__units_refuse_chosen(stage->te, result);
     te_model_set_requires_grad_sync(stage, true);

@@ -544,7 +544,7 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
 
 /* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw.
  * False with the error recorded. */
-static bool te__attention_open(te_tensor *const parts[3], const te_attention_desc *desc, te_op_attn_fwd_args *args) {
+static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *desc, te_op_attn_fwd_args *args) {
     te_tensor *q = parts[0], *k = parts[1], *v = parts[2];
     te_ctx *te = q->te;
     te__draw draw = TE_ZERO;
@@ -610,7 +610,7 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
 /* Attends to three parts as te_attention does. With p keys and values, and queries unless p->keys, lie in
  * parts[p->keys], and are put into `parts`: nothing is copied, the result has all heads [.., H, d], and spread queries
  * (te__packing_spreads) need a rule that is alike for all sequences and heads. p NULL: the three are apart. */
-static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attention_desc *desc) {
+static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;
     te_op_attn_fwd_args *args = &state.args;
@@ -641,8 +641,8 @@ static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, c
     return te__frame_return(te, o);
 }
 
-TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
-    const te_attention_desc zero = TE_ZERO;
+TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_desc *desc) {
+    const te_attn_desc zero = TE_ZERO;
     te_tensor *parts[3];
     parts[0] = q;
     parts[1] = k;

@@ -7,7 +7,7 @@
 static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args *args) {
     te_autocast_desc off = TE_ZERO;
     te_tensor *y;
-    off.not_enabled = true;
+    off.disabled = true;
     if (!te__autocast_now(m->te)) return te__run_child(m, name, args);
     if (te_autocast_begin(m->te, &off) != TE_OK) return NULL;
     y = te__run_child(m, name, args);
@@ -312,7 +312,7 @@ static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, 
                                  int64_t out) {
     te_quantized_model_init_desc off = TE_ZERO;
     te_module *m;
-    off.not_enabled = true;
+    off.disabled = true;
     if (te_quantized_model_init_begin(parent->te, &off) != TE_OK) return;
     te__add_linear(parent, d, name, in, out, false);
     te_quantized_model_init_end(parent->te);

@@ -157,7 +157,7 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
         if (holder && holder != m) te__module_drop(m, holder->name);
         return te_error_code(m->te);
     }
-    off.not_enabled = true; /* adapters are trained: they are never stored quantized */
+    off.disabled = true; /* adapters are trained: they are never stored quantized */
     fine = te_quantized_model_init_begin(m->te, &off) == TE_OK;
     if (fine) {
         fine = te__is_experts(m) ? te__adapters_add(m, l->dim, d->lora_A_init, dtype)

@@ -102,7 +102,7 @@ static te_result te__lora_experts_forward(te_module *m, te_forward_args *args) {
 /* A gate stays in high precision, whatever the recipe is. */
 static te_tensor *te__lora_gate_add(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits) {
     te_autocast_desc off = TE_ZERO;
-    off.not_enabled = true;
+    off.disabled = true;
     if (te_autocast_begin(m->te, &off) != TE_OK) return NULL;
     logits = te__lora_added(m, args, x, logits);
     return te_autocast_end(m->te) == TE_OK ? logits : NULL;

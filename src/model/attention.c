@@ -125,7 +125,7 @@ static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te
 /* ---- te ---- */
 
 /* cu_seqlens of packed sequences: one list for queries and keys, or two. */
-static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attention_call *c) {
+static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attn_call *c) {
     const bool one = in->cu_seqlens != NULL;
     if (te__attn_core_of(m)->desc.format != TE_THD)
         return te__fail(m->te, TE_ERR_INVALID,
@@ -147,7 +147,7 @@ static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_a
 static te_result te__attn_te_preprocess(const te__attn_backend *b, te_module *m, const te_attn_inputs *in,
                                         te_attn_args *out) {
     const bool packed = in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv;
-    te_attention_call *c = &out->call;
+    te_attn_call *c = &out->call;
     te_result r = te__attn_open(b, m, in, out);
     if (r != TE_OK) return r;
     c->window.on = true;
@@ -320,7 +320,7 @@ static te_tensor *te__attn_eager_attend(te_module *m, te__attn_run *run) {
 
 /* The arguments of a call by te_forward_with, whose masks are those of DotProductAttention: 1 => masked. */
 static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, te_attn_inputs *in) {
-    const te_attention_call *c = &args->attention;
+    const te_attn_call *c = &args->attention;
     const te__field *f = te__option_set(&te__sdpa_call_group, 1, c);
     const te_attn_mask mask = c->attn_mask_type;
     te_tensor *keep;
@@ -351,7 +351,7 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
 
 /* Fills *run, from zeros, with the tensors of the arguments and the rule that they make. */
 static te_result te__attn_run_of(const te__attn_backend *b, te_module *m, const te_attn_args *a, te__attn_run *run) {
-    const te_attention_call nothing = TE_ZERO;
+    const te_attn_call nothing = TE_ZERO;
     te_attn_rule *x = &run->told.rule;
     run->part[0] = a->q;
     run->part[1] = a->k;
@@ -527,12 +527,12 @@ TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs 
     r = row ? row->preprocess(row, m, in, out) : te_error_code(m->te);
     return r != TE_OK || te__attn_turn(row, out) ? r : te_error_code(m->te);
 }
-TE_API te_tensor *te_attn_call(te_module *m, const te_attn_args *args) {
+TE_API te_tensor *te_attn_compute(te_module *m, const te_attn_args *args) {
     const te__attn_backend *row;
     te_attn_args a;
     te_tensor *y;
-    if (!m || !te__has_desc(m->te, args, "te_attn_call")) return NULL;
-    row = te__attn_check_call(m, "te_attn_call", args->q, args->k, args->v);
+    if (!m || !te__has_desc(m->te, args, "te_attn_compute")) return NULL;
+    row = te__attn_check_call(m, "te_attn_compute", args->q, args->k, args->v);
     a = *args;
     y = row && te__attn_turn(row, &a) ? te__attn_call(m, row, &a) : NULL;
     return y && row->attend ? te__attn_turned(y) : y;

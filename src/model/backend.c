@@ -247,7 +247,7 @@ TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *co
     }
     outer = te__autocast_now(te);
     if (!desc.recipe) { /* a region that says what is said already, so that each begin has its end */
-        desc.not_enabled = !outer || !outer->enabled;
+        desc.disabled = !outer || !outer->enabled;
         if (outer) {
             storage = outer->recipe;
             desc.recipe = &storage;

@@ -78,7 +78,7 @@ static const te__config_field te__config_fields[] = {
     TE__ROW(enable_deepep, TE__FIELD_ENUM, te__switch_names),
     TE__ROW(fake_balanced_gate, TE__FIELD_BOOL, te__bool_names),
     TE__PLAIN(fake_gate_noise, TE__FIELD_NUMBER),
-    {"enable_hf_state_dict_adapter", TE__FIELD_NOT, offsetof(te_backend_config, no_enable_hf_state_dict_adapter),
+    {"enable_hf_state_dict_adapter", TE__FIELD_NOT, offsetof(te_backend_config, no_hf_state_dict_adapter),
      TE__NAMES(te__bool_names)},
     TE__ROW(enable_fsdp_optimizations, TE__FIELD_BOOL, te__bool_names),
     TE__ROW(te_fp8, TE__FIELD_FP8, te__fp8_names),

@@ -82,12 +82,12 @@ static void te__words_list(const te__words *w, const te__words *outer, const cha
         ++*n;
     }
 }
-TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int room) {
+TE_API int te_module_get_strict_fp32_keywords(const te_module *m, const char **keywords, int room) {
     int n = 0;
     te__words_list(te__words_of(m, te__strict_fp32_key), NULL, keywords, room, &n);
     return n;
 }
-TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int room) {
+TE_API int te_module_get_fp32_keywords(const te_module *m, const char **keywords, int room) {
     const te__words *strict = te__words_of(m, te__strict_fp32_key);
     int n = 0;
     te__words_list(strict, NULL, keywords, room, &n);

@@ -3,15 +3,15 @@
 
 #define TE__ATTN_MODULE "attn_module"
 #define TE__ATTN_INJECTED "_te_attention_injected"
-#define TE__ATTN_SDPA "te_sdpa" /* the te_te_sdpa, beside attn_module */
+#define TE__ATTN_SDPA "te_sdpa" /* the te_sdpa_patch, beside attn_module */
 #define TE__ATTN_ATTRIBUTES "attn_attributes"
 
 /* ---- counters ---- */
 
-struct te_te_sdpa {
+struct te_sdpa_patch {
     te_ctx *te;
     te_make_te_sdpa_desc desc;
-    te_attention_stats stats;
+    te_attn_stats stats;
     te_module_forward_fn before; /* of the module that it was injected into: its own forward, or NULL */
     bool injected;               /* that module's attn_module came with it: */
     bool had_null;               /* in the place of one that was NULL */
@@ -19,21 +19,21 @@ struct te_te_sdpa {
     te__closable closable;       /* while no module owns it */
 };
 
-TE_API te_attention_stats te_get_te_attention_stats(const te_ctx *te) {
-    te_attention_stats none = TE_ZERO;
+TE_API te_attn_stats te_attn_get_stats(const te_ctx *te) {
+    te_attn_stats none = TE_ZERO;
     return te ? te__sdpa_of(te)->stats : none;
 }
-TE_API void te_reset_te_attention_stats(te_ctx *te) {
+TE_API void te_attn_reset_stats(te_ctx *te) {
     if (te) memset(&te__sdpa_of(te)->stats, 0, sizeof(te__sdpa_of(te)->stats));
 }
-static uint64_t te__stats_sum(const te_attention_stats *s) {
+static uint64_t te__stats_sum(const te_attn_stats *s) {
     return s->te_hits + s->fallback_mask + s->fallback_scale_mismatch + s->fallback_other;
 }
 
 /* Adds 1 to the counter that lies so many bytes into the stats, in f's and in the context's. */
-static void te__sdpa_count(te_te_sdpa *f, size_t counter) {
+static void te__sdpa_count(te_sdpa_patch *f, size_t counter) {
     te_ctx *te = f->te;
-    const te_attention_stats *s = &te__sdpa_of(te)->stats;
+    const te_attn_stats *s = &te__sdpa_of(te)->stats;
     const int every = te__sdpa_of(te)->stats_every;
     ++*(uint64_t *)(void *)((char *)&f->stats + counter);
     ++*(uint64_t *)(void *)((char *)&te__sdpa_of(te)->stats + counter);
@@ -45,7 +45,7 @@ static void te__sdpa_count(te_te_sdpa *f, size_t counter) {
                 (unsigned long long)s->fallback_mask, (unsigned long long)s->fallback_scale_mismatch,
                 (unsigned long long)s->fallback_other);
 }
-#define TE__COUNTER(name) offsetof(te_attention_stats, name)
+#define TE__COUNTER(name) offsetof(te_attn_stats, name)
 
 static bool te__stats_every_ok(te_ctx *te, const char *who) {
     if (!te__sdpa_of(te)->bad_every[0]) return true;
@@ -58,14 +58,14 @@ static bool te__stats_every_ok(te_ctx *te, const char *who) {
 
 /* ---- the replacement ---- */
 
-static void te__te_sdpa_close(void *owner) { te_te_sdpa_destroy((te_te_sdpa *)owner); }
-TE_API void te_te_sdpa_destroy(te_te_sdpa *f) {
+static void te__te_sdpa_close(void *owner) { te_sdpa_patch_destroy((te_sdpa_patch *)owner); }
+TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f) {
     if (!f) return;
     te__closable_remove(&f->closable);
     te__free(f->te, f, sizeof(*f));
 }
-TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc) {
-    te_te_sdpa *f;
+TE_API te_sdpa_patch *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc) {
+    te_sdpa_patch *f;
     if (!te || !te__has_desc(te, desc, "te_make_te_sdpa") || !te__stats_every_ok(te, "te_make_te_sdpa")) return NULL;
     if (!desc->attn_module || desc->attn_module->te != te || desc->num_heads < 1 || desc->num_kv_heads < 1 ||
         desc->num_heads % desc->num_kv_heads) {
@@ -78,7 +78,7 @@ TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc)
                  desc->num_heads, desc->num_kv_heads);
         return NULL;
     }
-    f = (te_te_sdpa *)te__alloc_zero(te, sizeof(*f));
+    f = (te_sdpa_patch *)te__alloc_zero(te, sizeof(*f));
     if (!f) return NULL;
     f->te = te;
     f->desc = *desc;
@@ -86,27 +86,27 @@ TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc)
     te__closable_add(te, &f->closable, "te_sdpa", te__te_sdpa_close, f);
     return f;
 }
-TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f) {
-    te_attention_stats none = TE_ZERO;
+TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f) {
+    te_attn_stats none = TE_ZERO;
     return f ? f->stats : none;
 }
 
 /* The ranks that share sequences in f's module, or NULL. */
-static te__context *te__sdpa_ranks(const te_te_sdpa *f) {
+static te__context *te__sdpa_ranks(const te_sdpa_patch *f) {
     const te_module *m = f->desc.attn_module;
     te__dpa_module *s = te__dpa_of(m);
     return s && te__context_size(&s->context) > 1 ? &s->context : NULL;
 }
 /* A call that does not get to its module: the ranks that wait for this one in there are told. Returns NULL. */
-static te_tensor *te__sdpa_fails(te_te_sdpa *f) {
+static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     te__context *ranks = te__sdpa_ranks(f);
-    const te_attention_desc nothing = TE_ZERO;
+    const te_attn_desc nothing = TE_ZERO;
     te_tensor *const parts[3] = {NULL, NULL, NULL};
     const te_result result = te_error_code(f->te);
     return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
 }
 /* Another attention would see this rank's keys alone where ranks share sequences, and leave the others waiting. */
-static bool te__sdpa_may_fall_back(te_te_sdpa *f, const char *why) {
+static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;
     te__fail(f->te, TE_ERR_UNSUPPORTED,
@@ -135,7 +135,7 @@ static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
 }
 
 /* Runs the module by te_forward_with -> [b, s, heads, dv]; dropout_p is that of this call. */
-static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropout_p) {
+static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dropout_p) {
     te_module *m = f->desc.attn_module;
     te__dpa_module *s = te__dpa_of(m);
     int64_t shape[4];
@@ -152,7 +152,7 @@ static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropou
 /* Is `mask` of these queries and keys, each by each, or of those of all ranks that share them? A smaller mask stands
  * for many elements, and the verdict looks at its own alone. A mask that requires a gradient goes to the original
  * function, which computes one; DotProductAttention does not. */
-static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
+static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;
     if (f->desc.mask.strict && te__wants_grad(mask)) return false;
@@ -161,11 +161,11 @@ static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, cons
             (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
 /* Returns why the module does not take a call, and which counter such calls have; NULL: it takes the call, as *call. */
-static const char *te__sdpa_refusal(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args,
+static const char *te__sdpa_refusal(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args,
                                     te_forward_args *call, size_t *counter) {
     const te_make_te_sdpa_desc *d = &f->desc;
     const te__dpa_module *dpa = te__dpa_of(d->attn_module);
-    te_attention_call *c = &call->attention;
+    te_attn_call *c = &call->attention;
     int64_t step = 1;
     *counter = TE__COUNTER(fallback_scale_mismatch);
     if (args->scale != 0.0f && d->softmax_scale != 0.0f && !(fabsf(args->scale - d->softmax_scale) <= 1e-6f)) {
@@ -202,7 +202,7 @@ static const char *te__sdpa_refusal(te_te_sdpa *f, te_tensor *q, te_tensor *k, t
     call->value = te__heads_unrepeated(v, d->num_kv_heads);
     return NULL;
 }
-static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+static te_tensor *te__te_sdpa_run(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_forward_args call = TE_ZERO;
     size_t counter;
     const char *why = te__sdpa_refusal(f, q, k, v, args, &call, &counter);
@@ -213,12 +213,12 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     te__sdpa_count(f, counter);
     return te__sdpa_call(f->desc.original, f->desc.original_user, q, k, v, args);
 }
-TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
-    te_te_sdpa *f = (te_te_sdpa *)user;
+TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    te_sdpa_patch *f = (te_sdpa_patch *)user;
     te_sdpa_args zero = TE_ZERO;
     if (!f) return NULL;
-    if (!q || !k || !v || !te__same_ctx(q, f->te, "te_te_sdpa_call") || !te__same_ctx(k, f->te, "te_te_sdpa_call") ||
-        !te__same_ctx(v, f->te, "te_te_sdpa_call"))
+    if (!q || !k || !v || !te__same_ctx(q, f->te, "te_sdpa_patch_call") || !te__same_ctx(k, f->te, "te_sdpa_patch_call") ||
+        !te__same_ctx(v, f->te, "te_sdpa_patch_call"))
         return te__sdpa_fails(f);
     te__frame_begin(f->te);
     return te__frame_return(f->te, te__te_sdpa_run(f, q, k, v, args ? args : &zero));
@@ -382,14 +382,14 @@ TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_de
     return self_attn ? te__inject_params(self_attn, desc ? desc : &zero, &p) : TE_INJECT_PROJECTIONS;
 }
 
-TE_API te_te_sdpa *te_injected_sdpa(const te_module *self_attn) {
+TE_API te_sdpa_patch *te_injected_sdpa(const te_module *self_attn) {
     void *f;
-    return te_module_attribute(self_attn, TE__ATTN_SDPA, &f) ? (te_te_sdpa *)f : NULL;
+    return te_module_attribute(self_attn, TE__ATTN_SDPA, &f) ? (te_sdpa_patch *)f : NULL;
 }
 
 /* The forward of a child `sdpa`. */
 static te_result te__injected_core_forward(te_module *m, te_forward_args *args) {
-    te_te_sdpa *f = te_injected_sdpa(te_module_parent(m));
+    te_sdpa_patch *f = te_injected_sdpa(te_module_parent(m));
     const te_sdpa_desc *s = &te__attn_core_of(m)->desc;
     te_forward_args call = *args;
     te_window *w = &call.attention.window;
@@ -412,13 +412,13 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
 
 /* The forward of a module without such a child. Regions that its own leaves open are closed here. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
-    te_te_sdpa *f = te_injected_sdpa(m);
+    te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;
     uint64_t before;
     te_result result;
     if (!f) return m->cls->forward(m, args);
     before = te__stats_sum(&f->stats);
-    result = te_sdpa_begin(m->te, te_te_sdpa_call, f);
+    result = te_sdpa_begin(m->te, te_sdpa_patch_call, f);
     if (result != TE_OK) return result;
     result = f->before ? f->before(m, args) : m->cls->forward(m, args);
     te__sdpa_of(m->te)->depth = depth;
@@ -434,7 +434,7 @@ static te_result te__injected_forward(te_module *m, te_forward_args *args) {
 
 /* Takes an injection away. The forward goes where it is still injection's own. */
 static void te__eject(te_module *m) {
-    te_te_sdpa *f = te_injected_sdpa(m);
+    te_sdpa_patch *f = te_injected_sdpa(m);
     te_module *core = te__core_of(m);
     bool injected, had_null;
     if (!f) return;
@@ -448,17 +448,17 @@ static void te__eject(te_module *m) {
     else te_module_remove_attribute(m, TE__ATTN_MODULE);
 }
 
-/* te_te_sdpa_call is in force while m's forward runs, around the own one that it has. */
-static void te__patch_forward(te_module *m, te_te_sdpa *f) {
+/* te_sdpa_patch_call is in force while m's forward runs, around the own one that it has. */
+static void te__patch_forward(te_module *m, te_sdpa_patch *f) {
     f->before = m->own_forward;
     m->own_forward = te__injected_forward;
 }
-TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f) {
+TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f) {
     te_result result;
     if (!m) return TE_ERR_STATE;
     if (!f || f->te != m->te)
         return te__fail(m->te, TE_ERR_INVALID,
-                        "te_patch_module_forward: the te_te_sdpa for %s is %s; one of te_make_te_sdpa is needed",
+                        "te_patch_module_forward: the te_sdpa_patch for %s is %s; one of te_make_te_sdpa is needed",
                         m->name, f ? "of another context" : "NULL");
     te__eject(m);
     result = te_module_set_attribute(m, TE__ATTN_SDPA, f, NULL);
@@ -467,7 +467,7 @@ TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f) {
 }
 
 static void te__attn_module_free(void *value) { te_module_destroy((te_module *)value); }
-static void te__attn_sdpa_free(void *value) { te_te_sdpa_destroy((te_te_sdpa *)value); }
+static void te__attn_sdpa_free(void *value) { te_sdpa_patch_destroy((te_sdpa_patch *)value); }
 
 /* False with the error recorded; the module is then as it was. */
 static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_params *p) {
@@ -475,7 +475,7 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
     te_module *core = te__core_of(m);
     const te_sdpa_desc *s = te__sdpa_desc_of(m);
     te_make_te_sdpa_desc d = TE_ZERO;
-    te_te_sdpa *f;
+    te_sdpa_patch *f;
     te_module *dpa =
         te__make_attn_module(te, p, &desc->parallel, s ? s->format : TE_BSHD,
                              s ? s->rule.softmax_type : TE_SOFTMAX_VANILLA, s ? s->rule.softmax_offset : NULL);
@@ -493,7 +493,7 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
     d.ignore_dropout = desc->rules_of_automodel;
     f = te_make_te_sdpa(te, &d);
     if (!f || te_module_set_attribute(m, TE__ATTN_SDPA, f, te__attn_sdpa_free) != TE_OK) {
-        te_te_sdpa_destroy(f);
+        te_sdpa_patch_destroy(f);
         te_module_destroy(dpa);
         return false;
     }

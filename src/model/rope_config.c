@@ -119,7 +119,7 @@ static te_result te__rope_config_get(te_ctx *te, const char *who, const char *co
     if (result == TE_OK && !llama && !t->parameters.given)
         result = te__fail(
             te, TE_ERR_FORMAT,
-            "%s: the config %s; an object with rope_theta is needed (te_get_llama_rope_config reads older keys)", who,
+            "%s: the config %s; an object with rope_theta is needed (te_rope_config_read_llama reads older keys)", who,
             t->is_null ? "has rope_parameters that are null" : "has no rope_parameters");
     if (result == TE_OK && llama) {
         if (isnan(from->rope_theta)) from->rope_theta = isnan(t->theta) ? 10000 : t->theta;
@@ -135,11 +135,11 @@ static te_result te__rope_config_get(te_ctx *te, const char *who, const char *co
     te__free(te, t, sizeof(te__rope_text));
     return result;
 }
-TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope) {
-    return te__rope_config_get(te, "te_get_rope_config", config, false, rope);
+TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_config *rope) {
+    return te__rope_config_get(te, "te_rope_config_read", config, false, rope);
 }
-TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope) {
-    return te__rope_config_get(te, "te_get_llama_rope_config", config, true, rope);
+TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_rope_config *rope) {
+    return te__rope_config_get(te, "te_rope_config_read_llama", config, true, rope);
 }
 
 /* ---- what models make of it ---- */

@@ -19,7 +19,7 @@ typedef struct te__sdpa_state {
     te_sdpa_fn fn[TE__MAX_SDPA];
     void *user[TE__MAX_SDPA];
     int depth;
-    te_attention_stats stats;
+    te_attn_stats stats;
     int stats_every;   /* $AUTOMODEL_TE_STATS_EVERY */
     char bad_every[40]; /* its text, if that is no number */
     bool scale_warned;
@@ -100,7 +100,7 @@ static te_tensor *te__attn_turned(te_tensor *x) { return te_tensor_transpose(x, 
 
 static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_ctx *te = q->te;
-    te_attention_desc a = TE_ZERO;
+    te_attn_desc a = TE_ZERO;
     te_tensor *mask = args->attn_mask;
     bool masked;
     char s[TE__SHAPE_TEXT], t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];

@@ -155,7 +155,7 @@ static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TE
 #define TE__TYPE te_forward_args
     TE__WHOLE(TE__FORWARD_FIELDS)
 #undef TE__TYPE
-#define TE__TYPE te_attention_call
+#define TE__TYPE te_attn_call
     TE__WHOLE(TE__ATTENTION_FIELDS)
 #undef TE__TYPE
 #define TE__TYPE te_cross_attention_call

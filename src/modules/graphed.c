@@ -16,7 +16,7 @@ struct te__graphed {
                                                * (retained) */
     int num_frozen, cap_frozen;
     uint64_t launches; /* of the forward graph */
-    te_microbatch microbatch; /* te_set_is_first_microbatch's when they were captured */
+    te_microbatch microbatch; /* te_step_set_is_first_microbatch's when they were captured */
 };
 
 static void te__graphed_release(te__graphed *g) {
@@ -93,7 +93,7 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
                         args->attention.score_mod ? "given" : "NULL", args->attention.score_mod ? "NULL" : "given");
     if (te__quant_of(te)->is_first_microbatch != g->microbatch && !args->is_first_microbatch)
         return te__fail(te, TE_ERR_STATE,
-                        "te_make_graphed_callables: te_get_is_first_microbatch is %d and was %d when the module was "
+                        "te_make_graphed_callables: te_step_get_is_first_microbatch is %d and was %d when the module was "
                         "graphed; a graph repeats what it was captured with",
                         (int)te__quant_of(te)->is_first_microbatch, (int)g->microbatch);
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)

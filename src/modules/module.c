@@ -70,7 +70,7 @@ struct te_module {
 typedef struct te__modules_state {
     te_module *making; /* the create function of this module is making children */
     int num_gone;      /* marks of children that are gone, in all trees */
-    bool is_optim_step; /* te_set_is_optim_step */
+    bool is_optim_step; /* te_step_set_is_optim_step */
 } te__modules_state;
 static const te__slot te__modules_slot = {sizeof(te__modules_state)};
 static te__modules_state *te__modules_of(const te_ctx *te) {

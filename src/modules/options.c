@@ -13,7 +13,7 @@ typedef struct te__option_group {
         TE__LATER(cu_seqlens_q_padded), TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q),        \
         TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
         TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
-#define TE__TYPE te_attention_call
+#define TE__TYPE te_attn_call
 /* SDPA reads masks without padding and windows alone. Implementations in rooms above read the first field, too. */
 static const te__field te__sdpa_call_later[] = {
     TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),

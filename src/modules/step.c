@@ -1,21 +1,21 @@
 /* modules/step.c: the place of a call in a training step, and hooks of parts of a model. Knows the module tree;
  * must not know what exchanges gradients. */
 
-TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
+TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;
     if ((int)value < 0 || value > TE_MICROBATCH_LATER)
         te__fail(te, TE_ERR_INVALID,
-                 "te_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible",
+                 "te_step_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible",
                  (int)value, (int)TE_MICROBATCH_LATER);
     else te__quant_of(te)->is_first_microbatch = value;
 }
-TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te) {
+TE_API te_microbatch te_step_get_is_first_microbatch(const te_ctx *te) {
     return te ? te__quant_of(te)->is_first_microbatch : TE_MICROBATCH_NONE;
 }
-TE_API void te_set_is_optim_step(te_ctx *te, bool value) {
+TE_API void te_step_set_is_optim_step(te_ctx *te, bool value) {
     if (te) te__modules_of(te)->is_optim_step = value;
 }
-TE_API bool te_get_is_optim_step(const te_ctx *te) { return te && te__modules_of(te)->is_optim_step; }
+TE_API bool te_step_get_is_optim_step(const te_ctx *te) { return te && te__modules_of(te)->is_optim_step; }
 
 #define TE__STEP_HOOKS "te_step_hooks" /* the attribute */
 TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks) {
@@ -46,13 +46,13 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
 }
 TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
     if (!te) return TE_ERR_STATE;
-    te_set_is_optim_step(te, false);
-    te_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
+    te_step_set_is_optim_step(te, false);
+    te_step_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
     return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, false, "te_prepare_for_grad_accumulation");
 }
 TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
     if (!te) return TE_ERR_STATE;
-    te_set_is_optim_step(te, true);
+    te_step_set_is_optim_step(te, true);
     return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, true, "te_prepare_for_final_backward");
 }
-TE_API void te_prepare_after_first_microbatch(te_ctx *te) { te_set_is_first_microbatch(te, TE_MICROBATCH_LATER); }
+TE_API void te_prepare_after_first_microbatch(te_ctx *te) { te_step_set_is_first_microbatch(te, TE_MICROBATCH_LATER); }

@@ -13,7 +13,7 @@ typedef struct te__attn_core {
 /* What an implementation reads of a call. */
 typedef struct te__attn_run {
     te_tensor *part[3];     /* queries, keys and values [.., heads, d] */
-    te_attention_desc told; /* their format, and the rule */
+    te_attn_desc told; /* their format, and the rule */
     te_tensor *packed;      /* DotProductAttention: what `part` lies in, if it reads them there, */
     te__packing packing;    /* and how they lie */
     bool fp8_output;
@@ -79,7 +79,7 @@ static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *
 }
 
 /* Writes the rule of a call to *x, by the options of the core and of the call. No other place makes one of them. */
-static void te__attn_core_rule(te_module *m, const te_attention_call *c, te_attn_rule *x) {
+static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule *x) {
     te_tensor *const parameter = te_module_parameter(m, "softmax_offset");
     *x = te__attn_core_of(m)->desc.rule;
     if (c->attn_mask_type) x->mask = c->attn_mask_type;
@@ -211,7 +211,7 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
 }
 /* Does x, the packed tensor of a call, have the heads of this module, as *p then says? Tensors of other sizes are told
  * so as q, k and v. */
-static bool te__dpa_packing(const te_module *m, const te_attention_call *c, const te_tensor *x, int dim,
+static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_tensor *x, int dim,
                             te__packing *p) {
     const te__attn_core *s = te__attn_core_of(m);
     const int leading = s->desc.format == TE_THD ? 1 : 2;
@@ -231,7 +231,7 @@ static bool te__dpa_packing(const te_module *m, const te_attention_call *c, cons
 /* Does the core read q, k and v of such a call where they lie? With a cache, with ranks that share sequences, and in
  * FP8 each of them is copied apart. Spread queries (te__packing_spreads) run as one sequence for each group. Such
  * sequences lie side by side under sbhd alone, and have one rule alone: the same for all sequences and heads. */
-static bool te__core_reads_packed(const te_module *m, const te_attention_call *c, const te__packing *p) {
+static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;
     const te_attn_mask mask = c->attn_mask_type ? c->attn_mask_type : d->rule.mask;
@@ -246,7 +246,7 @@ static bool te__core_reads_packed(const te_module *m, const te_attention_call *c
 /* The three of a call, each a tensor or part of a packed one, which run->packed is if they are read where they lie. */
 static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__attn_run *run) {
     const te_qkv_format format = run->told.format;
-    const te_attention_call *c = &args->attention;
+    const te_attn_call *c = &args->attention;
     const int ndim = format == TE_THD ? 3 : 4, dim = c->qkv_interleave_dim ? c->qkv_interleave_dim : -3;
     te_tensor *x = c->qkv_layer ? c->qkv_layer : c->kv_layer, **part = run->part;
     te__packing *p = &run->packing;
@@ -306,7 +306,7 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
 }
 
 /* cu_seqlens_q and _kv of a padding mask. */
-static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_tensor *const part[3], te_attn_rule *x) {
+static te_result te__dpa_lengths(te_module *m, const te_attn_call *c, te_tensor *const part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     const bool cross = ((const te__dpa_module *)m->state)->cross;
     const int seq = format == TE_BSHD ? 1 : 0;
@@ -347,7 +347,7 @@ static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_te
     return TE_OK;
 }
 
-/* The window of a rule, by TransformerEngine's rules (see te_attention_options). */
+/* The window of a rule, by TransformerEngine's rules (see te_attn_options). */
 static te_result te__dpa_window(te_module *m, te_attn_rule *x) {
     const te_window w = x->window;
     const bool causal = te__attn_is_causal(x->mask);
@@ -394,7 +394,7 @@ static te_tensor *te__dpa_slopes(te_module *m) {
 
 /* Completes the rule of a call by what TransformerEngine asks of masks, and by lengths. Keys and values go through the
  * cache, if there is one. */
-static te_result te__dpa_masks(te_module *m, const te_attention_call *c, te_tensor *part[3], te_attn_rule *x) {
+static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     te_inference_step step;
     te_result result;
@@ -476,7 +476,7 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
 
 /* Refuses the options that TransformerEngine refuses where ranks share sequences, those that te.h's kernels could
  * compute among them. */
-static te_result te__dpa_context_choices(te_module *m, const te_attention_call *c, const te_attn_rule *x) {
+static te_result te__dpa_context_choices(te_module *m, const te_attn_call *c, const te_attn_rule *x) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;
     const te_attn_bias bias = x->core_attention_bias_type;
@@ -577,7 +577,7 @@ static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], c
 static te_result te__dpa_prepare(te_module *m, const te_forward_args *args, te__attn_run *run) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const bool shares = te__context_size(&s->context) > 1;
-    te_attention_desc *a = &run->told;
+    te_attn_desc *a = &run->told;
     te_result result = te__dpa_parts(m, args, run);
     if (result == TE_OK && !(run->packed && te__packing_spreads(&run->packing)))
         result = te__attn_core_shapes(m, "DotProductAttention", run->part);
@@ -643,7 +643,7 @@ TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group,
 
 /* core: without defaults. o: the options that are not part of it; NULL: none are set. */
 static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parallel_options *p,
-                                 const te_attention_options *o) {
+                                 const te_attn_options *o) {
     te__dpa_module *s;
     te_module *m;
     if (!core.groups) core.groups = core.heads;
@@ -671,7 +671,7 @@ static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parall
 }
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
     te__attn_core core = TE_ZERO;
-    const te_attention_options *o;
+    const te_attn_options *o;
     if (!te || !te__has_desc(te, desc, te__dpa.who)) return NULL;
     o = &desc->attention;
     core.desc.name = desc->name;

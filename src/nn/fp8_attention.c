@@ -274,7 +274,7 @@ static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
 }
 
 /* softmax(q k^T) v -> [.., H dv]; with fp8_output quantized, for a product. `call` is that of a recipe with fp8_dpa. */
-static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attention_desc *desc,
+static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn_desc *desc,
                                         const te__quant_call *call, bool fp8_output) {
     te_ctx *te = parts[0]->te;
     const te_recipe inner = te__attention_inner_recipe(&call->recipe);
@@ -345,7 +345,7 @@ static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
 
 /* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS
  * products. */
-static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attention_desc *desc,
+static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attn_desc *desc,
                                      bool fp8_output) {
     te__autocast cast;
     te__quant_call call;

@@ -80,7 +80,7 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
 static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
                           te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
-    const te_attention_options *o = &d->attention;
+    const te_attn_options *o = &d->attention;
     const int leading = o->qkv_format == TE_THD ? 1 : 2;
     te__packing p = TE_ZERO;
     te_outputs first, kv;
@@ -158,8 +158,8 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
  * goes on behind the tokens that are there. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
                                 const te_rotary_desc **rotary) {
-    const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
-    const te_attention_call *c = &args->attention;
+    const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
+    const te_attn_call *c = &args->attention;
     const te_rotary_desc *given = which && args->rotary_key ? args->rotary_key : args->rotary;
     const bool cross = o->attention_type == TE_ATTENTION_CROSS;
     *rotary = NULL;
@@ -200,7 +200,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
 
 /* The tensors of a call have the dimensions of the format, and a cache goes with self attention. */
 static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
-    const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
+    const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
     const bool packed = o->qkv_format == TE_THD, cross = o->attention_type == TE_ATTENTION_CROSS;
     const int ndim = packed ? 2 : 3;
     char text[TE__SHAPE_TEXT];
@@ -230,7 +230,7 @@ static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
 static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     static const char *const norms[2] = {"q_norm", "k_norm"};
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
-    const te_attention_options *o = &d->attention;
+    const te_attn_options *o = &d->attention;
     const te_rotary_desc *rotary[2];
     te_rotary_desc own[2];
     te_forward_args core = TE_ZERO, proj = TE_ZERO;
@@ -267,7 +267,7 @@ static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_mu
 
 /* Fills the defaults; false with the error recorded when the sizes do not fit, or all heads together have more channels
  * than a layer. */
-static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attention_options *o) {
+static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attn_options *o) {
     if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0)
         o->kv_channels = hidden / o->num_attention_heads;
     if (o->num_gqa_groups == 0) o->num_gqa_groups = o->num_attention_heads;
@@ -364,7 +364,7 @@ static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d)
     }
 }
 /* Choices that no other place checks; false with the error recorded. */
-static bool te__mha_choices_ok(te_ctx *te, const te_attention_options *o) {
+static bool te__mha_choices_ok(te_ctx *te, const te_attn_options *o) {
     if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 ||
         o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
         te__fail(te, TE_ERR_INVALID,
@@ -437,8 +437,8 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
 
 /* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self
  * attention's keys are its queries. If neither mask has padding, both attentions get the lengths, and refuse them. */
-static void te__layer_calls(te_module *m, const te_forward_args *args, te_attention_call *self,
-                            te_attention_call *cross) {
+static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
+                            te_attn_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     const te_cross_attention_call *c = &args->cross;
     const bool pads =
@@ -446,7 +446,7 @@ static void te__layer_calls(te_module *m, const te_forward_args *args, te_attent
     const bool cross_pads =
         d->layer_type == TE_LAYER_DECODER &&
         te__attn_pads(c->enc_dec_attn_mask_type ? c->enc_dec_attn_mask_type : d->enc_dec_attn_mask_type);
-    te_attention_call *other = !pads && cross_pads ? self : pads && !cross_pads ? cross : NULL;
+    te_attn_call *other = !pads && cross_pads ? self : pads && !cross_pads ? cross : NULL;
     *self = *cross = args->attention;
     self->cu_seqlens_kv = self->cu_seqlens_q;
     self->cu_seqlens_kv_padded = self->cu_seqlens_q_padded;
@@ -464,7 +464,7 @@ static void te__layer_calls(te_module *m, const te_forward_args *args, te_attent
 static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     te_forward_args attention = TE_ZERO, cross = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
-    te_attention_call calls[2];
+    te_attn_call calls[2];
     te_rotary_desc rotary;
     te_tensor *x = args->input, *h, *out;
     te__layer_calls(m, args, &calls[0], &calls[1]);

@@ -204,7 +204,7 @@ static bool te__onnx_look_for_backends(void *user, te_module *m) {
 }
 static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *args) {
     te_ctx *te = te_module_ctx(m);
-    const te_attention_call *a = &args->attention;
+    const te_attn_call *a = &args->attention;
     const te__autocast *autocast = te__autocast_now(te);
     if (!te_module_visit(m, te__onnx_is_whole, NULL)) return te_error_code(te);
     if (autocast && autocast->enabled && te__group_size(autocast->amax_group) > 1)

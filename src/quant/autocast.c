@@ -202,7 +202,7 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
                         te__quant_of(te)->num_autocast);
     a = &te__quant_of(te)->autocast[te__quant_of(te)->num_autocast];
     a->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
-    a->enabled = !(desc && desc->not_enabled);
+    a->enabled = !(desc && desc->disabled);
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
     if (te__group_allowed(te, a->amax_group, "te_autocast_begin", "amax_group") != TE_OK ||

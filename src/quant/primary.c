@@ -11,7 +11,7 @@ TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_mo
                         te__quant_of(te)->num_quantized_init);
     init = &te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init];
     init->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
-    init->enabled = !(desc && desc->not_enabled);
+    init->enabled = !(desc && desc->disabled);
     init->preserve = desc && desc->preserve_high_precision_init_val;
     result = te__recipe_check(te, &init->recipe);
     if (result == TE_OK) te__quant_of(te)->num_quantized_init++;

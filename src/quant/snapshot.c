@@ -12,7 +12,7 @@ typedef struct te__snapshot {
     struct te__snapshot *outer; /* the snapshot that was being recorded before this one */
     const te_module *module; /* the module whose forward is checkpointed, or NULL */
     te__rng_state rng;
-    te_microbatch microbatch; /* the setting of te_set_is_first_microbatch */
+    te_microbatch microbatch; /* the setting of te_step_set_is_first_microbatch */
     te__autocast *autocast; /* a copy of the autocast stack */
     int num_autocast;
     te__snapshot_scales *scales; /* in the order of the calls of modules */

@@ -78,7 +78,7 @@ TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss) {
     if (!s || !loss || !te__same_ctx(loss, s->te, "te_grad_scaler_scale") ||
         !te__need_float(loss, "te_grad_scaler_scale"))
         return NULL;
-    if (s->desc.not_enabled) return loss;
+    if (s->desc.disabled) return loss;
     loss = te_tensor_contiguous(loss);
     return loss ? te__record("scaled_loss", te__times(loss, s->scale), te__scaled_loss_backward, NULL, 0, &loss, 1,
                              &s->scale, 1)
@@ -122,7 +122,7 @@ static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
 TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     te_result result = te__scaler_ready(s, opt, "te_grad_scaler_unscale");
     bool entered;
-    if (result != TE_OK || s->desc.not_enabled) return result;
+    if (result != TE_OK || s->desc.disabled) return result;
     if (opt->skips.unscaled)
         return te__fail(s->te, TE_ERR_STATE,
                         "te_grad_scaler_unscale: this optimizer's gradients are unscaled already; call it once between "
@@ -143,13 +143,13 @@ TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
     if (result != TE_OK) return result;
     scaling.inv_scale = opt->skips.unscaled ? NULL : s->inv_scale;
     scaling.any_inf = s->any_inf;
-    return te__opt_step_with(opt, s->desc.not_enabled ? NULL : &scaling);
+    return te__opt_step_with(opt, s->desc.disabled ? NULL : &scaling);
 }
 TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
     te_op_update_scale_args args = TE_ZERO;
     if (!s) return TE_ERR_STATE;
     /* the step is done again, and its update with it */
-    if (s->desc.not_enabled || s->te->error_code != TE_OK) return s->te->error_code;
+    if (s->desc.disabled || s->te->error_code != TE_OK) return s->te->error_code;
     args.scale = s->scale;
     args.inv_scale = s->inv_scale;
     args.growth_tracker = s->growth_tracker;

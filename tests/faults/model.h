@@ -68,7 +68,7 @@ static TE_MAYBE_UNUSED te_tensor *model_loss(te_ctx *te, const model *m) {
     }
     if (recipe.kind == TE_RECIPE_DELAYED) recipe.delayed.amax_history_len = 3;
     cast.recipe = &recipe;
-    cast.not_enabled = m->recipe == TE_RECIPE_NONE;
+    cast.disabled = m->recipe == TE_RECIPE_NONE;
     te_autocast_begin(te, &cast);
     te_tensor *logits = te_forward(m->gpt, te_tensor_from_host(te, TE_I32, SHAPE(LENGTH, BATCH), ids));
     te_autocast_end(te);

@@ -205,7 +205,7 @@ static void call_functions(te_ctx *te) {
     y = te_bias_dropout_add(te_dropout(doubled(y), 0.5f), bias, y, 0.25f);
     te_tensor *heads = te_tensor_view(y, SHAPE(3, 2, 2, 4));
     te_rotary_desc rotary = {0};
-    te_attention_desc attention = {0};
+    te_attn_desc attention = {0};
     attention.rule.dropout_p = 0.1f;
     te_tensor *q = te_apply_rotary_pos_emb(heads, &rotary, TE_SBHD);
     y = te_tensor_view(te_attention(q, te_tensor_narrow(q, 2, 0, 1), te_tensor_narrow(heads, 2, 1, 1), &attention), SHAPE(3, 2, 8));

@@ -250,7 +250,7 @@ TE_TEST_DEVICES(onnx_of_a_linear) {
 
 /* Names of sizes follow the order of dimensions that the attention has; keys have a length of their own. Layers share their masks. */
 TE_TEST_DEVICES(onnx_of_layers) {
-    const te_attention_options heads = {.num_attention_heads = 4, .num_gqa_groups = 2, .qkv_format = TE_BSHD};
+    const te_attn_options heads = {.num_attention_heads = 4, .num_gqa_groups = 2, .qkv_format = TE_BSHD};
     te_module *list[2];
     for (int i = 0; i < 2; i++)
         list[i] = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention = heads, .gemm.params_dtype = TE_F32});

@@ -163,7 +163,7 @@ static uint64_t clm_train(te_ctx *te, const clm_setup *is, bool launches, float 
         if (!launches || step < 2) {
             if (launches && step == 1) te_graph_begin(te);
             te_scope_begin(te);
-            te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = !is->recipe});
+            te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = !is->recipe});
             te_tensor *logits = te_forward(m, ids);
             te_autocast_end(te);
             te_tensor *mean = te_cross_entropy(logits, targets, NULL);

@@ -208,7 +208,7 @@ TE_TEST_DEVICES(hf_cache) {
 static int times_seen;
 static te_result seen_attention(te_module *self, te_forward_args *args) {
     const te_sdpa_desc *d = (const te_sdpa_desc *)te_module_state(self);
-    const te_attention_desc a = {.format = d->format, .rule.mask = args->attention.attn_mask_type, .rule.window = d->rule.window, .rule.softmax_scale = d->rule.softmax_scale};
+    const te_attn_desc a = {.format = d->format, .rule.mask = args->attention.attn_mask_type, .rule.window = d->rule.window, .rule.softmax_scale = d->rule.softmax_scale};
     times_seen++;
     CHECK(d->format == TE_BSHD && d->rule.softcap == 0 && !d->rule.window.on);
     CHECK(te_tensor_shape(args->input)[2] == HEADS && te_tensor_shape(args->key)[2] == GROUPS && te_tensor_shape(args->value)[3] == HEAD);

@@ -379,7 +379,7 @@ static void le_text(te_tensor *ids, te_tensor *targets, int step) {
 }
 static te_tensor *le_logits(te_module *m, te_tensor *ids, const te_recipe *recipe) {
     te_ctx *te = te_module_ctx(m);
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe, .not_enabled = !recipe});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe, .disabled = !recipe});
     te_tensor *y = te_forward(m, ids);
     te_autocast_end(te);
     return y;

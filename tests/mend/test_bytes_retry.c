@@ -90,7 +90,7 @@ static void step(run *r, int index, float factor) {
     const te_cpu_offload_desc offload = {.min_bytes = 1, .window_bytes = 1};
     float x[ROWS * HIDDEN];
     cast.recipe = &recipe;
-    cast.not_enabled = r->kind->recipe == TE_RECIPE_NONE;
+    cast.disabled = r->kind->recipe == TE_RECIPE_NONE;
     for (int micro = 0; micro <= r->kind->microbatches; micro++) {
         te_forward_args args = {0};
         for (int i = 0; i < ROWS * HIDDEN; i++) x[i] = factor * (float)((i * 37 + index * 11 + micro * 5) % 29 - 14) / 8;
@@ -336,7 +336,7 @@ TE_TEST_DEVICES(p14_launches_of_graphs_are_taken_back) {
 
 static void draw(te_ctx *te, te_tensor *x, int what) {
     te_quantizer_desc q = {0};
-    te_attention_desc a = {0};
+    te_attn_desc a = {0};
     te_transformer_layer_desc layer = {0};
     switch (what) {
     case 0: te_tensor_normal(te, TE_F32, SHAPE(64), 0, 1); break;

@@ -67,12 +67,12 @@ TE_TEST_DEVICES(p16_a_checkpoint_remembers_the_microbatch) {
         te_tensor_set_main_grad(te_module_parameter(m, "weight"), main_grad);
         te_module_set_checkpoint(m, checkpoint);
         for (int i = 0; i < 2; i++) {
-            te_set_is_first_microbatch(te, i ? TE_MICROBATCH_LATER : TE_MICROBATCH_FIRST);
+            te_step_set_is_first_microbatch(te, i ? TE_MICROBATCH_LATER : TE_MICROBATCH_FIRST);
             y[i] = te_forward(m, ones(te, 3, 4));
         }
         for (int i = 0; i < 2; i++) te_backward(te_sum_all(y[i]));
-        CHECK(te_get_is_first_microbatch(te) == TE_MICROBATCH_LATER);
-        te_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
+        CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_LATER);
+        te_step_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
         test_case("checkpoint %d", checkpoint);
         check_all(main_grad, 6);
         te_module_destroy(m);
@@ -87,15 +87,15 @@ TE_TEST_DEVICES(p16_graphs_keep_their_microbatch) {
     te_tensor_set_main_grad(te_module_parameter(m, "weight"), main_grad);
     CHECK(te_make_graphed_callables(te, twice, samples, 2, NULL) == TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "modules 0 and 1 are one");
-    te_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
+    te_step_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
     CHECK(te_make_graphed_callables(te, &m, &sample, 1, NULL) == TE_OK);
     check_all(main_grad, 1000); /* warm-up passes left no trace */
     te_backward(te_sum_all(te_forward(m, sample.input)));
     check_all(main_grad, 3);
-    te_set_is_first_microbatch(te, TE_MICROBATCH_LATER);
+    te_step_set_is_first_microbatch(te, TE_MICROBATCH_LATER);
     CHECK(te_forward(m, sample.input) == NULL);
-    CHECK_ERROR(te, TE_ERR_STATE, "te_get_is_first_microbatch is 2 and was 1");
-    te_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_step_get_is_first_microbatch is 2 and was 1");
+    te_step_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
     te_module_destroy(m);
 }
 TE_TEST_DEVICES(p16_graphs_of_delayed_gradients_are_refused) {
@@ -254,7 +254,7 @@ TE_TEST(p16_custom_recipes_calibrate_and_refuse_scales_that_nothing_updates) {
     te_module *m = te_linear_create(te, &d);
     te_recipe recipe = te_recipe_custom(all_delayed, NULL);
     recipe.delayed.amax_history_len = 2;
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = true, .calibrating = true});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = true, .calibrating = true});
     te_forward(m, te_tensor_full(te, TE_F32, SHAPE(4, 16), 3));
     te_autocast_end(te);
     REQUIRE_OK(te);

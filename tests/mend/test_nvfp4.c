@@ -290,7 +290,7 @@ TE_TEST_DEVICES(p03_a_layer_trains_with_row_scaled_activations) {
         for (int on = 0; on < 2; on++) {
             te_autocast_desc cast = {0};
             cast.recipe = &recipe;
-            cast.not_enabled = !on;
+            cast.disabled = !on;
             te_tensor *weight = te_module_parameter(linear, "weight");
             te_tensor_zero_grad(weight);
             te_autocast_begin(te, &cast);

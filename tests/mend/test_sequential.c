@@ -70,7 +70,7 @@ static float step(te_ctx *te, te_module *m, bool by_hand, const te_recipe *recip
     te_forward_args args = {0};
     te_rotary_desc rotary = {0};
     cast.recipe = recipe;
-    cast.not_enabled = !recipe;
+    cast.disabled = !recipe;
     args.input = ids(te, 1);
     args.is_first_microbatch = microbatch;
     args.rotary = &rotary;

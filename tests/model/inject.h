@@ -5,7 +5,7 @@
 #include "../te_test.h"
 
 static TE_MAYBE_UNUSED te_window window_of(int64_t left, int64_t right) { return (te_window){.on = true, .left = left, .right = right}; }
-static TE_MAYBE_UNUSED void check_stats(te_attention_stats s, int hits, int mask, int scale, int other) {
+static TE_MAYBE_UNUSED void check_stats(te_attn_stats s, int hits, int mask, int scale, int other) {
     CHECK_EQ_INT(s.te_hits, hits);
     CHECK_EQ_INT(s.fallback_mask, mask);
     CHECK_EQ_INT(s.fallback_scale_mismatch, scale);

@@ -189,7 +189,7 @@ TE_TEST_DEVICES(preprocess_vectors) {
     /* the round trip of shapes */
     in.window.on = false;
     te_preprocess_args_for_attn(sdpa, &in, &a);
-    y = te_attn_call(sdpa, &a);
+    y = te_attn_compute(sdpa, &a);
     REQUIRE_OK(te);
     CHECK(te_tensor_shape(y)[1] == 2 && te_tensor_shape(y)[2] == 5);
     y = te_postprocess_output_for_attn(sdpa, y);
@@ -400,7 +400,7 @@ TE_TEST(block_mask_skips) {
     for (int t = 0; t < 2; t++) {
         te_tensor *x[4] = {test_tensor(te, TE_F32, SHAPE(1, 450, 2, 8), test_normal(7200, 1)), test_tensor(te, TE_F32, SHAPE(1, 450, 1, 8), test_normal(3600, 2)),
                            test_tensor(te, TE_F32, SHAPE(1, 450, 1, 8), test_normal(3600, 3)), te_tensor_detach(bias)}, *y;
-        te_attention_desc a = {.format = TE_BSHD, .rule = {.score_mod = {.mask_fn = same_document, .user = &calls, .additive = true}, .block_mask = t ? blocks : NULL,
+        te_attn_desc a = {.format = TE_BSHD, .rule = {.score_mod = {.mask_fn = same_document, .user = &calls, .additive = true}, .block_mask = t ? blocks : NULL,
                                                              .core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE}};
         for (int i = 0; i < 4; i++) te_tensor_set_requires_grad(x[i], true);
         a.rule.core_attention_bias = x[3];
@@ -426,7 +426,7 @@ TE_TEST_DEVICES(block_mask_counts) {
     static const te_dtype formats[] = {TE_F32, TE_BF16};
     for (int t = 0; t < 4; t++) {
         te_attn_inputs in = inputs_of(te, formats[t % 2], &s);
-        te_attention_desc a = {.format = TE_BSHD, .rule.mask = t < 2 ? TE_MASK_CAUSAL : TE_MASK_NONE, .rule.softmax_scale = 0.25f, .rule.block_mask = te_tensor_from_host(te, TE_U8, SHAPE(1, 1, 2, 2), blocks)};
+        te_attn_desc a = {.format = TE_BSHD, .rule.mask = t < 2 ? TE_MASK_CAUSAL : TE_MASK_NONE, .rule.softmax_scale = 0.25f, .rule.block_mask = te_tensor_from_host(te, TE_U8, SHAPE(1, 1, 2, 2), blocks)};
         const double tol = formats[t % 2] == TE_BF16 ? 1.6e-2 : 2e-5; /* probabilities and outputs are rounded to 8 bits */
         uint8_t *keep = test_alloc(200 * 200);
         float *parts[4];

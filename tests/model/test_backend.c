@@ -39,7 +39,7 @@ TE_TEST(backend_defaults_follow_from_what_there_is) {
     CHECK(c.attn == TE_ATTN_SDPA && c.linear == TE_LINEAR_TORCH && c.rms_norm == TE_RMS_NORM_TORCH_FP32 && c.experts == TE_EXPERTS_TORCH && c.dispatcher == TE_DISPATCHER_TORCH);
     CHECK(c.rope_fusion == TE_OFF && c.rope == TE_ROPE_TORCH && c.dispatcher_num_sms == 20 && !c.has_te_fp8 && c.gate_precision == TE_DTYPE_NONE && c.cuda_graph.modules == 0);
     CHECK(!c.no_dispatcher_share_token_dispatcher && !c.dispatcher_async_dispatch && !c.fake_balanced_gate && c.fake_gate_noise == 0 && !c.enable_fsdp_optimizations && !c.compile_attn);
-    CHECK(!c.no_enable_hf_state_dict_adapter && c.enable_deepep == TE_DEFAULT);
+    CHECK(!c.no_hf_state_dict_adapter && c.enable_deepep == TE_DEFAULT);
     CHECK(c.mok.fwd_num_comm_sms == 40 && c.mok.bwd_num_comm_sms == 28 && c.mok.minibatch_size == 4096 && c.mok.macrobatch_size == 131072);
     CHECK(c.mok.schedule_capacity_multiplier == 0.5 && c.mok.all_gather_top_experts_chunk_bytes == 2048);
     c = te_backend_config_defaults(&cuda_only);
@@ -83,7 +83,7 @@ TE_TEST(backend_config_fields_are_read_and_kept) {
     ACCEPTED("dispatcher_num_sms=24", c.dispatcher_num_sms == 24);
     ACCEPTED("dispatcher_share_token_dispatcher=false", c.no_dispatcher_share_token_dispatcher);
     ACCEPTED("dispatcher_share_token_dispatcher=true,dispatcher_async_dispatch=true", !c.no_dispatcher_share_token_dispatcher && c.dispatcher_async_dispatch);
-    ACCEPTED("enable_hf_state_dict_adapter=false,enable_fsdp_optimizations=true", c.no_enable_hf_state_dict_adapter && c.enable_fsdp_optimizations);
+    ACCEPTED("enable_hf_state_dict_adapter=false,enable_fsdp_optimizations=true", c.no_hf_state_dict_adapter && c.enable_fsdp_optimizations);
     ACCEPTED("compile_attn=true", c.compile_attn);
     ACCEPTED("compile_attn=false", !c.compile_attn);
     ACCEPTED("experts=torch_mm_mxfp8,dispatcher=torch", c.experts == TE_EXPERTS_TORCH_MM_MXFP8 && c.dispatcher == TE_DISPATCHER_TORCH);

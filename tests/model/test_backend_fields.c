@@ -46,7 +46,7 @@ TE_TEST(backend_fields_are_written_and_kept) {
     c.mok.minibatch_size = 512;
     c.fake_balanced_gate = true;
     c.fake_gate_noise = 0.25;
-    c.no_enable_hf_state_dict_adapter = true;
+    c.no_hf_state_dict_adapter = true;
     c.enable_fsdp_optimizations = true;
     c.compile_attn = true;
     te_backend_config_print(&c, text, sizeof text);
@@ -63,7 +63,7 @@ TE_TEST(backend_fields_are_written_and_kept) {
     was = c;
     CHECK_EQ_INT(te_backend_config_validate(te, &c, NULL), TE_OK);
     CHECK(c.dispatcher_num_sms == was.dispatcher_num_sms && c.no_dispatcher_share_token_dispatcher && c.dispatcher_async_dispatch && c.mok.minibatch_size == 512 && c.fake_balanced_gate &&
-          c.fake_gate_noise == 0.25 && c.no_enable_hf_state_dict_adapter && c.enable_fsdp_optimizations && c.compile_attn && c.rope == TE_ROPE_QUACK);
+          c.fake_gate_noise == 0.25 && c.no_hf_state_dict_adapter && c.enable_fsdp_optimizations && c.compile_attn && c.rope == TE_ROPE_QUACK);
     /* two that validation takes back, with a warning, and rope_fusion where it is told to stay */
     c.rope = TE_ROPE_TORCH;
     c.rope_fusion = TE_ON;

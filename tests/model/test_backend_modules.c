@@ -365,8 +365,8 @@ typedef struct step_notes {
     char text[64];
 } step_notes;
 static void note_flags(step_notes *n) {
-    snprintf(n->text + strlen(n->text), sizeof(n->text) - strlen(n->text), "(%c,%c)", te_get_is_optim_step(n->te) ? 'T' : 'F',
-             te_get_is_first_microbatch(n->te) == TE_MICROBATCH_FIRST ? 'T' : te_get_is_first_microbatch(n->te) == TE_MICROBATCH_LATER ? 'F' : '-');
+    snprintf(n->text + strlen(n->text), sizeof(n->text) - strlen(n->text), "(%c,%c)", te_step_get_is_optim_step(n->te) ? 'T' : 'F',
+             te_step_get_is_first_microbatch(n->te) == TE_MICROBATCH_FIRST ? 'T' : te_step_get_is_first_microbatch(n->te) == TE_MICROBATCH_LATER ? 'F' : '-');
 }
 static te_result count_begin(te_module *part, void *user) {
     (void)part;
@@ -390,7 +390,7 @@ TE_TEST(step_flags_follow_the_microbatches) {
     te_module *parts[4] = {te_identity_create(te, "a"), NULL, te_identity_create(te, "b"), te_identity_create(te, "c")};
     te_module_set_step_hooks(parts[0], &hooks);
     te_module_set_step_hooks(parts[2], &half);
-    CHECK(te_get_is_first_microbatch(te) == TE_MICROBATCH_NONE && !te_get_is_optim_step(te));
+    CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_NONE && !te_step_get_is_optim_step(te));
     for (int n = 3; n >= 1; n -= 2) {
         step_notes notes = {te, ""};
         te_prepare_for_grad_accumulation(te, parts, 4, false);
@@ -404,16 +404,16 @@ TE_TEST(step_flags_follow_the_microbatches) {
     CHECK(counts[0] == 2 && counts[1] == 4);
     te_prepare_for_grad_accumulation(te, parts, 4, true); /* with pipeline parallelism the caller sees to its parts */
     te_prepare_for_final_backward(te, parts, 4, true);
-    CHECK(counts[0] == 2 && counts[1] == 4 && te_get_is_optim_step(te));
+    CHECK(counts[0] == 2 && counts[1] == 4 && te_step_get_is_optim_step(te));
     /* each context has its own */
-    CHECK(te_get_is_first_microbatch(other) == TE_MICROBATCH_NONE && !te_get_is_optim_step(other));
-    te_set_is_first_microbatch(other, TE_MICROBATCH_LATER);
-    CHECK(te_get_is_first_microbatch(te) == TE_MICROBATCH_FIRST);
-    te_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
-    CHECK(te_get_is_first_microbatch(te) == TE_MICROBATCH_NONE);
-    te_set_is_first_microbatch(te, (te_microbatch)3);
-    CHECK_ERROR(te, TE_ERR_INVALID, "te_set_is_first_microbatch: 3");
-    CHECK(te_get_is_first_microbatch(te) == TE_MICROBATCH_NONE);
+    CHECK(te_step_get_is_first_microbatch(other) == TE_MICROBATCH_NONE && !te_step_get_is_optim_step(other));
+    te_step_set_is_first_microbatch(other, TE_MICROBATCH_LATER);
+    CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_FIRST);
+    te_step_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
+    CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_NONE);
+    te_step_set_is_first_microbatch(te, (te_microbatch)3);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_step_set_is_first_microbatch: 3");
+    CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_NONE);
     te_module_set_step_hooks(parts[0], NULL);
     te_module_set_step_hooks(parts[3], &bad);
     CHECK(te_prepare_for_grad_accumulation(te, parts, 4, false) == TE_ERR_DEVICE && counts[0] == 2);
@@ -446,16 +446,16 @@ TE_TEST_DEVICES(calls_without_a_microbatch_take_the_contexts) {
         te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe});
         CHECK_EQ_INT(casts_of(te, m, weight, &args), 1); /* none given: each call */
         CHECK_EQ_INT(casts_of(te, m, weight, &args), 1);
-        te_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
+        te_step_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
         CHECK_EQ_INT(casts_of(te, m, weight, &args), 1);
-        te_set_is_first_microbatch(te, TE_MICROBATCH_LATER);
+        te_step_set_is_first_microbatch(te, TE_MICROBATCH_LATER);
         CHECK_EQ_INT(casts_of(te, m, weight, &args), kind == 2); /* Automodel leaves LayerNormLinear alone */
         args.is_first_microbatch = TE_MICROBATCH_FIRST; /* given: it counts */
         CHECK_EQ_INT(casts_of(te, m, weight, &args), 1);
-        te_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
+        te_step_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
         args.is_first_microbatch = TE_MICROBATCH_LATER;
         CHECK_EQ_INT(casts_of(te, m, weight, &args), 0);
-        te_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
+        te_step_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
         te_autocast_end(te);
         te_module_destroy(m);
     }
@@ -483,7 +483,7 @@ static int accumulate(te_ctx *te, const te_fp8_config *fp8, bool flags, te_tenso
         if (flags && i == 0) te_prepare_after_first_microbatch(te);
     }
     te_set_trace(te, NULL, NULL);
-    te_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
+    te_step_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
     out[4] = te_tensor_cast(te_tensor_grad(t.weight), TE_F32);
     te_module_destroy(m);
     return t.weights;
@@ -515,14 +515,14 @@ TE_TEST_DEVICES(a_step_of_the_optimizer_makes_kept_weights_anew) {
     te_prepare_after_first_microbatch(te);
     CHECK(te_optimizer_step(adam) == TE_OK);
     /* validation: Automodel's flag still says LATER */
-    CHECK(te_get_is_first_microbatch(te) == TE_MICROBATCH_LATER);
+    CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_LATER);
     te_no_grad_begin(te);
     te_fp8_maybe_autocast_begin(te, &fp8);
     t.weight = te_module_parameter(m, "weight");
     te_set_trace(te, note, &t);
     after = te_forward(m, x);
     te_set_trace(te, NULL, NULL);
-    te_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
+    te_step_set_is_first_microbatch(te, TE_MICROBATCH_NONE);
     fresh = te_forward(m, x);
     te_fp8_maybe_autocast_end(te);
     te_no_grad_end(te);

@@ -44,26 +44,26 @@ static void keep(te_module *m, bool strict, const char *word) { CHECK(te_module_
 TE_TEST_DEVICES(formats_words) { /* U: the two attributes, in order, each word once */
     te_module *m = root_of(te), *below = child_of(m, "below");
     const char *got[8];
-    CHECK(te_get_fp32_module_keywords(m, got, 8) == 0 && te_get_strict_fp32_module_keywords(m, NULL, 0) == 0);
+    CHECK(te_module_get_fp32_keywords(m, got, 8) == 0 && te_module_get_strict_fp32_keywords(m, NULL, 0) == 0);
     CHECK(te_module_set_keep_in_fp32(m, WORDS("norm", "head", "norm", "gate"), false) == TE_OK);
     CHECK(te_module_set_keep_in_fp32(m, WORDS("router", "head", "router"), true) == TE_OK);
-    CHECK_EQ_INT(te_get_strict_fp32_module_keywords(m, got, 8), 2);
+    CHECK_EQ_INT(te_module_get_strict_fp32_keywords(m, got, 8), 2);
     CHECK(strcmp(got[0], "router") == 0 && strcmp(got[1], "head") == 0);
-    CHECK_EQ_INT(te_get_fp32_module_keywords(m, got, 8), 4);
+    CHECK_EQ_INT(te_module_get_fp32_keywords(m, got, 8), 4);
     CHECK(strcmp(got[0], "router") == 0 && strcmp(got[1], "head") == 0 && strcmp(got[2], "norm") == 0 && strcmp(got[3], "gate") == 0);
     got[1] = "mine";
-    CHECK(te_get_fp32_module_keywords(m, got, 1) == 4 && strcmp(got[1], "mine") == 0);
+    CHECK(te_module_get_fp32_keywords(m, got, 1) == 4 && strcmp(got[1], "mine") == 0);
     keep(below, true, "deep"); /* of the module that is asked alone */
-    CHECK(te_get_fp32_module_keywords(m, NULL, 0) == 4 && te_get_fp32_module_keywords(below, got, 8) == 1);
+    CHECK(te_module_get_fp32_keywords(m, NULL, 0) == 4 && te_module_get_fp32_keywords(below, got, 8) == 1);
     te_module_set_keep_in_fp32(m, NULL, 0, true);
-    CHECK(te_get_strict_fp32_module_keywords(m, got, 8) == 0 && te_get_fp32_module_keywords(m, got, 8) == 3);
+    CHECK(te_module_get_strict_fp32_keywords(m, got, 8) == 0 && te_module_get_fp32_keywords(m, got, 8) == 3);
     te_module_set_attribute(m, "_keep_in_fp32_modules", (void *)"norm", NULL); /* somebody else's value: no list of words */
-    CHECK(te_get_fp32_module_keywords(m, got, 8) == 0);
+    CHECK(te_module_get_fp32_keywords(m, got, 8) == 0);
     te_module_set_keep_in_fp32(m, (const char *[]){"a", NULL}, 2, false);
     CHECK_ERROR(te, TE_ERR_INVALID, "2 words for model, and one of them is NULL");
     te_module_set_keep_in_fp32(m, NULL, 1, false);
     CHECK_ERROR(te, TE_ERR_INVALID, "the list is NULL");
-    CHECK(te_module_set_keep_in_fp32(NULL, NULL, 0, false) == TE_ERR_STATE && te_get_fp32_module_keywords(NULL, got, 8) == 0);
+    CHECK(te_module_set_keep_in_fp32(NULL, NULL, 0, false) == TE_ERR_STATE && te_module_get_fp32_keywords(NULL, got, 8) == 0);
 }
 TE_TEST_DEVICES(formats_sharded_parameters) { /* U: one is enough; buffers do not count */
     te_module *m = small_model(te, TE_F32);

@@ -28,7 +28,7 @@ static te_tensor *train(te_module *m, te_tensor *x) {
 static te_module *make_kind(te_ctx *te, int kind, te_dtype dtype) {
     static const char *const parts[] = {"query", "key", "value"};
     te_gemm_options gemm = {.params_dtype = dtype, .init.std = 0.2f};
-    te_attention_options attention = {.num_attention_heads = 2};
+    te_attn_options attention = {.num_attention_heads = 2};
     switch (kind) {
     case 0: return te_linear_create(te, &(te_linear_desc){.in_features = N, .out_features = N, .gemm = gemm});
     case 1: return te_linear_create(te, &(te_linear_desc){.in_features = N, .out_features = 3 * N, .gemm = gemm, .parameters_split = {.count = 3, .names = parts}});

@@ -36,7 +36,7 @@ static te_tensor *mock_original(void *user, te_tensor *q, te_tensor *k, te_tenso
 typedef struct mocks {
     heard te, original;
     te_module *module;
-    te_te_sdpa *f;
+    te_sdpa_patch *f;
 } mocks;
 static void mocks_open(mocks *m, te_ctx *te, int heads, int kv_heads, te_window window, float scale) {
     memset(m, 0, sizeof *m);
@@ -46,7 +46,7 @@ static void mocks_open(mocks *m, te_ctx *te, int heads, int kv_heads, te_window 
                                                        .window_size = window, .softmax_scale = scale});
 }
 static void mocks_close(mocks *m) {
-    te_te_sdpa_destroy(m->f);
+    te_sdpa_patch_destroy(m->f);
     te_module_destroy(m->module);
 }
 static te_tensor *heads_of(te_ctx *te, int64_t b, int64_t h, int64_t s, int64_t d, uint64_t seed) { return test_tensor(te, TE_F32, SHAPE(b, h, s, d), test_normal(b * h * s * d, seed)); }
@@ -62,40 +62,40 @@ TE_TEST(inject_sdpa_decides_in_order) {
     mocks m;
     mocks_open(&m, te, 8, 4, (te_window){0}, 0.125f);
     te_tensor *q = heads_of(te, 2, 8, 10, 64, 1), *k = heads_of(te, 2, 4, 10, 64, 2), *v = heads_of(te, 2, 4, 10, 64, 3);
-    te_tensor *y = te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true, .enable_gqa = true});
+    te_tensor *y = te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true, .enable_gqa = true});
     CHECK_SHAPE(m.te.q, 2, 10, 8, 64);
     CHECK_SHAPE(m.te.k, 2, 10, 4, 64);
     CHECK_EQ_INT(m.te.mask, TE_MASK_CAUSAL);
     CHECK(!m.te.window.on);
     CHECK_SHAPE(te_tensor_shape(y), 2, 8, 10, 64);
     CHECK_BYTES("out", test_read(te_tensor_contiguous(y)), test_read(q), 2 * 8 * 10 * 64 * 4); /* the mock's output is its query */
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.enable_gqa = true});
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.enable_gqa = true});
     CHECK_EQ_INT(m.te.mask, TE_MASK_NONE);
     CHECK(m.te.window.on && m.te.window.left == -1 && m.te.window.right == -1);
-    check_stats(te_get_te_attention_stats(te), 2, 0, 0, 0);
-    check_stats(te_te_sdpa_stats(m.f), 2, 0, 0, 0);
-    te_reset_te_attention_stats(te);
+    check_stats(te_attn_get_stats(te), 2, 0, 0, 0);
+    check_stats(te_sdpa_patch_stats(m.f), 2, 0, 0, 0);
+    te_attn_reset_stats(te);
     /* scales */
     static const float scales[] = {0.5f, 0.125f, 0.125f + 1e-9f, 0, NAN, 0.5f};
-    for (int i = 0; i < COUNT(scales); i++) te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true, .enable_gqa = true, .scale = scales[i], .dropout_p = i == 5 ? 0.25f : 0});
-    check_stats(te_get_te_attention_stats(te), 3, 0, 3, 0);
+    for (int i = 0; i < COUNT(scales); i++) te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true, .enable_gqa = true, .scale = scales[i], .dropout_p = i == 5 ? 0.25f : 0});
+    check_stats(te_attn_get_stats(te), 3, 0, 3, 0);
     CHECK_EQ_INT(m.original.calls, 3);
     CHECK(m.original.args.scale == 0.5f && m.original.args.dropout_p == 0.25f && m.original.args.is_causal && m.original.args.enable_gqa && !m.original.args.attn_mask);
-    te_reset_te_attention_stats(te);
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.scale = 0.5f, .attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 10, 10))}); /* the scale is asked before the mask */
-    check_stats(te_get_te_attention_stats(te), 0, 0, 1, 0);
+    te_attn_reset_stats(te);
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.scale = 0.5f, .attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 10, 10))}); /* the scale is asked before the mask */
+    check_stats(te_attn_get_stats(te), 0, 0, 1, 0);
     CHECK_EQ_INT(log_lines("a call's scale is 0.5, that of its DotProductAttention 0.125"), 1);
     mocks_close(&m);
     /* no scale of its own: no mismatch */
     mocks_open(&m, te, 8, 4, (te_window){0}, 0);
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.scale = 0.5f, .enable_gqa = true});
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.scale = 0.5f, .enable_gqa = true});
     CHECK_EQ_INT(m.te.calls, 1);
     /* what no attn_module was made for */
-    te_reset_te_attention_stats(te);
-    te_te_sdpa_call(m.f, heads_of(te, 1, 6, 4, 64, 1), k, v, NULL);
-    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.enable_gqa = true}); /* nothing is stripped where heads may differ */
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.dropout_p = 0.5f});  /* this module cannot drop */
-    check_stats(te_get_te_attention_stats(te), 0, 0, 0, 3);
+    te_attn_reset_stats(te);
+    te_sdpa_patch_call(m.f, heads_of(te, 1, 6, 4, 64, 1), k, v, NULL);
+    te_sdpa_patch_call(m.f, q, q, q, &(te_sdpa_args){.enable_gqa = true}); /* nothing is stripped where heads may differ */
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.dropout_p = 0.5f});  /* this module cannot drop */
+    check_stats(te_attn_get_stats(te), 0, 0, 0, 3);
     mocks_close(&m);
     CHECK_OK(te);
 }
@@ -105,26 +105,26 @@ TE_TEST(inject_sdpa_holds_masks_against_the_call) {
     te_ctx *te = test_context("cpu"), *other = test_context("cpu");
     mocks m;
     mocks_open(&m, te, 2, 2, (te_window){0}, 0);
-    te_te_sdpa_destroy(m.f);
+    te_sdpa_patch_destroy(m.f);
     m.f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = m.module, .num_heads = 2, .num_kv_heads = 2, .original = mock_original, .original_user = &m.original, .mask.strict = true});
     te_tensor *q = heads_of(te, 2, 2, 10, 8, 1), *one = heads_of(te, 2, 2, 1, 8, 2), *learned = mask_of(te, TE_F32, 1, 1, 10, sees_causal, -INFINITY);
-    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 1))});   /* every query sees every key */
-    te_te_sdpa_call(m.f, one, q, q, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 1))}); /* the last query, behind a cache */
-    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = mask_of(te, TE_F32, 1, 1, 8, sees_causal, -INFINITY)}); /* an error, which the original words */
-    check_stats(te_get_te_attention_stats(te), 0, 3, 0, 0);
+    te_sdpa_patch_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 1))});   /* every query sees every key */
+    te_sdpa_patch_call(m.f, one, q, q, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 1))}); /* the last query, behind a cache */
+    te_sdpa_patch_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = mask_of(te, TE_F32, 1, 1, 8, sees_causal, -INFINITY)}); /* an error, which the original words */
+    check_stats(te_attn_get_stats(te), 0, 3, 0, 0);
     CHECK_EQ_INT(m.original.calls, 3);
-    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
-    check_stats(te_get_te_attention_stats(te), 1, 3, 0, 0);
+    te_sdpa_patch_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
+    check_stats(te_attn_get_stats(te), 1, 3, 0, 0);
     te_tensor_set_requires_grad(learned, true); /* its gradient is the original's to give */
-    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
-    check_stats(te_get_te_attention_stats(te), 1, 4, 0, 0);
+    te_sdpa_patch_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
+    check_stats(te_attn_get_stats(te), 1, 4, 0, 0);
     te_no_grad_begin(te);
-    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
+    te_sdpa_patch_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
     te_no_grad_end(te);
-    check_stats(te_get_te_attention_stats(te), 2, 4, 0, 0);
+    check_stats(te_attn_get_stats(te), 2, 4, 0, 0);
     CHECK_OK(te);
-    CHECK(!te_te_sdpa_call(m.f, heads_of(other, 2, 2, 10, 8, 1), q, q, NULL) && m.original.calls == 4);
-    CHECK_ERROR(te, TE_ERR_INVALID, "te_te_sdpa_call");
+    CHECK(!te_sdpa_patch_call(m.f, heads_of(other, 2, 2, 10, 8, 1), q, q, NULL) && m.original.calls == 4);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_sdpa_patch_call");
     mocks_close(&m);
 }
 
@@ -133,32 +133,32 @@ TE_TEST(inject_sdpa_gives_repeated_heads_back) {
     mocks m;
     mocks_open(&m, te, 8, 2, (te_window){0}, 0);
     te_tensor *q = heads_of(te, 1, 8, 4, 32, 1), *k = heads_of(te, 1, 8, 4, 32, 2), *v = heads_of(te, 1, 8, 4, 32, 3);
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true});
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true});
     CHECK_SHAPE(m.te.k, 1, 4, 2, 32);
     CHECK_SHAPE(m.te.v, 1, 4, 2, 32);
-    te_te_sdpa_call(m.f, q, te_tensor_narrow(k, 1, 0, 2), te_tensor_narrow(v, 1, 0, 2), &(te_sdpa_args){.is_causal = true}); /* given back already */
+    te_sdpa_patch_call(m.f, q, te_tensor_narrow(k, 1, 0, 2), te_tensor_narrow(v, 1, 0, 2), &(te_sdpa_args){.is_causal = true}); /* given back already */
     CHECK_SHAPE(m.te.k, 1, 4, 2, 32);
     /* masks */
-    te_reset_te_attention_stats(te);
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 4, 4)), .dropout_p = 0.5f});
+    te_attn_reset_stats(te);
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 4, 4)), .dropout_p = 0.5f});
     CHECK_EQ_INT(m.te.calls, 2);
     CHECK_EQ_INT(m.original.calls, 1);
     CHECK(m.original.args.attn_mask && m.original.args.dropout_p == 0.5f);
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.attn_mask = mask_of(te, TE_F32, 1, 1, 4, sees_causal, -INFINITY), .is_causal = true});
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.attn_mask = mask_of(te, TE_F32, 1, 1, 4, sees_causal, -INFINITY), .is_causal = true});
     CHECK(m.te.calls == 3 && m.te.mask == TE_MASK_CAUSAL && m.te.window.left == -1);
-    check_stats(te_get_te_attention_stats(te), 1, 1, 0, 0);
+    check_stats(te_attn_get_stats(te), 1, 1, 0, 0);
     mocks_close(&m);
     mocks_open(&m, te, 8, 2, window_of(3, 0), 0); /* a layer with a window: not where all keys are seen */
-    te_te_sdpa_call(m.f, q, k, v, NULL);
+    te_sdpa_patch_call(m.f, q, k, v, NULL);
     CHECK(m.te.mask == TE_MASK_NONE && m.te.window.left == -1 && m.te.window.right == -1);
-    te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true});
+    te_sdpa_patch_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true});
     CHECK(m.te.window.on && m.te.window.left == 3 && m.te.window.right == 0);
     /* the call fails: no hit */
-    te_reset_te_attention_stats(te);
+    te_attn_reset_stats(te);
     m.te.fails = true;
-    CHECK(!te_te_sdpa_call(m.f, q, k, v, NULL));
+    CHECK(!te_sdpa_patch_call(m.f, q, k, v, NULL));
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "Mock");
-    check_stats(te_get_te_attention_stats(te), 0, 0, 0, 0);
+    check_stats(te_attn_get_stats(te), 0, 0, 0, 0);
     mocks_close(&m);
 }
 
@@ -175,18 +175,18 @@ TE_TEST(inject_stats_every) {
         const int before = log_lines("te_attention: of ");
         mocks_open(&m, te, 1, 1, (te_window){0}, 0);
         te_tensor *x = heads_of(te, 1, 1, 3, 4, 1);
-        for (int n = 0; n < 5; n++) te_te_sdpa_call(m.f, x, x, x, &(te_sdpa_args){.attn_mask = n == 1 ? te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 3, 3)) : NULL});
+        for (int n = 0; n < 5; n++) te_sdpa_patch_call(m.f, x, x, x, &(te_sdpa_args){.attn_mask = n == 1 ? te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 3, 3)) : NULL});
         CHECK_EQ_INT(log_lines("te_attention: of ") - before, cases[i].lines);
         if (cases[i].lines == 2) {
             CHECK_STR(test_log_text(), "of 2 calls 1 by DotProductAttention; fallbacks: 1 for masks, 0 for scales, 0 others");
             CHECK_STR(test_log_text(), "of 4 calls 3 by DotProductAttention");
         }
-        te_attention_stats copy = te_get_te_attention_stats(te);
+        te_attn_stats copy = te_attn_get_stats(te);
         copy.te_hits += 77;
-        check_stats(te_get_te_attention_stats(te), 4, 1, 0, 0);
+        check_stats(te_attn_get_stats(te), 4, 1, 0, 0);
         CHECK_EQ_INT(copy.te_hits, 81);
-        te_reset_te_attention_stats(te);
-        check_stats(te_get_te_attention_stats(te), 0, 0, 0, 0);
+        te_attn_reset_stats(te);
+        check_stats(te_attn_get_stats(te), 0, 0, 0, 0);
         mocks_close(&m);
         CHECK_OK(te);
     }
@@ -428,7 +428,7 @@ TE_TEST(inject_params_are_inferred) {
     CHECK_STR(te_module_get_class(dpa)->name, "DotProductAttention");
     te_tensor *q = heads_of(te, 2, 5, 4, 8, 1), *kv = heads_of(te, 2, 5, 2, 8, 2); /* [b, s, heads, d] */
     te_forward_args call = {.input = q, .key = kv, .value = kv};
-    te_tensor *y = te_forward_with(dpa, &call), *want = te_attention(q, kv, kv, &(te_attention_desc){.format = TE_BSHD, .rule.mask = TE_MASK_CAUSAL});
+    te_tensor *y = te_forward_with(dpa, &call), *want = te_attention(q, kv, kv, &(te_attn_desc){.format = TE_BSHD, .rule.mask = TE_MASK_CAUSAL});
     REQUIRE_OK(te);
     CHECK_BYTES("causal, bshd, 1 / sqrt(d)", test_read(y), test_read(want), 2 * 5 * 4 * 8 * 4);
     te_module_destroy(dpa);
@@ -513,18 +513,18 @@ TE_TEST_DEVICES(inject_block_computes_the_same) {
             test_case("%s, %s%s", cases[i].name, te_dtype_name(dtype), repeats ? ", repeated" : "");
             results before = run_once(m, x, &args);
             REQUIRE_OK(te);
-            te_reset_te_attention_stats(te);
+            te_attn_reset_stats(te);
             CHECK(te_inject_te_attention_into_module(m, NULL));
             results with = run_once(m, x, &args);
             REQUIRE_OK(te);
             CHECK(with.n == before.n);
             CHECK_ERROR_BELOW("with injection", with.x, before.x, before.n, limit);
-            check_stats(te_get_te_attention_stats(te), cases[i].hit, !cases[i].hit, 0, 0);
-            check_stats(te_te_sdpa_stats(te_injected_sdpa(m)), cases[i].hit, !cases[i].hit, 0, 0);
+            check_stats(te_attn_get_stats(te), cases[i].hit, !cases[i].hit, 0, 0);
+            check_stats(te_sdpa_patch_stats(te_injected_sdpa(m)), cases[i].hit, !cases[i].hit, 0, 0);
             CHECK_EQ_INT(te_restore_attention(m), 1);
             results after = run_once(m, x, &args);
             CHECK_BYTES("restored", after.x, before.x, (size_t)before.n * sizeof(float));
-            check_stats(te_get_te_attention_stats(te), cases[i].hit, !cases[i].hit, 0, 0);
+            check_stats(te_attn_get_stats(te), cases[i].hit, !cases[i].hit, 0, 0);
             te_module_destroy(m);
         }
     }
@@ -583,7 +583,7 @@ TE_TEST(inject_forwards_and_regions) {
     /* again: in the place of the first, not around it */
     CHECK(te_inject_te_attention_into_module(m, NULL));
     te_forward_with(m, &call);
-    check_stats(te_get_te_attention_stats(te), 1, 0, 0, 0);
+    check_stats(te_attn_get_stats(te), 1, 0, 0, 0);
     te_restore_attention(m);
     CHECK(te_module_set_forward(m, own_forward) == NULL);
     /* a forward of the program's own goes on inside, and stays behind */
@@ -591,7 +591,7 @@ TE_TEST(inject_forwards_and_regions) {
     te_inject_te_attention_into_module(m, NULL);
     te_forward_with(m, &call);
     CHECK_EQ_INT(own_calls, 1);
-    check_stats(te_get_te_attention_stats(te), 2, 0, 0, 0);
+    check_stats(te_attn_get_stats(te), 2, 0, 0, 0);
     te_restore_attention(m);
     CHECK(te_module_set_forward(m, NULL) == own_forward);
     /* the function in force at the time of injection takes what falls back */
@@ -607,18 +607,18 @@ TE_TEST(inject_forwards_and_regions) {
     /* a function of the program's own making: borrowed, and no attn_module comes or goes with it */
     te_restore_attention(m);
     te_module *dpa = te_create_te_dot_product_attention(te, &(te_attn_params){.num_heads = BLOCK_H, .num_kv_heads = BLOCK_G, .head_dim = BLOCK_D});
-    te_te_sdpa *f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = BLOCK_H, .num_kv_heads = BLOCK_G, .mask.strict = true});
+    te_sdpa_patch *f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = BLOCK_H, .num_kv_heads = BLOCK_G, .mask.strict = true});
     CHECK_EQ_INT(te_patch_module_forward(m, f), TE_OK);
     te_module_set_attribute(m, "attn_module", &h, NULL);
     args = (te_sdpa_args){.is_causal = true};
     te_forward_with(m, &call);
-    check_stats(te_te_sdpa_stats(f), 1, 0, 0, 0);
+    check_stats(te_sdpa_patch_stats(f), 1, 0, 0, 0);
     CHECK_EQ_INT(te_restore_attention(m), 1);
     CHECK(te_module_attribute(m, "attn_module", NULL) && te_module_set_forward(m, NULL) == NULL);
     te_module_remove_attribute(m, "attn_module");
     CHECK_EQ_INT(te_patch_module_forward(m, NULL), TE_ERR_INVALID);
-    CHECK_ERROR(te, TE_ERR_INVALID, "te_patch_module_forward: the te_te_sdpa for self_attn is NULL");
-    te_te_sdpa_destroy(f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_patch_module_forward: the te_sdpa_patch for self_attn is NULL");
+    te_sdpa_patch_destroy(f);
     te_module_destroy(dpa);
     te_inject_te_attention_into_module(m, NULL);
     /* one that computes attention by itself is found out */

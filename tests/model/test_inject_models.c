@@ -62,7 +62,7 @@ TE_TEST_DEVICES(inject_language_models) {
         results before = run_once(m, ids, NULL);
         const char *names = names_of(m);
         te_module_print(m, printed[0], sizeof printed[0]);
-        te_reset_te_attention_stats(te);
+        te_attn_reset_stats(te);
         CHECK(!te_uses_te_attention(m));
         int left = -1;
         CHECK_EQ_INT(te_inject_te_attention(m, &(te_inject_desc){.left_alone = &left}), 3);
@@ -72,11 +72,11 @@ TE_TEST_DEVICES(inject_language_models) {
         REQUIRE_OK(te);
         CHECK(with.n == before.n);
         CHECK_ERROR_BELOW("logits and gradients", with.x, before.x, before.n, limit);
-        check_stats(te_get_te_attention_stats(te), 3, 0, 0, 0);
+        check_stats(te_attn_get_stats(te), 3, 0, 0, 0);
         for (int layer = 0; layer < 3; layer++) {
             void *dpa = NULL;
             te_attn_params p;
-            check_stats(te_te_sdpa_stats(te_injected_sdpa(attention_at(m, layer))), 1, 0, 0, 0);
+            check_stats(te_sdpa_patch_stats(te_injected_sdpa(attention_at(m, layer))), 1, 0, 0, 0);
             CHECK(te_module_attribute(attention_at(m, layer), "attn_module", &dpa) && dpa);
             CHECK_STR(te_module_get_class((te_module *)dpa)->name, "DotProductAttention");
             CHECK(te_infer_attn_params(attention_at(m, layer), &p));
@@ -93,12 +93,12 @@ TE_TEST_DEVICES(inject_language_models) {
         CHECK_ERROR_BELOW("from a cache", test_read(last), test_read(te_tensor_contiguous(te_tensor_narrow(whole, 1, LM_S - 2, 2))), 2 * 2 * LM_V, te_ctx_is_cuda(te) ? 2e-2 : limit);
         te_no_grad_end(te);
         te_kv_cache_destroy(cache);
-        check_stats(te_get_te_attention_stats(te), 12, 0, 0, 0);
+        check_stats(te_attn_get_stats(te), 12, 0, 0, 0);
         /* checkpointed: each layer runs again, and is counted again */
         for (int layer = 0; layer < 3; layer++) te_module_set_checkpoint(te_module_parent(attention_at(m, layer)), true);
         results again = run_once(m, ids, NULL);
         CHECK_BYTES("checkpointed", again.x, with.x, (size_t)with.n * sizeof(float));
-        check_stats(te_get_te_attention_stats(te), 18, 0, 0, 0);
+        check_stats(te_attn_get_stats(te), 18, 0, 0, 0);
         for (int layer = 0; layer < 3; layer++) te_module_set_checkpoint(te_module_parent(attention_at(m, layer)), false);
         /* a second run leaves all as it is */
         const int warned = log_lines("has no self_attn that could be injected");
@@ -112,7 +112,7 @@ TE_TEST_DEVICES(inject_language_models) {
         CHECK(strcmp(printed[0], printed[1]) == 0);
         results after = run_once(m, ids, NULL);
         CHECK_BYTES("restored", after.x, before.x, (size_t)before.n * sizeof(float));
-        check_stats(te_get_te_attention_stats(te), 18, 0, 0, 0);
+        check_stats(te_attn_get_stats(te), 18, 0, 0, 0);
         CHECK_OK(te);
         te_module_destroy(m);
     }
@@ -156,13 +156,13 @@ TE_TEST_DEVICES(inject_folders) {
         REQUIRE_OK(te);
         te_tensor *ids = ids_of(te, 2, LM_S);
         results before = run_once(m, ids, NULL);
-        te_reset_te_attention_stats(te);
+        te_attn_reset_stats(te);
         CHECK_EQ_INT(te_inject_te_attention(m, NULL), 3);
         results with = run_once(m, ids, NULL);
         REQUIRE_OK(te);
         CHECK(with.n == before.n);
         CHECK_ERROR_BELOW("logits and gradients", with.x, before.x, before.n, 5e-4); /* the specification's, in f32 */
-        for (int layer = 0; layer < 3; layer++) check_stats(te_te_sdpa_stats(te_injected_sdpa(attention_at(m, layer))), 1, 0, 0, 0);
+        for (int layer = 0; layer < 3; layer++) check_stats(te_sdpa_patch_stats(te_injected_sdpa(attention_at(m, layer))), 1, 0, 0, 0);
         te_module_destroy(m);
     }
 }
@@ -204,7 +204,7 @@ TE_TEST_DEVICES(inject_sinks) {
             if (!frozen) results_add(&runs[injected], test_read(te_tensor_grad(sinks)), 4);
             te_tensor_zero_grad(sinks);
         }
-        check_stats(te_te_sdpa_stats(te_injected_sdpa(attn)), 1, 0, 0, 0);
+        check_stats(te_sdpa_patch_stats(te_injected_sdpa(attn)), 1, 0, 0, 0);
         CHECK_ERROR_BELOW("with injection", runs[1].x, runs[0].x, runs[0].n, 5e-4);
         CHECK_OK(te);
         te_module_destroy(m);
@@ -237,7 +237,7 @@ TE_TEST_DEVICES(inject_cores_of_other_layouts) {
         REQUIRE_OK(te);
         CHECK(te_tensor_ndim(got) == 4);
         CHECK_ERROR_BELOW("out", test_read(got), test_read(want), 9 * 2 * 4 * 8, 5e-4);
-        check_stats(te_te_sdpa_stats(te_injected_sdpa(m)), i < 3, 0, 0, i == 3); /* DotProductAttention has no window with one bound without a causal mask */
+        check_stats(te_sdpa_patch_stats(te_injected_sdpa(m)), i < 3, 0, 0, i == 3); /* DotProductAttention has no window with one bound without a causal mask */
         te_module_destroy(m);
     }
 }
@@ -256,7 +256,7 @@ TE_TEST_DEVICES(inject_makes_attention_fp8) {
     te_tensor *y[3];
     for (int i = 0; i < 3; i++) { /* plain, the recipe, injected under the recipe */
         if (i == 2) CHECK_EQ_INT(te_inject_te_attention(m, NULL), 1);
-        te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = i == 0});
+        te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = i == 0});
         y[i] = te_forward(m, ids_of(te, 2, 16));
         te_autocast_end(te);
     }
@@ -264,7 +264,7 @@ TE_TEST_DEVICES(inject_makes_attention_fp8) {
     CHECK_BYTES("not injected", test_read(y[1]), test_read(y[0]), 2 * 16 * LM_V * sizeof(float));
     CHECK(memcmp(test_read(y[2]), test_read(y[0]), 2 * 16 * LM_V * sizeof(float)) != 0);
     CHECK_ERROR_BELOW("in FP8", test_read(y[2]), test_read(y[0]), 2 * 16 * LM_V, 0.1); /* codes of 3 bits of mantissa */
-    check_stats(te_get_te_attention_stats(te), 1, 0, 0, 0);
+    check_stats(te_attn_get_stats(te), 1, 0, 0, 0);
     te_module_destroy(m);
 }
 
@@ -363,7 +363,7 @@ TE_TEST(inject_finds_modules_by_name) {
     CHECK_OK(te);
 }
 
-/* A te_te_sdpa that nobody destroyed, and an injected model, go with their context. */
+/* A te_sdpa_patch that nobody destroyed, and an injected model, go with their context. */
 TE_TEST(inject_goes_with_its_context) {
     purse *host = new_purse();
     te_ctx_desc desc = purse_desc(host, NULL);
@@ -416,20 +416,20 @@ TE_TEST(inject_memory_runs_out) {
 static void swap_or_not(rank_state *s) {
     const int calls = *(const int *)s->arg;
     te_module *dpa = te_create_te_dot_product_attention(s->te, &(te_attn_params){.num_heads = 2, .num_kv_heads = 1, .head_dim = 4});
-    te_te_sdpa *f = te_make_te_sdpa(s->te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = 2, .num_kv_heads = 1});
+    te_sdpa_patch *f = te_make_te_sdpa(s->te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = 2, .num_kv_heads = 1});
     te_tensor *x = te_tensor_full(s->te, TE_F32, SHAPE(1, 2, 3, 4), 1);
     te_no_grad_begin(s->te);
-    if (s->rank == 0) te_sdpa_begin(s->te, te_te_sdpa_call, f);
+    if (s->rank == 0) te_sdpa_begin(s->te, te_sdpa_patch_call, f);
     for (int i = 0; i < calls; i++) {
         te_scope_begin(s->te);
         EXPECT(s, te_scaled_dot_product_attention(x, x, x, &(te_sdpa_args){.is_causal = i % 2 != 0}) != NULL);
         te_scope_end(s->te);
     }
-    EXPECT(s, te_get_te_attention_stats(s->te).te_hits == (uint64_t)(s->rank == 0 ? calls : 0));
-    EXPECT(s, te_te_sdpa_stats(f).te_hits == (uint64_t)(s->rank == 0 ? calls : 0));
+    EXPECT(s, te_attn_get_stats(s->te).te_hits == (uint64_t)(s->rank == 0 ? calls : 0));
+    EXPECT(s, te_sdpa_patch_stats(f).te_hits == (uint64_t)(s->rank == 0 ? calls : 0));
     if (s->rank == 0) te_sdpa_end(s->te);
     te_no_grad_end(s->te);
-    te_te_sdpa_destroy(f);
+    te_sdpa_patch_destroy(f);
     te_module_destroy(dpa);
 }
 TE_TEST(inject_ranks_do_not_meet) {
@@ -448,9 +448,9 @@ static void shared_heads(rank_state *s) {
     te_tensor *q = te_tensor_normal(s->te, TE_F32, SHAPE(1, 4, 5, 4), 0, 1), *k = te_tensor_normal(s->te, TE_F32, SHAPE(1, 2, 5, 4), 0, 1);
     te_tensor *want = te_scaled_dot_product_attention(q, k, k, &(te_sdpa_args){.is_causal = true, .enable_gqa = true});
     want = te_tensor_contiguous(te_tensor_narrow(want, 1, 2 * s->rank, 2));
-    te_tensor *got = te_te_sdpa_call(te_injected_sdpa(m), te_tensor_narrow(q, 1, 2 * s->rank, 2), te_tensor_narrow(k, 1, s->rank, 1), te_tensor_narrow(k, 1, s->rank, 1),
+    te_tensor *got = te_sdpa_patch_call(te_injected_sdpa(m), te_tensor_narrow(q, 1, 2 * s->rank, 2), te_tensor_narrow(k, 1, s->rank, 1), te_tensor_narrow(k, 1, s->rank, 1),
                                      &(te_sdpa_args){.is_causal = true, .enable_gqa = true});
-    EXPECT(s, te_get_te_attention_stats(s->te).te_hits == 1);
+    EXPECT(s, te_attn_get_stats(s->te).te_hits == 1);
     got = te_tensor_contiguous(got);
     float a[40] = {0}, b[40] = {1};
     te_tensor_to_host(got, a);
@@ -467,7 +467,7 @@ static void shared_tokens(rank_state *s) {
     for (int i = 0; i < 3; i++) te_module_add_child(m, names[i], te_linear_create(s->te, &(te_linear_desc){.in_features = 8, .out_features = 8}));
     te_module_set_attn_attributes(m, &(te_attn_attributes){.num_heads = 2, .num_key_value_heads = 2, .head_dim = 4});
     EXPECT(s, te_inject_te_attention(root, &(te_inject_desc){.parallel.cp_group = s->group}) == 1);
-    te_te_sdpa *f = te_injected_sdpa(m);
+    te_sdpa_patch *f = te_injected_sdpa(m);
     te_tensor *all = te_tensor_normal(s->te, TE_F32, SHAPE(1, 2, 8, 4), 0, 1), *half[2], *mine, *want, *got;
     te_tensor *masks[2] = {mask_of(s->te, TE_F32, 1, 1, 4, sees_causal, -INFINITY), mask_of(s->te, TE_F32, 1, 1, 8, sees_causal, -INFINITY)}; /* of this rank's tokens, and of all */
     float a[32] = {0}, b[32] = {1};
@@ -479,20 +479,20 @@ static void shared_tokens(rank_state *s) {
     half[1] = te_tensor_narrow(want, 2, 6 - 2 * s->rank, 2);
     te_tensor_to_host(te_tensor_contiguous(te_concat(half, 2, 2)), b);
     for (int i = 0; i < 3; i++) {
-        got = te_te_sdpa_call(f, mine, mine, mine, &(te_sdpa_args){.is_causal = i == 0, .attn_mask = i ? masks[i - 1] : NULL});
+        got = te_sdpa_patch_call(f, mine, mine, mine, &(te_sdpa_args){.is_causal = i == 0, .attn_mask = i ? masks[i - 1] : NULL});
         te_tensor_to_host(te_tensor_contiguous(got), a);
         for (int j = 0; j < 32; j++) EXPECT(s, fabsf(a[j] - b[j]) < 1e-5f);
     }
-    EXPECT(s, te_ok(s->te) && te_te_sdpa_stats(f).te_hits == 3);
+    EXPECT(s, te_ok(s->te) && te_sdpa_patch_stats(f).te_hits == 3);
     for (int i = 0; i < 4; i++) { /* rank 0 alone has another mask, another scale, other heads, no keys */
         te_sdpa_args odd = {.is_causal = i > 0, .attn_mask = i ? NULL : te_tensor_zeros(s->te, TE_F32, SHAPE(1, 1, 4, 4)), .scale = i == 1 ? 3.0f : 0};
         te_tensor *q = i == 2 ? te_tensor_narrow(mine, 1, 0, 1) : mine;
-        got = s->rank ? te_te_sdpa_call(f, mine, mine, mine, &(te_sdpa_args){.is_causal = true}) : te_te_sdpa_call(f, q, i == 3 ? NULL : mine, mine, &odd);
+        got = s->rank ? te_sdpa_patch_call(f, mine, mine, mine, &(te_sdpa_args){.is_causal = true}) : te_sdpa_patch_call(f, q, i == 3 ? NULL : mine, mine, &odd);
         EXPECT(s, got == NULL);
         if (s->rank == 0 && i < 3) EXPECT(s, strstr(te_error(s->te), "of cp_group with 2 ranks; make calls with is_causal"));
         te_clear_error(s->te);
     }
-    EXPECT(s, te_te_sdpa_stats(f).te_hits == 3 && te_te_sdpa_stats(f).fallback_mask == 0 && te_te_sdpa_stats(f).fallback_other == 0);
+    EXPECT(s, te_sdpa_patch_stats(f).te_hits == 3 && te_sdpa_patch_stats(f).fallback_mask == 0 && te_sdpa_patch_stats(f).fallback_other == 0);
     te_module_destroy(root);
 }
 TE_TEST(inject_ranks_share_tokens) { run_ranks(2, shared_tokens, NULL); }

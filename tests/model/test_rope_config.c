@@ -8,11 +8,11 @@ TE_TEST(rope_config_is_that_of_rope_parameters) {
     te_ctx *te = test_context("cpu");
     static te_rope_config r;
     static const char text[] = "{\"hidden_size\": 64, \"rope_theta\": 5, \"rope_parameters\": " YARN ", \"layer_types\": [\"anything\"], \"max_position_embeddings\": 32768}";
-    CHECK(te_get_rope_config(te, text, &r) == TE_OK);
+    CHECK(te_rope_config_read(te, text, &r) == TE_OK);
     CHECK(r.rope_theta == 1e6 && r.partial_rotary_factor == 0.5 && r.rope_parameters == strstr(text, YARN) && r.rope_parameters_size == strlen(YARN));
     CHECK(r.factor == 4 && r.beta_slow == 1 && r.beta_fast == 32 && r.original_max_position_embeddings == 8192 && r.max_position_embeddings == 32768);
     CHECK(strcmp(r.rope_type, "yarn") == 0 && !r.no_truncate && r.mscale == 0 && r.num_long_factors == 0);
-    CHECK(te_get_rope_config(te, "{\"rope_parameters\": {\"rope_theta\": 10000}}", &r) == TE_OK);
+    CHECK(te_rope_config_read(te, "{\"rope_parameters\": {\"rope_theta\": 10000}}", &r) == TE_OK);
     CHECK(r.rope_theta == 10000 && r.partial_rotary_factor == 1 && r.factor == 0 && r.rope_type[0] == 0);
     /* no older key takes its place */
     te_rope_config before = r;
@@ -30,16 +30,16 @@ TE_TEST(rope_config_is_that_of_rope_parameters) {
                {"{\"rope_parameters\": {\"rope_theta\": 1}} x", "something follows the end"}};
     for (int i = 0; i < COUNT(bad); i++) {
         test_case("%s", bad[i].text);
-        CHECK(te_get_rope_config(te, bad[i].text, &r) == TE_ERR_FORMAT);
+        CHECK(te_rope_config_read(te, bad[i].text, &r) == TE_ERR_FORMAT);
         CHECK_ERROR(te, TE_ERR_FORMAT, bad[i].needle);
     }
     CHECK(memcmp(&before, &r, sizeof(r)) == 0);
     test_case("Llama");
-    CHECK(te_get_llama_rope_config(te, "{}", &r) == TE_OK && r.rope_theta == 10000 && r.partial_rotary_factor == 1 && !r.rope_parameters);
-    CHECK(te_get_llama_rope_config(te, "{\"rope_theta\": 500000, \"partial_rotary_factor\": 0.25, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}", &r) == TE_OK);
+    CHECK(te_rope_config_read_llama(te, "{}", &r) == TE_OK && r.rope_theta == 10000 && r.partial_rotary_factor == 1 && !r.rope_parameters);
+    CHECK(te_rope_config_read_llama(te, "{\"rope_theta\": 500000, \"partial_rotary_factor\": 0.25, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}", &r) == TE_OK);
     CHECK(r.rope_theta == 500000 && r.partial_rotary_factor == 0.25 && r.factor == 2 && strcmp(r.rope_type, "linear") == 0);
-    CHECK(te_get_llama_rope_config(te, "{\"rope_theta\": 5, \"rope_scaling\": null, \"rope_parameters\": {\"rope_theta\": 7}}", &r) == TE_OK && r.rope_theta == 7);
-    CHECK(te_get_rope_config(te, NULL, &r) == TE_ERR_INVALID && te_get_rope_config(NULL, "{}", &r) == TE_ERR_STATE);
+    CHECK(te_rope_config_read_llama(te, "{\"rope_theta\": 5, \"rope_scaling\": null, \"rope_parameters\": {\"rope_theta\": 7}}", &r) == TE_OK && r.rope_theta == 7);
+    CHECK(te_rope_config_read(te, NULL, &r) == TE_ERR_INVALID && te_rope_config_read(NULL, "{}", &r) == TE_ERR_STATE);
     CHECK_ERROR(te, TE_ERR_INVALID, "config is NULL");
 }
 
@@ -69,7 +69,7 @@ TE_TEST(rope_of_models_with_experts) {
                  {"{\"rope_parameters\": {\"rope_theta\": 10000, \"partial_rotary_factor\": 0.7}}", 20, 14, 10000, 0, 0, 0, 0}};
     for (int i = 0; i < COUNT(cases); i++) {
         test_case("%s", cases[i].text);
-        REQUIRE(te_get_rope_config(te, cases[i].text, &r) == TE_OK);
+        REQUIRE(te_rope_config_read(te, cases[i].text, &r) == TE_OK);
         te_result result = te_rope_config_moe_rotary(te, &r, cases[i].head_dim, &d);
         if (cases[i].dim == 0) {
             CHECK_ERROR(te, TE_ERR_INVALID, "head_dim 64 times partial_rotary_factor 0.3 rotates 19 channels");
@@ -81,7 +81,7 @@ TE_TEST(rope_of_models_with_experts) {
         CHECK_CLOSE("inv_freq", inv, want, cases[i].dim / 2, 1e-6, 0); /* f32 */
         CHECK(fabs(attention - concentration) < 1e-6);
     }
-    CHECK(te_get_rope_config(te, "{\"rope_parameters\": {\"rope_theta\": 10000, \"factor\": 4, \"original_max_position_embeddings\": 64}}", &r) == TE_OK);
+    CHECK(te_rope_config_read(te, "{\"rope_parameters\": {\"rope_theta\": 10000, \"factor\": 4, \"original_max_position_embeddings\": 64}}", &r) == TE_OK);
     CHECK(te_rope_config_moe_rotary(te, &r, 64, &d) == TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "0 < low < high < 31 is needed");
     CHECK(te_rope_config_moe_rotary(te, NULL, 64, &d) == TE_ERR_INVALID);
@@ -89,7 +89,7 @@ TE_TEST(rope_of_models_with_experts) {
 }
 
 static te_result llama(te_ctx *te, const char *text, int head_dim, te_rope_config *r, te_rotary_desc *d) {
-    return te_get_llama_rope_config(te, text, r) == TE_OK ? te_rope_config_llama_rotary(te, r, head_dim, d) : te_error_code(te);
+    return te_rope_config_read_llama(te, text, r) == TE_OK ? te_rope_config_llama_rotary(te, r, head_dim, d) : te_error_code(te);
 }
 TE_TEST(rope_types_of_the_llama_family) {
     te_ctx *te = test_context("cpu");

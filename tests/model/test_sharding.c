@@ -106,11 +106,11 @@ TE_TEST(sharding_step_hooks) {
     te_prepare_for_grad_accumulation(te, &root, 1, true);
     CHECK(all_units(root, true));
     te_prepare_for_grad_accumulation(te, &root, 1, false);
-    CHECK(all_units(root, false) && !te_get_is_optim_step(te));
+    CHECK(all_units(root, false) && !te_step_get_is_optim_step(te));
     te_prepare_for_final_backward(te, &root, 1, true);
     CHECK(all_units(root, false));
     te_prepare_for_final_backward(te, &root, 1, false);
-    CHECK(all_units(root, true) && te_get_is_optim_step(te));
+    CHECK(all_units(root, true) && te_step_get_is_optim_step(te));
     te_model_set_fsdp_optimizations(root, false);
     te_model_set_requires_grad_sync(root, false);
     te_prepare_for_final_backward(te, &root, 1, false);
@@ -306,7 +306,7 @@ TE_TEST(sharding_stage_backward) {
     run_stage(stage, TE_BACKWARD_FULL, true, false, 1, 1);
     te_data_parallel(stage, NULL);
     test_case("a unit and two below it"); /* the flag of the step is not asked */
-    te_set_is_optim_step(te, false);
+    te_step_set_is_optim_step(te, false);
     te_fsdp_unit(stage, &d);
     te_fsdp_unit(first, &d);
     te_fsdp_unit(second, &d);
@@ -328,7 +328,7 @@ TE_TEST(sharding_stage_backward) {
     te_model_set_fsdp_optimizations(model, true);
     run_stage(model, TE_BACKWARD_FULL, true, false, 0, 0);
     CHECK(all_flags(model, "embed_tokens", false));
-    te_set_is_optim_step(te, true);
+    te_step_set_is_optim_step(te, true);
     run_stage(model, TE_BACKWARD_FULL, false, false, 0, 0);
     run_stage(model, TE_BACKWARD_FULL, true, false, 2, 2);
     CHECK(all_flags(model, "lm_head", true));
@@ -340,7 +340,7 @@ TE_TEST(sharding_stage_backward) {
 static void stage_fails_on_one_rank(rank_state *s) {
     const shard_case c = {WHOLE, TE_F32, false};
     const te_data_parallel_desc d = {.group = s->group};
-    te_set_is_optim_step(s->te, true);
+    te_step_set_is_optim_step(s->te, true);
     for (int way = 0; way < 3; way++) {
         te_module *m = shard_model(s->te, &c), *root = m;
         if (way == 0) te_data_parallel(m, &d);

@@ -461,7 +461,7 @@ TE_TEST_DEVICES(grouped_linear_calibrates) {
         test_case(device ? "device" : "host");
         if (device) args.m_splits_tensor = sizes;
         else args.m_splits = odd_splits;
-        te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = true, .calibrating = true});
+        te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = true, .calibrating = true});
         te_forward_with(m, &args);
         te_autocast_end(te);
         REQUIRE_OK(te);
@@ -494,7 +494,7 @@ TE_TEST(fp8_padding_follows_the_recipe) {
         int64_t padded = 0;
         te_forward_args args = {.input = te_tensor_zeros(te, TE_BF16, SHAPE(5, 8)), .m_splits = splits, .padded_m_splits = &padded};
         if (i == 2) te_module_set_recipe(pad, &nv, false);
-        te_autocast_begin(te, &(te_autocast_desc){.recipe = &mx, .not_enabled = i == 0 || i == 3});
+        te_autocast_begin(te, &(te_autocast_desc){.recipe = &mx, .disabled = i == 0 || i == 3});
         te_forward_with(pad, &args);
         te_autocast_end(te);
         CHECK_OK(te);

@@ -83,8 +83,8 @@ static te_tensor *rotated(te_tensor *x, const mha_case *c, const te_rotary_desc 
 }
 static te_tensor *mha_by_hand(te_ctx *te, te_module *m, const mha_case *c, const te_rotary_desc *rotary, te_tensor *x, te_tensor *encoder) {
     te_tensor *qx = project(m, c->cross ? "query_layer" : "qkv", x), *kx = c->cross ? project(m, "key_value", encoder) : qx, *part[3], *o;
-    te_attention_desc a = {.format = c->format, .rule.mask = c->mask, .rule.window = c->window};
-    te_attention_call call = mha_call(te, c, rotary, x, encoder).attention;
+    te_attn_desc a = {.format = c->format, .rule.mask = c->mask, .rule.window = c->window};
+    te_attn_call call = mha_call(te, c, rotary, x, encoder).attention;
     int64_t shape[3];
     part[0] = heads_of(qx, 0, H);
     part[1] = heads_of(kx, c->cross ? 0 : H, G);
@@ -192,7 +192,7 @@ TE_TEST_DEVICES(attention_options_rotary_of_packed_sequences) {
 
 /* ---- TransformerLayer ---- */
 
-static te_attention_call seen[2]; /* by the cores of self and of cross attention */
+static te_attn_call seen[2]; /* by the cores of self and of cross attention */
 static te_result watch_self(te_module *m, te_forward_args *args) { return seen[0] = args->attention, te_module_get_class(m)->forward(m, args); }
 static te_result watch_cross(te_module *m, te_forward_args *args) { return seen[1] = args->attention, te_module_get_class(m)->forward(m, args); }
 
@@ -216,7 +216,7 @@ TE_TEST_DEVICES(attention_options_of_a_layer) {
             if (cross == TE_MASK_PADDING_CAUSAL) args.cross.enc_dec_window.right = 0;
         } else
             d.attention.attn_mask_type = self, d.enc_dec_attn_mask_type = cross;
-        te_attention_call *a = &args.attention;
+        te_attn_call *a = &args.attention;
         if (pads || cross_pads) a->cu_seqlens_q = starts(te, q_lengths, 0), a->cu_seqlens_kv = starts(te, kv_lengths, 0);
         if (self == TE_MASK_ARBITRARY) a->attention_mask = te_tensor_zeros(te, TE_U8, SHAPE(B, 1, S, S));
         if (cross == TE_MASK_ARBITRARY) args.cross.enc_dec_attn_mask = te_tensor_zeros(te, TE_U8, SHAPE(1, 1, S, S_KV));
@@ -288,7 +288,7 @@ TE_TEST_DEVICES(attention_options_of_a_packed_decoder) {
         for (int64_t i = 0; i < 10; i++) memcpy(in + (i + (i < q_lengths[0] ? 0 : gap)) * WIDE, x + i * WIDE, WIDE * sizeof(float));
         for (int64_t i = 0; i < 14; i++) memcpy(memory + (i + (i < kv_lengths[0] ? 0 : gap)) * WIDE, encoded + i * WIDE, WIDE * sizeof(float));
         te_forward_args args = {.input = test_tensor(te, TE_F32, SHAPE(rows, WIDE), in), .encoder_output = test_tensor(te, TE_F32, SHAPE(keys, WIDE), memory)};
-        te_attention_call *a = &args.attention;
+        te_attn_call *a = &args.attention;
         a->cu_seqlens_q = starts(te, q_lengths, 0), a->cu_seqlens_kv = starts(te, kv_lengths, 0);
         a->max_seqlen_q = S, a->max_seqlen_kv = S_KV;
         a->core_attention_bias_type = TE_ATTN_BIAS_ALIBI, a->alibi_slopes = te_tensor_full(te, TE_F32, SHAPE(H), 0.1);

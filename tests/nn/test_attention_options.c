@@ -73,13 +73,13 @@ static te_tensor *part(te_ctx *te, const acase *c, te_dtype dtype, bool keys, in
 typedef struct inputs {
     te_tensor *leaf[5]; /* q, k, v or packed ones, bias, or NULL */
     te_forward_args args;
-    te_attention_desc hand;
+    te_attn_desc hand;
 } inputs;
 static inputs make_inputs(te_ctx *te, const acase *c, te_dtype dtype) {
     inputs in;
     const bool all = c->packed == QKV || c->packed == QKV_HEADS, keys = c->packed == KV || c->packed == KV_HEADS;
     const int groups = all ? H : G, d_v = c->packed ? D : DV;
-    te_attention_call *a = &in.args.attention;
+    te_attn_call *a = &in.args.attention;
     te_attn_rule *x = &in.hand.rule;
     memset(&in, 0, sizeof in);
     if (all) in.leaf[0] = a->qkv_layer = part(te, c, dtype, false, H, D, 3, c->packed == QKV_HEADS, 1);
@@ -233,7 +233,7 @@ TE_TEST(attention_options_windows) {
         te_module *m = te_dot_product_attention_create(te, &d);
         te_forward_args args = {.input = x, .key = x, .value = x};
         test_case("rule %d", i);
-        float *got = test_read(te_forward_with(m, &args)), *want = test_read(te_attention(x, x, x, &(te_attention_desc){.rule.mask = rules[i].mask, .rule.window = rules[i].means}));
+        float *got = test_read(te_forward_with(m, &args)), *want = test_read(te_attention(x, x, x, &(te_attn_desc){.rule.mask = rules[i].mask, .rule.window = rules[i].means}));
         REQUIRE_OK(te);
         CHECK_BYTES("out", got, want, S * B * H * D * sizeof(float));
         te_module_destroy(m);
@@ -246,7 +246,7 @@ TE_TEST_DEVICES(attention_options_without_pad_between_seqs) {
     te_module *m = te_dot_product_attention_create(te, &d);
     te_tensor *x = leaf(te, TE_F32, SHAPE(14, H, D), 1);
     te_forward_args args = {.input = x, .key = x, .value = x, .attention.cu_seqlens_q = starts(te, q_lengths, 0), .attention.cu_seqlens_q_padded = starts(te, q_lengths, 2)};
-    te_attention_desc want = {.format = TE_THD, .rule.mask = TE_MASK_PADDING, .rule.cu_seqlens_q = args.attention.cu_seqlens_q, .rule.cu_seqlens_kv = args.attention.cu_seqlens_q};
+    te_attn_desc want = {.format = TE_THD, .rule.mask = TE_MASK_PADDING, .rule.cu_seqlens_q = args.attention.cu_seqlens_q, .rule.cu_seqlens_kv = args.attention.cu_seqlens_q};
     for (int i = 0; i < 2; i++) { /* not, and by default, which is yes */
         args.attention.pad_between_seqs = i ? TE_DEFAULT : TE_OFF;
         if (i) want.rule.cu_seqlens_q_padded = want.rule.cu_seqlens_kv_padded = args.attention.cu_seqlens_q_padded;
@@ -356,8 +356,8 @@ TE_TEST(attention_options_on_ranks) {
 /* ---- refusals ---- */
 
 typedef struct refusal {
-    te_attention_options o;
-    te_attention_call c;
+    te_attn_options o;
+    te_attn_call c;
     te_result code;
     const char *says;
 } refusal;
@@ -408,7 +408,7 @@ TE_TEST(attention_options_refusals) {
         te_module_destroy(m);
     }
     static const struct {
-        te_attention_options o;
+        te_attn_options o;
         const char *says;
     } descs[] = {{{.softmax_type = (te_softmax_type)3}, "attention.softmax_type 3"},
                  {{.bottom_right_diagonal = (te_switch)3}, "attention.bottom_right_diagonal 3"},

@@ -139,7 +139,7 @@ static void compare(rank_state *s, const shared_case *c, te_group *const groups[
     }
     te_forward_args call[2] = {{.input = x[0], .key = x[1], .value = x[2]}, {.input = mine[0], .key = mine[1], .value = mine[2]}};
     for (int i = 0; packed && i < 2; i++) {
-        te_attention_call *a = &call[i].attention;
+        te_attn_call *a = &call[i].attention;
         a->cu_seqlens_q = starts(te, c->padded ? true_q : padded_q);
         a->cu_seqlens_kv = starts(te, cross_packed ? c->padded ? true_kv : padded_kv : c->padded ? true_q : padded_q);
         if (c->padded) a->cu_seqlens_q_padded = starts(te, padded_q), a->cu_seqlens_kv_padded = starts(te, cross_packed ? padded_kv : padded_q);

@@ -47,7 +47,7 @@ typedef struct hand {
     const te_rotary_desc *rotary, *rotary_key;
 } hand;
 static te_tensor *attention_by_hand(te_module *m, const hand *a, te_tensor *x, te_tensor *encoder, te_tensor **ln_out) {
-    const te_attention_options *o = &a->d->attention;
+    const te_attn_options *o = &a->d->attention;
     bool cross = o->attention_type == TE_ATTENTION_CROSS, interleaved = !o->no_qkv_weight_interleaved && !o->no_fuse_qkv_params;
     const char *first = a->d->input_layernorm ? cross ? "layernorm_query" : "layernorm_qkv" : cross ? "query_layer" : "qkv";
     te_tensor *part[3], *q, *kv;
@@ -70,7 +70,7 @@ static te_tensor *attention_by_hand(te_module *m, const hand *a, te_tensor *x, t
             if (pass == 0 && rotary) part[i] = te_apply_rotary_pos_emb(part[i], rotary, TE_SBHD);
         }
     }
-    te_attention_desc core = {.rule.mask = o->attn_mask_type};
+    te_attn_desc core = {.rule.mask = o->attn_mask_type};
     q = te_attention(part[0], part[1], part[2], &core);
     q = te_tensor_view(q, 3, (const int64_t[]){te_tensor_shape(q)[0], B, H * D});
     return te_linear(q, param(m, "proj", "weight"), param(m, "proj", "bias"));

@@ -247,12 +247,12 @@ TE_TEST_DEVICES(every_option_window_and_scale_of_the_core) {
     REQUIRE_OK(te);
     te_tensor *x[3];
     for (int i = 0; i < 3; i++) x[i] = test_tensor(te, TE_F32, SHAPE(S, B, HEADS, D), test_normal(N, 20 + (uint64_t)i));
-    const te_attention_desc a = {.rule.window = d.attention.window, .rule.softmax_scale = 0.7f};
+    const te_attn_desc a = {.rule.window = d.attention.window, .rule.softmax_scale = 0.7f};
     te_forward_args args = {.input = x[0], .key = x[1], .value = x[2]};
     float *want = test_read(te_attention(x[0], x[1], x[2], &a));
     CHECK_BYTES("of the module", test_read(te_forward_with(m, &args)), want, N * sizeof(float));
     CHECK(memcmp(test_read(te_forward_with(plain, &args)), want, N * sizeof(float)) != 0);
-    const te_attention_desc windowed = {.rule.window = d.attention.window};
+    const te_attn_desc windowed = {.rule.window = d.attention.window};
     args.attention.window = d.attention.window;
     CHECK_BYTES("of the call", test_read(te_forward_with(plain, &args)), test_read(te_attention(x[0], x[1], x[2], &windowed)), N * sizeof(float));
     te_module_destroy(plain);
@@ -294,7 +294,7 @@ TE_TEST_DEVICES(every_option_masks_of_the_core) {
         te_dot_product_attention_desc d = {.attention.num_attention_heads = HEADS, .attention.kv_channels = D, .attention.attn_mask_type = masks[i], .attention.softmax_type = TE_SOFTMAX_VANILLA};
         te_module *m = te_dot_product_attention_create(te, &d);
         te_forward_args args = {.input = q, .key = k, .value = k};
-        const te_attention_desc a = {.rule.mask = masks[i]};
+        const te_attn_desc a = {.rule.mask = masks[i]};
         out[i] = test_read(te_forward_with(m, &args));
         test_case("mask %d", (int)masks[i]);
         CHECK_BYTES("output", out[i], test_read(te_attention(q, k, k, &a)), N * sizeof(float));

@@ -40,7 +40,7 @@ static result run_chain(te_ctx *te, const chain *c, const te_recipe *r, te_group
     result out = {0};
     te_autocast_desc cast = {0};
     cast.recipe = r;
-    cast.not_enabled = !r;
+    cast.disabled = !r;
     cast.amax_group = group;
     for (int step = 0; step < 2; step++) {
         uint64_t before = te_jit_get_stats(te).launches;

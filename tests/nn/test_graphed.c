@@ -33,7 +33,7 @@ static float *train(te_ctx *te, const run_case *c, bool graphed, int64_t *n) {
                                    .gemm.rng_tracker_name = "model", .gemm.fuse_wgrad_accumulation = c->main_grad};
     te_linear_desc last = {.in_features = WIDTH, .out_features = WIDTH};
     te_recipe recipe = c->recipe ? c->recipe() : te_recipe_current_scaling();
-    te_autocast_desc cast = {.recipe = &recipe, .not_enabled = !c->recipe};
+    te_autocast_desc cast = {.recipe = &recipe, .disabled = !c->recipe};
     te_rotary_desc rotary = {0};
     uint64_t offset;
     if (recipe.kind == TE_RECIPE_DELAYED) recipe.delayed.amax_history_len = 3;

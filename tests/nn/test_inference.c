@@ -251,7 +251,7 @@ typedef struct own_attention {
 static te_result attend(te_module *m, te_forward_args *args) {
     own_attention *own = (own_attention *)args->user;
     te_inference_step step;
-    te_attention_desc a = {.format = TE_SBHD};
+    te_attn_desc a = {.format = TE_SBHD};
     te_result result = te_inference_params_step(own->cache, m, args->key, args->value, TE_SBHD, &step);
     if (result != TE_OK) return result;
     own->calls++;

@@ -84,7 +84,7 @@ static result run_linear(te_ctx *te, const te_recipe *r, bool original, bool del
     te_seed(te, 3);
     te_module *m = te_linear_create(te, &d);
     te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(M, K), test_normal(M * K, 1)), true), *dy = test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2));
-    te_autocast_desc cast = {.recipe = r, .not_enabled = !r};
+    te_autocast_desc cast = {.recipe = r, .disabled = !r};
     memset(&out, 0, sizeof out);
     te_autocast_begin(te, &cast);
     te_tensor *y = te_forward(m, x);
@@ -155,7 +155,7 @@ TE_TEST_DEVICES(options_init_method_fills_every_weight) {
     d.gemm.init.user = d.output_layer_init.user = &f;
     for (int quantized = 0; quantized < 2; quantized++) {
         f.calls = 0;
-        te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = !quantized});
+        te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = !quantized});
         te_module *m = te_transformer_layer_create(te, &d);
         te_quantized_model_init_end(te);
         REQUIRE_OK(te);
@@ -182,7 +182,7 @@ TE_TEST_DEVICES(options_meta_parameters_get_the_same_values_later) {
     te_recipe r = te_recipe_current_scaling();
     for (int quantized = 0; quantized < 2; quantized++) {
         te_transformer_layer_desc d = {.hidden_size = 32, .ffn_hidden_size = 64, .attention.num_attention_heads = 2, .output_layernorm = true};
-        te_quantized_model_init_desc init = {.recipe = &r, .not_enabled = !quantized};
+        te_quantized_model_init_desc init = {.recipe = &r, .disabled = !quantized};
         te_module *m[2];
         float *y[2];
         te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(8, 2, 32), 0, 1);

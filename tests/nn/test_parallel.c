@@ -213,7 +213,7 @@ static void steps(rank_state *s) {
     te_parallel_options parallel = {0}, alone = {0};
     te_fused_adam_desc adam = {.lr = 0.2f, .eps = 100.0f}; /* the step is nearly proportional to the gradient, so that noise is not blown up */
     te_recipe recipe = c->recipe;
-    te_autocast_desc cast = {.recipe = recipe.kind ? &recipe : NULL, .not_enabled = recipe.kind == TE_RECIPE_NONE};
+    te_autocast_desc cast = {.recipe = recipe.kind ? &recipe : NULL, .disabled = recipe.kind == TE_RECIPE_NONE};
     bool grouped = c->kind == GROUPED_COLUMN || c->kind == GROUPED_ROW, by_columns = c->kind == COLUMN || c->kind == NORM_COLUMN || c->kind == GROUPED_COLUMN;
     bool shares_input = c->kind == ROW || c->kind == GROUPED_ROW;
     if (c->late) parallel.tp_size = s->size;
@@ -505,7 +505,7 @@ static void starve_step(rank_state *s) {
     EXPECT(s, te_ok(te) && te_barrier(s->group) == TE_OK);
     te_memory_trim(te);
     if (s->rank == 1) s->fail_at = s->requests + arg->request;
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = !arg->quantized});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = !arg->quantized});
     te_tensor *y = te_forward(m, x);
     te_autocast_end(te);
     if (y) te_backward(te_sum_all(y));

@@ -101,7 +101,7 @@ typedef struct tried {
     te_tensor *leaf[LEAVES], *o;
 } tried;
 static tried try_rule(te_ctx *te, te_dtype dtype, const arrays *a, const te_score_mod *m) {
-    te_attention_desc d;
+    te_attn_desc d;
     tried t;
     memset(&d, 0, sizeof d);
     t.leaf[TQ] = tensor_of(te, dtype, SHAPE(S, B, H, D), a->q);
@@ -118,7 +118,7 @@ static tried try_rule(te_ctx *te, te_dtype dtype, const arrays *a, const te_scor
 
 /* Without NVRTC, CUDA has no expressions, and says so. */
 static bool compiles(te_ctx *te) {
-    te_attention_desc d = {.rule.score_mod = rule_of(te, ALIBI)};
+    te_attn_desc d = {.rule.score_mod = rule_of(te, ALIBI)};
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(S, B, H, D));
     if (te_attention(x, x, x, &d)) return true;
     CHECK_ERROR(te, TE_ERR_LIBRARY, "there is no NVRTC to compile them");
@@ -187,7 +187,7 @@ TE_TEST_DEVICES(score_mod_as_alibi) {
     if (!compiles(te)) SKIP("no NVRTC");
     arrays a = arrays_of();
     te_score_mod m = rule_of(te, ALIBI), none;
-    te_attention_desc d;
+    te_attn_desc d;
     memset(&d, 0, sizeof d);
     memset(&none, 0, sizeof none);
     memset(a.bias, 0, H * S * T * sizeof(double));
@@ -229,7 +229,7 @@ TE_TEST(score_mod_beside_the_rest) {
     arrays a = arrays_of();
     float *got[2][5];
     for (int with = 0; with < 2; with++) {
-        te_attention_desc d;
+        te_attn_desc d;
         te_tensor *x[4];
         memset(&d, 0, sizeof d);
         x[0] = tensor_of(te, TE_F32, SHAPE(S, H, D), a.q);
@@ -279,7 +279,7 @@ TE_TEST_DEVICES(score_mod_of_a_module) {
             d.attention.kv_channels = D;
             d.attention.checkpoint_core_attention = again;
             cast.recipe = &recipe;
-            cast.not_enabled = !fp8;
+            cast.disabled = !fp8;
             te_module *m = te_dot_product_attention_create(te, &d);
             te_score_mod rule = rule_of(te, BOTH);
             x[0] = tensor_of(te, TE_F32, SHAPE(S, B, H, D), a.q);

@@ -106,7 +106,7 @@ static void train_step(trainer *t) {
     te_tensor *sum = NULL;
     if (recipe.kind == TE_RECIPE_DELAYED) recipe.delayed.amax_history_len = 3;
     cast.recipe = &recipe;
-    cast.not_enabled = !t->is.recipe;
+    cast.disabled = !t->is.recipe;
     te_scope_begin(te);
     for (int i = 0; i < t->is.microbatches; i++) {
         te_forward_args args = {0};

@@ -204,7 +204,7 @@ TE_TEST_DEVICES(attn_extras_on_the_tape) {
                            small_case(TE_MASK_ARBITRARY, LAYOUT_BSHD, BIAS_KEYS, TE_SOFTMAX_LEARNABLE, 2, 1)};
     for (int k = 0; k < COUNT(cases); k++) {
         const xcase *c = &cases[k];
-        te_attention_desc desc;
+        te_attn_desc desc;
         name_case(c);
         xdata in = make_data(c), want = run(te, c, &in);
         xtensors t = make_tensors(te, c, &in);

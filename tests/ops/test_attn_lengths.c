@@ -4,7 +4,7 @@
 
 enum { RESULTS = 4 };
 
-static void attend(te_ctx *te, te_dtype dtype, const float *const values[4], const int64_t *s, const int64_t *heads, int64_t d, const te_attention_desc *desc, float *out[RESULTS]) {
+static void attend(te_ctx *te, te_dtype dtype, const float *const values[4], const int64_t *s, const int64_t *heads, int64_t d, const te_attn_desc *desc, float *out[RESULTS]) {
     te_tensor *x[4];
     te_scope_begin(te);
     for (int i = 0; i < 4; i++) {
@@ -30,7 +30,7 @@ TE_TEST_DEVICES(attn_of_many_tiles) {
     }
     for (int n = 0; n < COUNT(lengths) * COUNT(sizes); n++) {
         const int64_t *s = lengths[n / COUNT(sizes)], d = sizes[n % COUNT(sizes)];
-        te_attention_desc desc = {.format = TE_BSHD, .rule = {.mask = n % 3 == 0 ? TE_MASK_NONE : n % 3 == 1 ? TE_MASK_CAUSAL : TE_MASK_CAUSAL_BOTTOM_RIGHT}};
+        te_attn_desc desc = {.format = TE_BSHD, .rule = {.mask = n % 3 == 0 ? TE_MASK_NONE : n % 3 == 1 ? TE_MASK_CAUSAL : TE_MASK_CAUSAL_BOTTOM_RIGHT}};
         const float *values[4];
         float *got[RESULTS], *want[RESULTS];
         if (n % 4 == 3) desc.rule.window = (te_window){true, 300, n % 3 ? 0 : 70};
@@ -76,7 +76,7 @@ TE_TEST_DEVICES(attn_accuracy) {
     for (int n = 0; n < COUNT(inputs); n++) {
         float *x[3];
         te_tensor *t[3];
-        te_attention_desc desc = {.format = TE_BSHD, .rule = {.mask = TE_MASK_CAUSAL}};
+        te_attn_desc desc = {.format = TE_BSHD, .rule = {.mask = TE_MASK_CAUSAL}};
         double error = 0, allowed = 0;
         for (int i = 0; i < 3; i++) {
             x[i] = test_normal(S * D, 7 + (uint64_t)i);

@@ -37,7 +37,7 @@ static packed pack(te_ctx *te, te_dtype dtype, const int *length, int n, int gap
     return p;
 }
 
-static void attend(te_tensor *q, te_tensor *k, te_tensor *v, te_tensor *d_o, const te_attention_desc *desc, te_tensor *out[RESULTS]) {
+static void attend(te_tensor *q, te_tensor *k, te_tensor *v, te_tensor *d_o, const te_attn_desc *desc, te_tensor *out[RESULTS]) {
     te_tensor *x[3] = {q, k, v};
     for (int i = 0; i < 3; i++) x[i] = te_tensor_set_requires_grad(te_tensor_detach(x[i]), true);
     out[0] = te_attention(x[0], x[1], x[2], desc);
@@ -57,7 +57,7 @@ TE_TEST_DEVICES(attn_of_packed_sequences_is_that_of_each_alone) {
     for (int c = 0; c < COUNT(cases); c += test_every_sanitized(3)) {
         test_case("case %d", c);
         const int64_t d = cases[c].d;
-        te_attention_desc desc = {.format = TE_THD, .rule = {.mask = cases[c].mask, .window = cases[c].window}};
+        te_attn_desc desc = {.format = TE_THD, .rule = {.mask = cases[c].mask, .window = cases[c].window}};
         packed all = pack(te, cases[c].dtype, lengths, COUNT(lengths), 5, d);
         te_tensor *whole[RESULTS], *alone[RESULTS];
         desc.rule.cu_seqlens_q = desc.rule.cu_seqlens_kv = all.cu;
@@ -92,7 +92,7 @@ TE_TEST_DEVICES(attn_of_tiles_without_keys) {
     for (int i = 0; i < N; i++) lengths[i] = i % 3 == 1 ? 0 : 1 + (i * 83) % 300;
     for (int64_t d = 64; d <= 256; d += 64 * test_every_sanitized(3)) {
         packed all = pack(te, TE_BF16, lengths, N, 0, d);
-        te_attention_desc desc = {.format = TE_THD, .rule = {.mask = TE_MASK_PADDING_CAUSAL, .cu_seqlens_q = all.cu, .cu_seqlens_kv = all.cu}};
+        te_attn_desc desc = {.format = TE_THD, .rule = {.mask = TE_MASK_PADDING_CAUSAL, .cu_seqlens_q = all.cu, .cu_seqlens_kv = all.cu}};
         test_case("d %d", (int)d);
         te_no_grad_begin(te);
         float *whole = test_read(te_attention(all.q, all.k, all.v, &desc));
@@ -130,7 +130,7 @@ TE_TEST_DEVICES(attn_is_the_same_anywhere_in_a_batch) {
         for (int causal = 0; causal < 2; causal++) {
             if ((2 * c + causal) % test_every_sanitized(3)) continue;
             const int64_t s = sizes[c][0], d = sizes[c][1];
-            te_attention_desc desc = {.format = TE_BSHD, .rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE};
+            te_attn_desc desc = {.format = TE_BSHD, .rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE};
             te_tensor *one[4], *three[4], *alone[RESULTS], *among[RESULTS];
             test_case("s %d d %d causal %d", (int)s, (int)d, causal);
             for (int i = 0; i < 4; i++) {
@@ -154,7 +154,7 @@ TE_TEST_DEVICES(attn_is_the_same_anywhere_in_a_batch) {
 TE_TEST_DEVICES(attn_is_the_same_beside_other_work) {
     const int64_t s = te_ctx_is_cuda(te) ? 1500 : 150, b = te_ctx_is_cuda(te) ? 4 : 1;
     te_ctx *other = test_context(te_ctx_device(te));
-    te_attention_desc desc = {.format = TE_BSHD};
+    te_attn_desc desc = {.format = TE_BSHD};
     REQUIRE(other != NULL);
     for (int64_t d = 64; d <= 256; d *= 2) {
         te_tensor *x[4], *busy = te_tensor_zeros(other, TE_F32, SHAPE(te_ctx_is_cuda(te) ? 1 << 24 : 1 << 10)), *first[RESULTS], *again[RESULTS];

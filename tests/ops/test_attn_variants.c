@@ -191,7 +191,7 @@ static xcase case_of(const variant *v) {
 /* On the CPU small ones alone: it has no tiles. */
 static void check_variants(te_ctx *te, int share) {
     te_tensor *zero = te_tensor_zeros(te, TE_BF16, SHAPE(4, 1, 1, 64));
-    te_attention_desc d = {.rule.score_mod = {.score_mod = "score", .score_fn = score_fn}};
+    te_attn_desc d = {.rule.score_mod = {.score_mod = "score", .score_fn = score_fn}};
     const bool compiles = !te_ctx_is_cuda(te) || te_attention(zero, zero, zero, &d) != NULL; /* NVRTC is there */
     te_clear_error(te);
     for (int n = share; n < COUNT(variants); n += 4) {

@@ -186,7 +186,7 @@ TE_TEST(sparse_window_lists) {
 TE_TEST_DEVICES(sparse_window_is_attention) {
     te_tensor *q = te_tensor_normal(te, TE_F32, SHAPE(2, 37, 3, 16), 0, 1), *kv = te_tensor_normal(te, TE_F32, SHAPE(2, 37, 16), 0, 1), *k = te_tensor_view(kv, 4, (const int64_t[]){2, 37, 1, 16});
     te_sparse_window_desc w = {.batch = 2, .seq_len = 37, .window = 8};
-    te_attention_desc d = {.format = TE_BSHD, .rule.window = {true, 8, 0}};
+    te_attn_desc d = {.format = TE_BSHD, .rule.window = {true, 8, 0}};
     te_tensor *y = te_sparse_attention(q, kv, te_sparse_window_indices(te, &w), NULL), *z = te_attention(q, k, k, &d);
     REQUIRE_OK(te);
     CHECK_TENSOR(y, test_read(z), 1e-5, 1e-5); /* two orders of sums in f32 */

@@ -89,7 +89,7 @@ static session *open_session(te_ctx *te, int recipe, bool quantized, uint64_t se
     s->te = te;
     s->recipe = recipe;
     te_seed(te, seed);
-    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = !quantized, .preserve_high_precision_init_val = true});
+    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = !quantized, .preserve_high_precision_init_val = true});
     s->model = layer_of(te, HIDDEN);
     te_quantized_model_init_end(te);
     s->adam = te_fused_adam_create(te, s->model, &(te_fused_adam_desc){.lr = 0.01f, .weight_decay = 0.1f, .max_grad_norm = 1});
@@ -162,7 +162,7 @@ TE_TEST_DEVICES(weights_of_products_alone_are_quantized) {
         census c = {i, 0, 0};
         te_recipe r = recipe_of(i);
         test_case("%s", recipe_text[i]);
-        te_quantized_model_init_desc on = {.recipe = &r}, off = {.recipe = &r, .not_enabled = true};
+        te_quantized_model_init_desc on = {.recipe = &r}, off = {.recipe = &r, .disabled = true};
         te_quantized_model_init_begin(te, &on);
         te_module *all[6];
         all[0] = layer_of(te, HIDDEN);
@@ -232,7 +232,7 @@ TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
                 te_recipe r = recipe_of(i);
                 if (variant == 1) r.backward_override = TE_BACKWARD_DEQUANTIZED;
                 te_seed(te, 6);
-                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = twin});
+                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = twin});
                 te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .gemm.fuse_wgrad_accumulation = variant == 2});
                 te_quantized_model_init_end(te);
                 te_tensor *w = te_module_parameter(m, "weight"), *x = test_tensor(te, TE_BF16, SHAPE(6, 40), test_normal(240, 2));

@@ -131,7 +131,7 @@ TE_TEST(calibration_and_no_grad) {
     te_no_grad_end(te);
     CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == 1);
     float *plain = test_read(te_forward(m, x));
-    a.not_enabled = a.calibrating = true;
+    a.disabled = a.calibrating = true;
     te_autocast_begin(te, &a);
     CHECK_BYTES("calibrating", test_read(te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2))), plain, 64 * sizeof(float));
     te_autocast_end(te);

@@ -143,7 +143,7 @@ TE_TEST_DEVICES(recipes_in_modules) {
         te_autocast_desc a = {0};
         te_transformer_layer_desc d = {0};
         a.recipe = &r;
-        a.not_enabled = kinds[i] == TE_RECIPE_NONE;
+        a.disabled = kinds[i] == TE_RECIPE_NONE;
         d.hidden_size = 64;
         d.ffn_hidden_size = 96;
         d.attention.num_attention_heads = 4;

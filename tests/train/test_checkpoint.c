@@ -35,7 +35,7 @@ static session *open_session(te_ctx *te, te_recipe_kind kind, uint64_t seed) {
 static double train(session *s, int step) {
     te_scope_begin(s->te);
     te_tensor *x = test_tensor(s->te, TE_BF16, SHAPE(8, 2, 32), test_normal(8 * 2 * 32, 100 + (uint64_t)step));
-    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &s->recipe, .not_enabled = !s->fp8});
+    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &s->recipe, .disabled = !s->fp8});
     te_tensor *y = te_forward(s->model, x);
     te_autocast_end(s->te);
     te_tensor *loss = te_mse_loss(y, te_scale(x, -0.5f));

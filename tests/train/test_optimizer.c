@@ -44,7 +44,7 @@ static te_module *make_model(te_ctx *te, te_dtype dtype, bool quantized) {
 static void train(te_ctx *te, te_module *m, te_optimizer *opt, te_tensor *x, te_tensor *target) {
     te_recipe recipe = te_recipe_current_scaling();
     te_scope_begin(te);
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = true});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = true});
     te_tensor *y = te_forward(m, x);
     te_autocast_end(te);
     te_backward(te_mse_loss(y, target));

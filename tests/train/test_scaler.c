@@ -192,7 +192,7 @@ TE_TEST_DEVICES(scaler_goes_on_from_a_file) {
 }
 
 TE_TEST_DEVICES(scaler_scales_gradients_of_losses) {
-    te_grad_scaler *s = te_grad_scaler_create(te, &(te_grad_scaler_desc){.init_scale = 8}), *off = te_grad_scaler_create(te, &(te_grad_scaler_desc){.not_enabled = true});
+    te_grad_scaler *s = te_grad_scaler_create(te, &(te_grad_scaler_desc){.init_scale = 8}), *off = te_grad_scaler_create(te, &(te_grad_scaler_desc){.disabled = true});
     test_on_end(destroy_scaler, s);
     test_on_end(destroy_scaler, off);
     te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(3), 2), true), *loss = te_sum_all(x), *scaled = te_grad_scaler_scale(s, loss);

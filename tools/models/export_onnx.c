@@ -199,7 +199,7 @@ typedef struct own {
 
 static te_result own_attention(te_module *m, te_forward_args *args) {
     const scene *s = ((own *)te_module_state(m))->s;
-    te_attention_desc d = {.format = s->format, .rule.mask = s->mask, .rule.window = s->window};
+    te_attn_desc d = {.format = s->format, .rule.mask = s->mask, .rule.window = s->window};
     d.rule.core_attention_bias_type = s->bias;
     d.rule.core_attention_bias = args->attention.core_attention_bias;
     d.rule.alibi_slopes = args->attention.alibi_slopes;
@@ -227,7 +227,7 @@ static const te_module_class own_softmax_class = {.name = "OwnSoftmax", .state_s
 
 static te_result own_factors(te_module *m, te_forward_args *args) {
     const scene *s = ((own *)te_module_state(m))->s;
-    te_autocast_begin(te_module_ctx(m), &(te_autocast_desc){.not_enabled = true}); /* products of one column */
+    te_autocast_begin(te_module_ctx(m), &(te_autocast_desc){.disabled = true}); /* products of one column */
     te_tensor *factor = te_forward(te_module_child(m, 0), args->input);
     te_autocast_end(te_module_ctx(m));
     te_tensor *up = te_forward(te_module_child(m, 1), args->input);
@@ -244,7 +244,7 @@ static te_result own_experts(te_module *m, te_forward_args *args) {
     int64_t rows = te_tensor_shape(args->input)[0], topk = router.topk;
     te_tensor *map, *row_id_map, *counts = te_tensor_empty(te, TE_I64, 1, (int64_t[]){EXPERTS});
     router.topk_indices = te_tensor_empty(te, TE_I32, 2, (int64_t[]){rows, topk});
-    te_autocast_begin(te, &(te_autocast_desc){.not_enabled = true}); /* an expert more or less is no matter of rounding */
+    te_autocast_begin(te, &(te_autocast_desc){.disabled = true}); /* an expert more or less is no matter of rounding */
     te_tensor *logits = te_forward(te_module_child(m, 0), args->input);
     te_autocast_end(te);
     te_tensor *probs = te_fused_topk_with_score_function(logits, &router, &map);
@@ -282,7 +282,7 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
     static const char *const names[] = {"left", "right"};
     te_norm_options norm = {.normalization = s->norm, .zero_centered_gamma = s->zero_centered};
     te_gemm_options gemm = {.no_bias = s->no_bias, .return_bias = s->return_bias, .params_dtype = dtype, .init.std = 0.1f};
-    te_attention_options attention = {.num_attention_heads = HEADS, .num_gqa_groups = s->groups, .kv_channels = s->head_channels ? s->head_channels : D, .qkv_format = s->format, .attn_mask_type = s->mask, .window = s->window,
+    te_attn_options attention = {.num_attention_heads = HEADS, .num_gqa_groups = s->groups, .kv_channels = s->head_channels ? s->head_channels : D, .qkv_format = s->format, .attn_mask_type = s->mask, .window = s->window,
                                       .attention_type = s->cross && s->kind == ATTENTION ? TE_ATTENTION_CROSS : TE_ATTENTION_SELF, .qk_norm_type = s->qk_norm, .softmax_type = s->softmax,
                                       .return_max_logit = s->max_logit};
     switch (s->kind) {
@@ -491,7 +491,7 @@ static void export_case(te_ctx *te, const char *folder, const char *name, const 
     const int64_t other[2][2] = {{3, m->recipe ? 32 : 21}, {1, m->recipe ? 96 : 37}};
     te_recipe recipe = recipe_of(m->recipe);
     recipe.fp8_dpa = m->dpa;
-    te_autocast_desc autocast = {.recipe = &recipe, .not_enabled = !m->recipe || m->plain};
+    te_autocast_desc autocast = {.recipe = &recipe, .disabled = !m->recipe || m->plain};
     te_module *module;
     call c;
     char path[1024];

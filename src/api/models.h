@@ -35,7 +35,7 @@ typedef struct te_lm_rotary {
  * Zero-initialised. */
 typedef struct te_causal_lm_desc {
     int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the
-                                                         * MLP (of each expert) */
+                                                         * MLP */
     int num_hidden_layers;       /* at least 1 */
     int num_attention_heads, num_key_value_heads;        /* the second divides the first; 0 => as many */
     int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
@@ -58,8 +58,8 @@ typedef struct te_causal_lm_desc {
     int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS, and how many of them a
                                                  * token goes to; 0 => none */
     int64_t moe_intermediate_size; /* the size inside an expert; 0 => intermediate_size */
-    te_switch norm_topk_prob;    /* what a token's experts weigh: on, the softmax of their scores alone; off, their
-                                  * shares of the softmax of all scores; 0 => on */
+    te_switch norm_topk_prob;    /* a token's experts weigh the softmax of the scores of these alone; off: of the scores
+                                  * of all experts; 0 => on */
     const bool *dense_layers;    /* [num_hidden_layers]: which layers have an MLP in place of experts; NULL => none.
                                   * Copied */
     te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */

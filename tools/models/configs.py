@@ -111,6 +111,7 @@ VARIANTS = [
     ("qwen2", dict(use_sliding_window=False), "use_sliding_window is not true"),
     ("qwen2", dict(sliding_window=None), "sliding_window is null"),
     ("qwen2", dict(attention_bias=True), None),
+    ("qwen2", dict(num_key_value_heads=GONE), "num_attention_heads is 4 and num_key_value_heads 32"),
     ("qwen3", dict(num_key_value_heads=None), None),
     ("qwen3", dict(layer_types=GONE), None),
     ("qwen3", dict(layer_types=GONE, use_sliding_window=False), None),

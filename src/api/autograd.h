@@ -49,12 +49,12 @@ TE_API te_result te_backward(te_tensor *loss);
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad);
 
 /* Nothing is recorded from te_no_grad_begin to te_no_grad_end. Nests. */
-TE_API void te_no_grad_begin(te_ctx *te);
+TE_API te_result te_no_grad_begin(te_ctx *te);
 TE_API void te_no_grad_end(te_ctx *te);
 /* From te_enable_grad_begin to te_enable_grad_end functions are recorded even inside te_no_grad_begin or in a backward
  * function. Nests. What a backward function records is played by a te_backward that it calls itself, or forgotten when
  * it returns. */
-TE_API void te_enable_grad_begin(te_ctx *te);
+TE_API te_result te_enable_grad_begin(te_ctx *te);
 TE_API void te_enable_grad_end(te_ctx *te);
 /* Returns whether functions are recorded at present. */
 TE_API bool te_grad_enabled(const te_ctx *te);

@@ -120,7 +120,7 @@ TE_API void te_memory_trim(te_ctx *te);
 /* Opens a scope. Every tensor belongs to the innermost open scope. The end of the scope releases each tensor that was
  * not retained, and the tape nodes recorded inside. A tensor made outside of all scopes belongs to the context itself:
  * a program that calls te_backward a hundred times without a scope is warned, once. Scopes nest. */
-TE_API void te_scope_begin(te_ctx *te);
+TE_API te_result te_scope_begin(te_ctx *te);
 /* Ends the innermost scope. TE_ERR_STATE (te_error_code) if none is open. */
 TE_API void te_scope_end(te_ctx *te);
 

@@ -94,23 +94,23 @@ TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywor
 
 /* A region in which a model is in f32. */
 typedef struct te_fp32_scope te_fp32_scope;
-/* Options of te_yield_fp32_model_begin; zero is the default. */
-typedef struct te_yield_fp32_model_desc {
+/* Options of te_fp32_scope_open; zero is the default. */
+typedef struct te_fp32_scope_desc {
     te_dtype restore_dtype;        /* format of the whole model after the region; 0 => every tensor goes back to the
                                     * format that it has now. Automodel's default is that of restore_first_parameter */
     bool restore_first_parameter;  /* with restore_dtype 0: the whole model goes to the format of its first floating
                                     * parameter, as in Automodel. If that parameter is kept in f32, all become f32 */
-} te_yield_fp32_model_desc;
+} te_fp32_scope_desc;
 /* Casts the whole model to f32, so that first values are drawn in f32 and rounded once: a normal distribution sampled
- * in bf16 has another variance. te_yield_fp32_model_end must follow on every path, also after an error. The module must
+ * in bf16 has another variance. te_fp32_scope_close must follow on every path, also after an error. The module must
  * outlive the region. desc may be NULL. NULL with an error, and the model is what it was.
  * Source: yield_fp32_model. */
-TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp32_model_desc *desc);
+TE_API te_fp32_scope *te_fp32_scope_open(te_module *m, const te_fp32_scope_desc *desc);
 /* Ends the region and casts back. Tensors that m's words keep in f32 stay as they are, bit for bit. A tensor that was
  * put into the model inside the region goes to the format of the first floating parameter that the words do not keep.
  * Works on a context that has an error, and keeps that error. On failure the model is in f32 and the region open: the
  * call may be repeated. NULL is fine, and gives TE_OK. */
-TE_API te_result te_yield_fp32_model_end(te_fp32_scope *scope);
+TE_API te_result te_fp32_scope_close(te_fp32_scope *scope);
 
 /* ---- frozen parts ---- */
 

@@ -74,9 +74,10 @@ typedef struct te_block_quantizer {
 } te_block_quantizer;
 /* Options of an NVFP4 quantizer. */
 typedef struct te_nvfp4_quantizer {
-    bool with_rht;                 /* random Hadamard transform of the column-wise copy */
-    bool no_random_sign_mask;      /* with_rht: the transform without random signs */
-    bool stochastic_rounding;      /* codes are rounded by the context's random state, which advances by two */
+    te_switch rht;                 /* random Hadamard transform of the column-wise copy; 0 => off */
+    bool no_random_sign_mask;      /* with rht: the transform without random signs */
+    te_switch stochastic_rounding; /* codes are rounded by the context's random state, which advances by two; 0 =>
+                                    * off */
     bool row_scaled;               /* the row-wise copy has an amax for each row of x, the column-wise copy an amax for
                                     * each column; false => one amax a tensor */
     te_4over6_error four_over_six; /* each copy chooses the scales of its blocks by this error; 0 => 4-over-6 is off */
@@ -97,7 +98,8 @@ typedef struct te_quantizer_desc {
     te_group *amax_group;      /* current, NVFP4: amaxes are reduced (MAX) over this group (borrowed); NULL => not
                                 * reduced */
     bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
-    bool with_2d_quantization; /* MXFP8: one scale for 32 x 32 elements; NVFP4: one scale for 16 x 16 elements */
+    te_switch quantization_2d; /* MXFP8: one scale for 32 x 32 elements; NVFP4: one scale for 16 x 16 elements; 0 =>
+                                * off */
     te_delayed_quantizer delayed;      /* delayed: its own options */
     te_current_quantizer current;      /* current: its own options */
     te_block_quantizer block;          /* block: its own options */
@@ -263,13 +265,13 @@ typedef struct te_block_recipe {
 } te_block_recipe;
 /* Options of MXFP8. */
 typedef struct te_mxfp8_recipe {
-    bool enable_2d_quantization; /* weights have one scale for 32 x 32 elements; false => for 32 */
+    te_switch quantization_2d; /* weights have one scale for 32 x 32 elements; 0 => off: for 32 */
 } te_mxfp8_recipe;
 /* Options of NVFP4. */
 typedef struct te_nvfp4_recipe {
-    bool no_rht;                   /* no Hadamard transform of inputs and gradients */
-    bool no_stochastic_rounding;   /* gradients are rounded to nearest even; false => stochastically */
-    bool no_2d_quantization;       /* weights have one scale for 1 x 16 elements; false => for 16 x 16 */
+    te_switch rht;                 /* Hadamard transform of inputs and gradients; 0 => on */
+    te_switch stochastic_rounding; /* gradients are rounded stochastically; TE_OFF: to nearest even; 0 => on */
+    te_switch quantization_2d;     /* weights have one scale for 16 x 16 elements; TE_OFF: for 1 x 16; 0 => on */
     bool row_scaled_activation;    /* inputs have an amax for each row, and in the column-wise copy for each column;
                                     * refused in a GroupedLinear called with m_splits_tensor */
     te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */

@@ -22,11 +22,12 @@ typedef struct te_step_hooks {
 /* Gives a module its hooks (borrowed for its lifetime; NULL removes them). */
 TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks);
 /* Call before the first microbatch of a step. Sets is_optim_step to false and is_first_microbatch to
- * TE_MICROBATCH_FIRST; then, unless pp_enabled, calls the hooks of parts[0 .. num_parts - 1] (borrowed for the call; a
- * NULL is skipped). Stops at the first hook that fails and returns its code. */
-TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
+ * TE_MICROBATCH_FIRST; then calls the hooks of parts[0 .. num_parts - 1] (borrowed for the call; a NULL is skipped).
+ * With pipeline parallelism the caller sees to its parts: give NULL and 0 (Automodel: pp_enabled). Stops at the first
+ * hook that fails and returns its code. */
+TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts);
 /* Call before the last microbatch of a step. Sets is_optim_step to true; then calls the hooks as
  * te_prepare_for_grad_accumulation. */
-TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
+TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts);
 /* Call after forward and backward of the first microbatch. Sets is_first_microbatch to TE_MICROBATCH_LATER. */
 TE_API void te_prepare_after_first_microbatch(te_ctx *te);

@@ -428,8 +428,11 @@ static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {
     return x;
 }
 
-TE_API void te_scope_begin(te_ctx *te) {
-    if (te && te__refuse_hook(te, "te_scope_begin") == TE_OK) te__frame_begin(te);
+TE_API te_result te_scope_begin(te_ctx *te) {
+    te_result result = te ? te__refuse_hook(te, "te_scope_begin") : TE_ERR_STATE;
+    if (result != TE_OK) return result;
+    te__frame_begin(te);
+    return te->num_scopes > TE__MAX_SCOPES ? TE_ERR_STATE : TE_OK;
 }
 TE_API void te_scope_end(te_ctx *te) {
     if (!te || te__refuse_hook(te, "te_scope_end") != TE_OK) return;

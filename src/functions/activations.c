@@ -1,18 +1,20 @@
-/* functions/activations.c: activations as differentiable functions: plain, quantized for the product behind, times
- * a factor for each row. Knows raw operations and the codes that products take; must not know modules. */
+/* functions/activations.c: activations as differentiable functions. The result may be plain, quantized for the product
+ * that follows, or multiplied by one factor for each row. Knows raw operations and the codes that products take; must
+ * not know modules. */
 
-/* What the results below are made of: the gradient as it would be stored, or in f32. */
+/* The precision of the gradient from which the backward pass makes codes, amax and column sums: f32, or rounded to the
+ * format in which a plain gradient would be stored. */
 typedef enum te__act_rounding {
-    TE__ACT_ROUNDED,       /* codes, their amax and the sums are those of rounded numbers */
-    TE__ACT_UNROUNDED_AMAX, /* but for the amax */
-    TE__ACT_UNROUNDED      /* none is */
+    TE__ACT_ROUNDED,       /* codes, amax and column sums come from the rounded gradient */
+    TE__ACT_UNROUNDED_AMAX, /* codes and column sums from the rounded gradient, the amax from the f32 one */
+    TE__ACT_UNROUNDED      /* codes, amax and column sums come from the f32 gradient */
 } te__act_rounding;
 
-/* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient
- * (sums of columns) and codes. */
+/* Two extra results of an activation's backward pass, for the product that made x: the gradient of its bias (column
+ * sums of dx) and the quantized dx. */
 typedef struct te__act_grad {
-    te_tensor *bias; /* of that product, or NULL: x is its sum with it */
-    const te__quant_call *quant; /* NULL: the gradient stays plain */
+    te_tensor *bias; /* the bias that x already includes, or NULL: no bias gradient */
+    const te__quant_call *quant; /* NULL: dx stays plain */
     te__act_rounding rounding;
     int gemm, usage;
 } te__act_grad;
@@ -62,7 +64,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !te__quant_of(te)->inspecting) return result;
-    if (!out.plain) { /* the kernel wrote codes alone: a second run gives the numbers that it quantized */
+    if (!out.plain) { /* the kernel wrote codes alone: a second run makes the plain numbers for the inspection */
         te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;
         again.x = x;
@@ -75,7 +77,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     return result;
 }
 
-/* Can `activation` be put on the rows of x? Says why not. */
+/* Checks that `activation` can be applied to the rows of x; fails with a message if not. */
 static bool te__activation_fits(const te_tensor *x, te_activation activation, const char *function) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim >= 1 && !(te_activation_is_gated(activation) && te__cols(x) % 2)) return true;
@@ -84,8 +86,8 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
     return false;
 }
 
-/* As te__norm, for activations, but that under current scaling and NVFP4 the amax is that of the unrounded f32 result,
- * as TransformerEngine's kernels take it.
+/* Returns the activation of x, quantized under `spec` if there is one, as te__norm does. Under current scaling and
+ * NVFP4 the amax is that of the unrounded f32 result, as in TransformerEngine's kernels.
  * `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {
@@ -134,22 +136,22 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
     return te__activate(x, activation, params, NULL, NULL);
 }
 
-/* ---- halves one behind the other ---- */
+/* ---- two operands in one block of memory ---- */
 
-/* Memory for two tensors of `rows` rows of n, the second one right behind the first, as [1, all of both]: one row for
- * an activation whose operands they are. NULL without an error: the second one would not start at a multiple of 16
- * bytes, which fast products need. */
+/* Allocates memory for two tensors of `rows` rows of n, the second right behind the first, and returns it as one row
+ * [1, 2 * rows * n]: the input of a gated activation whose operands are the two tensors. Returns NULL without an error
+ * if the second tensor would not start at a multiple of 16 bytes, which fast products need. */
 static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
     int64_t shape[2];
     shape[0] = 1;
     shape[1] = 2 * rows * n;
     return n < 1 || rows * n * te__dtype_size(dtype) % 16 ? NULL : te_tensor_empty(te, dtype, 2, shape);
 }
-/* Half h of them. */
+/* Returns half h (0 or 1) of `halves` as a tensor of this shape. */
 static te_tensor *te__half(const te_tensor *halves, int h, int ndim, const int64_t *shape) {
     return te__alias_as(halves, (int64_t)h * (int64_t)(te_tensor_bytes(halves) / 2), halves->dtype, ndim, shape);
 }
-/* Is x half h, and nothing else? */
+/* Checks that x is exactly half h of `halves`. */
 static bool te__is_half(const te_tensor *x, const te_tensor *halves, int h) {
     return x && x->buffer == halves->buffer &&
            x->offset == halves->offset + (int64_t)h * (int64_t)(te_tensor_bytes(halves) / 2) &&
@@ -172,7 +174,8 @@ static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *c
     for (h = 0; h < 2; h++) dx[h] = args.dx ? te__half(args.dx, h, dy[0]->ndim, dy[0]->shape) : NULL;
     return args.dy && dx[0] && dx[1] ? te_op_act_bwd(te, &args) : te_error_code(te);
 }
-/* te_activate of [a | b], which are the two halves. */
+/* Returns te_activate of the row [a
+ * b]; a and b are the two halves of `halves`. */
 static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor *b, te_activation activation) {
     te_op_act_fwd_args args = TE_ZERO;
     te_tensor *in[2], *y = te__empty_like(a, a->dtype);
@@ -188,7 +191,7 @@ static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor
     return te__record("activate", y, te__halves_backward, &activation, sizeof(activation), in, 2, &halves, 1);
 }
 
-/* ---- times a factor for each row ---- */
+/* ---- times one factor for each row ---- */
 
 typedef struct te__scaled_act_state {
     te_activation activation;

@@ -1,15 +1,16 @@
-/* functions/attention.c: rotary embedding, splitting a packed projection, attention: differentiable functions like
- * those of functions/elements.c. */
+/* functions/attention.c: rotary embedding, splitting a packed projection, and attention, as differentiable functions
+ * like those of functions/elements.c. Knows raw operations; must not know modules. */
 
 /* ---- rope ---- */
 
 #define TE__TURN (2 * 3.14159265358979323846)
 
-/* The factor of cosine and sine that YaRN derives from how far it stretches. */
+/* Returns YaRN's factor of cosine and sine for a context that is stretched by `factor`. */
 static double te__rope_mscale(double factor, double mscale) {
     return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
-/* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
+/* Returns the (fractional) index of the pair of channels, of dim / 2, that turns `turns` times within `original`
+ * positions. */
 static double te__rope_pair(double turns, double base, int dim, double original) {
     return dim * log(original / (turns * TE__TURN)) / (2 * log(base));
 }
@@ -78,7 +79,7 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
         high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
         low = fmax(s.no_truncate ? low : floor(low), 0.0);
         high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
-        if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
+        if (high <= low) high = low + 0.001; /* as in the transformers library: avoids a division by zero */
         attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f
                         ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim)
                         : te__rope_mscale(factor, 1.0);
@@ -87,7 +88,7 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f)
         attention = (double)s.attention_factor;
     for (i = 0; i < dim / 2; i++) {
-        /* within the original context; the share of f beside f / factor */
+        /* turns: turns of this pair within the original context; kept: the share of f in a mix of f and f / factor */
         double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0;
         if (s.type == TE_ROPE_LLAMA3)
             kept = fmin(
@@ -103,14 +104,14 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     return TE_OK;
 }
 
-/* The state of a rotation's node: its args, and the frequencies to which they point. A node stores only those that are
- * used (te__rope_state_size). */
+/* State of a rotation's node: the operation's arguments and the frequencies to which they point. A node stores only the
+ * frequencies that are used (te__rope_state_size). */
 typedef struct te__rope_state {
     te_op_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_state;
 
-/* The caller's own table in place of all that would make one. */
+/* Sets up angles from the caller's own table of frequencies. Fails if a field is set that would compute frequencies. */
 static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_angles *a) {
     if (d->base != 0.0f || d->rotary_percent != 0.0f || d->seq_len_interpolation_factor != 0.0f ||
         d->scaling.type != TE_ROPE_DEFAULT)
@@ -123,8 +124,8 @@ static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_
     a->freqs = te_tensor_contiguous(te_tensor_cast(te_tensor_detach(d->freqs), TE_F32));
     return a->freqs ? TE_OK : te_error_code(te);
 }
-/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles
- * point there. A rotary_dim of 0 without freqs rotates no channel. */
+/* Sets up the angles for heads of head_dim channels in sequences of `length` tokens. inv_freq: memory for scaled
+ * frequencies, to which the angles then point. A rotary_dim of 0 without freqs rotates no channel. */
 static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length,
                                     te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
@@ -143,18 +144,19 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                         "scaling.attention_factor with frequencies: leave it 0",
                         (double)d->attention_factor);
     a->base = d->base;
-    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes
-                                                                         * far below 2^24 */
+    /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent);
     if (a->rotary_dim == 0) return TE_OK;
-    /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it,
-     * others are divided by the factor (TransformerEngine, RotaryPositionEmbedding). */
+    /* Positions are interpolated when both fields are set: positions of sequences beyond the stretched range are
+     * squeezed into this range, positions of other sequences are divided by the factor (TransformerEngine,
+     * RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
         a->position_scale = (float)length > limit
                                 ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
                                 : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    /* te_op_rope refuses such sizes */
+    /* te_op_rope refuses sizes above 2 * TE__ROPE_MAX_HALF and odd ones */
     if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0)
         return TE_OK;
     a->inv_freq = inv_freq;
@@ -163,7 +165,7 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                                inv_freq, &a->attention_factor);
 }
 static bool te__rope_is_none(const te_rope_angles *a) { return a->rotary_dim == 0 && !a->freqs; }
-/* Bytes of a state that ends with frequencies of these angles. */
+/* Returns the bytes of a state whose last member holds the frequencies of `a`; `before`: bytes before this member. */
 static size_t te__rope_state_size(const te_rope_angles *a, size_t before) {
     return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0);
 }
@@ -216,23 +218,25 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 
 /* ---- a packed projection ---- */
 
-/* How queries, keys and values lie in one tensor: a head behind the other, of all (heads + 2 groups) or, keys, of keys
- * and values alone (2 groups). */
+/* Layout of queries, keys and values in one tensor, head after head: `heads` + 2 * `groups` heads, or 2 * `groups`
+ * where the tensor has keys and values alone (`keys`). */
 typedef struct te__packing {
     int heads, groups;
     int64_t head_dim;
-    bool interleaved; /* by groups: (queries.., key, value), or (key, value); else all queries, all keys, all values */
+    bool interleaved; /* true: by groups, (queries.., key, value) or (key, value); false: all queries, all keys, all
+                       * values */
     bool keys;
 } te__packing;
 
-/* Do queries lie in strides of two kinds, from one head of a group to the next, and from one group to the next? */
+/* Returns true if queries have two strides: one between heads of a group, another between groups. */
 static bool te__packing_spreads(const te__packing *p) { return p->interleaved && !p->keys && p->heads != p->groups; }
 static int64_t te__packing_width(const te__packing *p) {
     return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim;
 }
 
-/* Queries (not of keys alone), keys and values where they lie in x [.., .., those of a token], without history. Spread
- * ones, of sbhd alone, are seen as those of a sequence for each group, [s, b G, H / G, d]. False on failure. */
+/* Makes views, without history, of the queries (unless p->keys), keys and values in x [.., .., packed heads of a
+ * token]. Queries with two strides (te__packing_spreads; sbhd alone) become [s, b G, H / G, d]: each group is viewed as
+ * a sequence. Returns false on failure. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
@@ -261,13 +265,13 @@ static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format f
     return true;
 }
 
-typedef struct te__qkv_state { /* as te__rope_state */
+typedef struct te__qkv_state { /* laid out as te__rope_state */
     te_op_qkv_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__qkv_state;
 
-/* The operation without its tensors of heads. Tokens of thd are those of one sequence, which is not rotated. False with
- * the error recorded. */
+/* Sets up the operation on x, all but the tensors q, k and v. Tokens of thd count as one sequence, which is not
+ * rotated. Returns false with the error recorded. */
 static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                          te__qkv_state *s) {
     te_op_qkv_rope_args *a = &s->args;
@@ -288,7 +292,7 @@ static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format forma
     a->no_rope = !rotary || te__rope_is_none(&a->angles);
     return a->qkv != NULL;
 }
-/* Records x -> out. */
+/* Records a node from x to `out`. */
 static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_desc *rotary, te__qkv_state *s,
                                 te_backward_fn backward, te_tensor **out, int count) {
     te_node_desc node = TE_ZERO;
@@ -308,7 +312,8 @@ static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_
     node.backward = backward;
     return te_record(x->te, &node);
 }
-/* The backward pass of what te__qkv_open began, without its tensors of heads. qkv: the gradient that it writes. */
+/* Returns the arguments of the backward pass, all but the gradients of heads. qkv: the gradient that this pass
+ * writes. */
 static te_op_qkv_rope_bwd_args te__qkv_back(const te__qkv_state *s, te_tensor *const *saved, te_tensor *qkv) {
     const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
@@ -353,8 +358,8 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
     return te_op_qkv_rope_bwd(te, &args);
 }
 
-/* A packed projection -> out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d], of thd [tokens, .., d], each in
- * memory of its own. False on failure. */
+/* Splits a packed projection into out[0] = q [s, b, H, d], out[1] = k and out[2] = v [s, b, G, d] (thd: [tokens, ..,
+ * d]), each in memory of its own. Returns false on failure. */
 static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
     te__qkv_state state;
@@ -388,8 +393,8 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
     return true;
 }
 
-/* The gradient is turned back where it lies, if nobody else looks at it: what attention has written into it is not read
- * again. */
+/* Rotates the gradient back, in place if no other tensor shares its memory: attention's backward pass wrote this
+ * gradient, and nothing else reads it. */
 static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te__qkv_state *s = (const te__qkv_state *)state;
@@ -408,8 +413,8 @@ static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *c
     args.rotated = from;
     return args.qkv ? te_op_qkv_rope_bwd(te, &args) : te_error_code(te);
 }
-/* The packed projection x [s, b, ..] or [b, s, ..], of queries, keys and values, with the first two rotated. own:
- * whoever made x has no use for its values; if nobody else looks at them, they are rotated where they lie. */
+/* Returns the packed projection x [s, b, ..] or [b, s, ..] with queries and keys rotated, values unchanged. own: the
+ * node that made x does not need the values of x; x is then rotated in place if no other tensor shares its memory. */
 static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                                  bool own) {
     te__qkv_state state;
@@ -427,11 +432,12 @@ static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_form
 
 /* ---- attention ---- */
 
-/* The tensors of a rule, for a node to save: forth, and back. */
+/* The tensors of a rule and of its pages, for a node to save: te__attention_tensors copies them to a list (`back`: from
+ * the list to the rule). */
 #define TE__ONE(field, how) +1
 enum {
     TE__ATTENTION_TENSORS = 0 TE__ARGS_ATTN_RULE(TE__ONE) TE__ARGS_ATTN_PAGES(TE__ONE),
-    TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* of a node */
+    TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* number of tensors that an attention node saves */
     TE__ATTENTION_INPUTS = 5
 };
 #undef TE__ONE
@@ -452,8 +458,8 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
     }
 }
 
-/* A node's own copies of the user's expressions, in one piece of memory. It begins with score_mod or, without one, with
- * mask_mod: a derivative alone has been refused. */
+/* te__score_mod_keep gives a node its own copies of the user's expressions, in one block of memory. The block begins at
+ * score_mod or, without one, at mask_mod: a derivative alone was refused earlier. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
            (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
@@ -479,21 +485,23 @@ static void te__score_mod_drop(te_ctx *te, te_score_mod *m) {
 }
 
 typedef struct te__attention_state {
-    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
-    te__packing packing;      /* how q, k and v lie in one tensor; no heads: they are apart */
+    te_op_attn_fwd_args args; /* the saved tensors of the node replace the tensors in here */
+    te__packing packing;      /* layout of q, k and v in one tensor; heads == 0: separate tensors */
 } te__attention_state;
 
 static void te__attention_release(te_ctx *te, void *state) {
     te__score_mod_drop(te, &((te__attention_state *)state)->args.rule.score_mod);
 }
 
-/* Gradients of q, k and v that are there, each in memory of its own; NULL where it could not be made. */
+/* Allocates a gradient for each of q, k and v that was saved, each in memory of its own; made[i] is NULL where that
+ * failed. */
 static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     int i;
     for (i = 0; i < 3; i++) made[i] = saved[i] ? te__empty_like(saved[i], saved[i]->dtype) : NULL;
 }
-/* The backward pass of `f` without its d_o, from what te__attention_save saved, to `made`, the gradients of q, k and v.
- * Makes the others; check all by te__attention_made. */
+/* Returns the arguments of the backward pass of `f`, all but d_o. `saved`: the list that te__attention_save filled;
+ * `made`: gradients of q, k and v. Allocates the gradients of bias and softmax offset; te__attention_made checks
+ * all. */
 static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved,
                                                    te_tensor *const made[3], te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args = TE_ZERO;
@@ -520,7 +528,7 @@ static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) 
     return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset);
 }
 
-/* Gradients of a packed tensor go to where its values lie. */
+/* Writes the gradients of q, k and v; those of a packed tensor go to one gradient of the same layout. */
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                         te_tensor **dx, const bool *needs) {
     const te__attention_state *s = (const te__attention_state *)state;
@@ -542,8 +550,8 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     return d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
-/* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw.
- * False with the error recorded. */
+/* Sets up the forward pass of `desc`, allocates its outputs, and draws random bits if dropout needs them (te__rng_back
+ * undoes the draw). Returns false with the error recorded. */
 static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *desc, te_op_attn_fwd_args *args) {
     te_tensor *q = parts[0], *k = parts[1], *v = parts[2];
     te_ctx *te = q->te;
@@ -584,9 +592,10 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
     return args->o && args->lse;
 }
 
-/* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in
- * this order), and `in` those that may have gradients, first `parts`: q, k and v, or what they are parts of. args gets
- * copies of the user's expressions, which te__attention_release frees. */
+/* Fills a node's lists from a forward pass. `saved` gets the tensors that the backward pass reads (q, k, v, o first, in
+ * this order). `in` gets the tensors that may have gradients: first `parts` (q, k and v, or the packed tensors that
+ * hold them), then bias and softmax offset. args gets copies of the user's expressions, which te__attention_release
+ * frees. */
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
                                te_tensor **saved) {
     te_ctx *te = parts[0]->te;
@@ -607,9 +616,10 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     return te__score_mod_keep(te, &args->rule.score_mod);
 }
 
-/* Attends to three parts as te_attention does. With p keys and values, and queries unless p->keys, lie in
- * parts[p->keys], and are put into `parts`: nothing is copied, the result has all heads [.., H, d], and spread queries
- * (te__packing_spreads) need a rule that is alike for all sequences and heads. p NULL: the three are apart. */
+/* Runs te_attention on three parts. With p, parts[p->keys] holds keys and values (and queries, unless p->keys), and
+ * `parts` gets views of them: nothing is copied, and the result has all heads [.., H, d]. Queries with two strides
+ * (te__packing_spreads) need a rule that is the same for all sequences and heads. p NULL: q, k and v are separate
+ * tensors. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

@@ -1,4 +1,4 @@
-/* functions/capped.c: x that becomes cap * tanh(x / cap) (Gemma 2's logits): a differentiable function like those of
+/* functions/capped.c: te_softcap, cap * tanh(x / cap) (Gemma 2's logits), a differentiable function like those of
  * functions/elements.c. */
 
 static te_tensor *te__softcap(te_tensor *x, te_tensor *dy, float cap) {

@@ -3,7 +3,8 @@
 
 /* ---- plumbing ---- */
 
-/* Records one output. NULL inputs are fine. Returns the output, or NULL. */
+/* Records a node with one output and returns this output, or NULL on failure. Entries of `inputs` and `saved` may be
+ * NULL. */
 static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, void *state,
                                     size_t state_size, void (*release)(te_ctx *te, void *state),
                                     te_tensor *const *inputs, int num_inputs, te_tensor *const *saved, int num_saved) {
@@ -21,7 +22,7 @@ static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_
     node.release = release;
     return te_record(y->te, &node) == TE_OK ? y : NULL;
 }
-/* A state that owns nothing; y NULL passes through. */
+/* Records a node whose state owns nothing; returns NULL if y is NULL. */
 static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state,
                              size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                              int num_saved) {
@@ -30,14 +31,14 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
              : NULL;
 }
 
-/* The second operand of a function must be of the first one's context; NULL is fine where `optional`. A NULL that is
- * not optional came from an error that was reported already. */
+/* Checks that an operand belongs to the same context as x. NULL is accepted if `optional`; otherwise NULL fails without
+ * a message, because the call that returned NULL reported the error. */
 static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
     if (!with) return optional;
     return te__same_ctx(with, x->te, function);
 }
 
-/* A vector with one entry for each column of x; NULL is fine. */
+/* Checks that p has one entry for each column of x; p may be NULL. */
 static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!p || te__numel(p) == te__cols(x)) return true;
@@ -46,7 +47,7 @@ static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char 
     return false;
 }
 
-/* gradient of a parameter [N] that was broadcast over the rows of dy: in the parameter's own format */
+/* Returns the gradient of a parameter [N] that was broadcast over the rows of dy, in the parameter's `dtype`. */
 static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
     te_op_column_sum_args args = TE_ZERO;
     te_tensor *db = te__empty_1d(dy->te, dtype, te__cols(dy));
@@ -109,7 +110,7 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor) {
 
 /* ---- products ---- */
 
-/* x * y, in x's format. y of x's shape, or one number for each row of x. */
+/* Writes x * y, rounded to the format of `out`. y has the shape of x, or one number for each row of x. */
 static te_tensor *te__mul_into(te_tensor *out, te_tensor *x, te_tensor *y) {
     te_op_mul_args args = TE_ZERO;
     args.x = x;
@@ -134,7 +135,8 @@ static te_result te__mul_backward(te_ctx *te, const void *state, te_tensor *cons
     }
     return (needs[0] && !dx[0]) || (needs[1] && !dx[1]) ? te_error_code(te) : TE_OK;
 }
-/* Has y one number for each row of x: x's leading sizes, with or without a last one of 1? */
+/* Returns true if y has one number for each row of x: its shape is the leading sizes of x, with or without a last size
+ * of 1. */
 static bool te__is_per_row(const te_tensor *x, const te_tensor *y) {
     int i, leading = x->ndim - 1;
     if (leading < 0 || (y->ndim != leading && !(y->ndim == x->ndim && y->shape[leading] == 1))) return false;
@@ -214,7 +216,7 @@ TE_API te_tensor *te_mean_all(te_tensor *x) {
 
 typedef struct te__concat_state {
     int dim;
-    int64_t size[1]; /* as many as there are inputs */
+    int64_t size[1]; /* one entry for each input, then -1 */
 } te__concat_state;
 static size_t te__concat_bytes(int n) { return sizeof(te__concat_state) + (size_t)n * sizeof(int64_t); }
 
@@ -229,7 +231,7 @@ static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *c
         dx[i] = te_tensor_contiguous(te_tensor_narrow(dy[0], s->dim, at, s->size[i]));
         if (!dx[i]) return te_error_code(te);
     }
-    for (; s->size[i] == 0; i++) { /* empty ones at the end */
+    for (; s->size[i] == 0; i++) { /* the empty inputs at the end */
         if (needs[i]) dx[i] = te_tensor_narrow(dy[0], s->dim, at, 0);
         if (needs[i] && !dx[i]) return te_error_code(te);
     }
@@ -267,10 +269,10 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     te_ctx *te;
     int i;
     for (i = 0; x && i < n && !x[i]; i++) {}
-    if (!x || i >= n) return NULL; /* no tensor, so no context that an error could go to */
+    if (!x || i >= n) return NULL; /* no tensor, so no context that could record an error */
     te = x[i]->te;
     for (i = 0; i < n; i++) {
-        /* after an error, a consequence */
+        /* a NULL input follows from an error that is recorded already */
         if (!x[i]) te__fail(te, TE_ERR_STATE, "te_concat: tensor %d of %d is NULL", i + 1, n);
         if (!x[i] || !te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
     }
@@ -308,7 +310,7 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     args.mean = saved[2];
     args.rstd = saved[3];
     args.norm = *o;
-    args.add = so_far = needs[0] ? te__grad_so_far(te, 0, saved[0]) : NULL; /* of the residual branch */
+    args.add = so_far = needs[0] ? te__grad_so_far(te, 0, saved[0]) : NULL; /* the gradient of the residual branch */
     args.rounded = true;
     args.dx = so_far ? te__grad_sum_place(so_far) : te__empty_like(saved[0], saved[0]->dtype);
     args.dgamma = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
@@ -320,9 +322,9 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     return result;
 }
 
-/* The normalised rows; under `spec`, if there is one, as a quantized tensor, as TransformerEngine makes it: delayed
- * from the unrounded f32 result, others (and their amax) from one of x's format. rounded: as te_op_rmsnorm_fwd has
- * it. */
+/* Returns the normalised rows, quantized if `spec` is given. As in TransformerEngine, delayed scaling quantizes the
+ * unrounded f32 result; other recipes quantize the result rounded to x's format, and take the amax from it. rounded:
+ * see te_op_rmsnorm_fwd. */
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, const te_norm_options *o, bool rounded,
                            const te__quant_spec *spec) {
     const bool rms = o->normalization == TE_RMSNORM;
@@ -413,7 +415,7 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
 typedef struct te__dropout_state {
     float p;
     int64_t run;
-    uint64_t seed, offset; /* with the random state in saved[0], if there is one */
+    uint64_t seed, offset; /* added to the random state in saved[0], if there is one */
     te_dtype bias_dtype;
 } te__dropout_state;
 
@@ -439,7 +441,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 
-/* `run`: elements that are kept or dropped together. */
+/* Returns dropout(x + bias) + residual. `run`: number of consecutive elements that are kept or dropped together. */
 static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p, int64_t run) {
     te_op_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
@@ -572,8 +574,8 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* The loss and lse of each row. Where ranks share the columns, each finds the parts of its own, and all merge the same
- * list of parts. */
+/* Computes the loss and the LSE of each row. Where ranks share the columns, each rank computes partial results of its
+ * own columns; all ranks then merge the same list of partial results. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows,
                                         te_tensor *lse) {
     te_ctx *te = rows->te;
@@ -641,7 +643,7 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     args.vocab_start = state.vocab_start;
     loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
     result = rows && lse && args.count && loss ? te__cross_entropy_rows(group, &args, rows, lse) : te_error_code(te);
-    if (result == TE_OK && state.reduce) { /* sum / max(count, 1) */
+    if (result == TE_OK && state.reduce) { /* mean: sum / max(count, 1) */
         te_op_sum_args sum = TE_ZERO;
         te_op_axpby_args divide = TE_ZERO;
         sum.x = rows;

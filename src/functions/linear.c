@@ -1,9 +1,9 @@
-/* functions/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange
- * around them: the function that every GEMM module calls. Knows quantizers and the scaling state; must not know the
- * module tree. */
+/* functions/linear.c: y = x W^T + b in high precision or quantized: its three products, and the exchanges of ranks
+ * around them. Every GEMM module calls it. Knows quantizers and the scaling state; must not know the module tree. */
 
 typedef struct te__functions_state {
-    te_tensor *place; /* memory for the next output of a product that fits; NULL: it gets memory of its own */
+    te_tensor *place; /* memory that the next output of the same format and size takes; NULL: outputs get memory of
+                       * their own */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {
@@ -11,13 +11,15 @@ static te__functions_state *te__functions_of(const te_ctx *te) {
 }
 static const te__room te__functions_room = TE__ROOM(&te__functions_slot, NULL, NULL);
 
-/* A module's quantized copy of the weight for one of its products, kept between microbatches. */
+/* A module's quantized copy of the weight of one product, kept between microbatches. */
 typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
-    te__buffer *buffer; /* of the weight when the copy was made; retained, so that no other buffer gets its address */
-    uint64_t version;   /* of that buffer */
-    int64_t offset;     /* where the weight began in it: it may be a view of many weights' memory */
-    uint64_t capture;   /* id of the graph that made the copy; 0: made outside of a capture */
+    te__buffer *buffer; /* the weight's buffer when the copy was made; retained, so that no other buffer gets its
+                         * address */
+    uint64_t version;   /* version of this buffer when the copy was made */
+    int64_t offset;     /* where the weight began in the buffer: the weight may be a view of memory that many weights
+                         * share */
+    uint64_t capture;   /* id of the graph capture in which the copy was made; 0: outside of a capture */
     te_recipe recipe;
 } te__weight_cache;
 
@@ -28,38 +30,41 @@ static void te__weight_cache_close(te__weight_cache *c) {
     c->buffer = NULL;
 }
 
-/* One call of a product: operands and options. Zero is plain high precision. */
+/* One call of a product: operands and options. All zero: plain high precision. */
 typedef struct te__linear_call {
     te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
-    const te__quant_call *quant;  /* NULL: high precision whatever the autocast */
-    int gemm;                     /* of quant->scaling */
-    te__parallel parallel;        /* the ranks that share the product; by row: without a bias */
-    unsigned *met;                /* its module's; NULL: the ranks compare nothing */
-    te__weight_cache *cache;      /* with quant */
+    const te__quant_call *quant;  /* NULL: high precision, inside of an autocast region too */
+    int gemm;                     /* index of the product in quant->scaling */
+    te__parallel parallel;        /* ranks that share the product; a product divided by row has no bias here */
+    unsigned *met;                /* bits of products that ranks have compared (te__linear_meets), in the module; NULL:
+                                   * no comparison */
+    te__weight_cache *cache;      /* needed where quant is given */
     te_microbatch microbatch;
     bool fuse_wgrad;
-    te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
+    te__scaling *delays;      /* not NULL: te_backward_dw of this module computes the weight's gradient; NULL:
+                               * te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
-    bool fp8_output, fp8_grad; /* where quant is enabled: te__linear_quantized quantizes y, and the backward pass the
-                                * gradient of x */
-    bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
-    bool record_alone;        /* nobody reads y: its node is made, not the product */
-    te_tensor *act_of, *act_bias; /* in high precision, or NULL: x is the activation of act_of, which no node records;
-                                   * act_of includes act_bias */
-    te_epilogue act_epilogue;     /* multiplies by the activation's derivative */
-    int group;                      /* of a node with many weights: this one's input is 1 + group */
-    te_tensor *out;                 /* where y goes; NULL: to a new tensor */
-    te_dtype y_dtype;               /* of that; 0: x's */
-    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear
-                                     * records its own */
+    bool fp8_output, fp8_grad; /* where quant is enabled. fp8_output: te__linear_quantized quantizes y; fp8_grad: the
+                                * backward pass quantizes the gradient of x */
+    bool bias_grad_elsewhere; /* the activation that follows makes the bias gradient in its own node */
+    bool record_alone;        /* makes the node without running the product: nobody reads y */
+    te_tensor *act_of, *act_bias; /* high precision only, or NULL. act_of: x is the activation of act_of, and has no
+                                   * node of its own; act_bias: the bias that act_of already includes */
+    te_epilogue act_epilogue;     /* epilogue that multiplies by the activation's derivative */
+    int group;                      /* index of this weight in a node with many weights: the weight is input 1 + group
+                                     * of the node */
+    te_tensor *out;                 /* tensor that y is written to; NULL: a new tensor */
+    te_dtype y_dtype;               /* format of y; 0: the format of x */
+    struct te__linear_made *made;   /* gets the state and saved tensors for a node that the caller records; NULL:
+                                     * te__linear records the node */
 } te__linear_call;
 
 typedef struct te__linear_state {
-    bool quantize_grad; /* else the gradient stays as it is */
+    bool quantize_grad; /* false: the gradient of y stays in high precision */
     bool fp8_grad;      /* the gradient of x is quantized */
-    int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's
-                         * operand */
-    te_epilogue act_epilogue; /* the first gradient is that of an activation's input, saved[2]; 0: of x */
+    int quantize_x;     /* usage of the quantized copy that the backward pass makes of saved[0]; 0: saved[0] itself is
+                         * the operand */
+    te_epilogue act_epilogue; /* not 0: dx[0] is the gradient of saved[2], the input of an activation; 0: of x */
     te_dtype act_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
@@ -68,12 +73,12 @@ typedef struct te__linear_state {
     te__quant_call quant;
     int gemm;
     int ndim;
-    int64_t shape[TE_MAX_DIMS]; /* of x, on this rank */
+    int64_t shape[TE_MAX_DIMS]; /* shape of x on this rank */
     te_dtype x_dtype, weight_dtype, bias_dtype;
     int group;
 } te__linear_state;
 
-/* The state and the saved tensors (references) of a product's node. */
+/* State and saved tensors (references) of a product's node. */
 typedef struct te__linear_made {
     te__linear_state state;
     te_tensor *saved[3];
@@ -90,8 +95,8 @@ static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec)
     return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec);
 }
 
-/* How a slot of a product is quantized. An operand that is gathered before the product has one scale on all ranks that
- * share it. */
+/* Returns the spec by which an operand of the product is quantized. An operand that is gathered before the product gets
+ * one scale on all ranks that share it. */
 static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm,
                                        int slot, int usage) {
     te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
@@ -101,17 +106,17 @@ static te__quant_spec te__product_spec(const te__quant_call *q, const te__parall
     return spec;
 }
 
-/* dW = dy^T x: its operands and options; a deferred one holds references. */
+/* Operands and options of the product dW = dy^T x. A deferred one (te_backward_dw) holds references. */
 typedef struct te__wgrad {
-    te_tensor *dy, *x; /* as the product takes them */
+    te_tensor *dy, *x; /* in the form in which the product reads them */
     te__var *weight;
-    te_dtype dtype; /* of the gradient [rows, columns] */
+    te_dtype dtype; /* format of the gradient [rows, columns] */
     int64_t rows, columns;
     bool fused, overwrite, split;
-    uint64_t saved_at; /* te->writes */
+    uint64_t saved_at; /* te->writes when dy and x were saved */
 } te__wgrad;
 
-/* Adds into main_grad, or gives the gradient in *dw. */
+/* Computes dW: added into main_grad if the weight has one and `fused`, else returned in *dw. */
 static te_result te__wgrad_product(te_ctx *te, const te__wgrad *g, te_tensor **dw) {
     te_tensor *main_grad = g->fused ? g->weight->main_grad : NULL;
     te_op_gemm_args gemm = TE_ZERO;
@@ -141,13 +146,13 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* dy as the products take it, whole. The bias gradient comes from dy before it is quantized, as TransformerEngine has
- * it. */
+/* Returns dy as the products take it: quantized if needed, and gathered from all ranks. Computes the bias gradient in
+ * *db from dy before it is quantized, as TransformerEngine does. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
     te_tensor *dyq = dy, *shard = NULL;
-    if (s->quantize_grad && !dy->quantized && used) { /* a quantized one comes from the activation behind */
+    if (s->quantize_grad && !dy->quantized && used) { /* a quantized dy comes from the activation that follows */
         te__quant_spec spec =
             te__product_spec(&s->quant, &s->parallel, true, s->gemm, TE__SLOT_GRAD_OUTPUT,
                              (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
@@ -167,18 +172,18 @@ static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, 
     return needs[2] && !*db ? NULL : dyq;
 }
 
-/* x as `spec` has it, nominally of `dtype`. */
+/* Returns x quantized by `spec`, with the nominal format `dtype`. */
 static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_spec *spec) {
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* The format of a result that is to be quantized by `spec`: f32 where the scale is given (delayed scaling), so that
- * nothing is rounded before the codes; else `dtype`, as TransformerEngine has it. */
+/* Returns the format of a result that `spec` then quantizes: f32 where the scale is given (delayed scaling), so that
+ * nothing is rounded before the codes; else `dtype`, as in TransformerEngine. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }
 
-/* The input as the weight gradient takes it, whole. */
+/* Returns the saved input as the weight gradient takes it: quantized if needed, and gathered from all ranks. */
 static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
     if (s->quantize_x) {
@@ -193,8 +198,8 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
             : TE_ROWWISE);
 }
 
-/* A backward pass that cannot go on: ranks that wait for this one's part of the next exchange are told so. `gathered`:
- * the gradient of y is whole, or never was in parts. */
+/* Ends a backward pass that cannot go on: tells the ranks that wait for this rank's part of the next exchange.
+ * `gathered`: the gradient of y is complete already, or was never divided. Returns the error. */
 static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
     const te__parallel *p = &s->parallel;
     te_result result = te_error_code(te);
@@ -204,13 +209,13 @@ static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, cons
     return te__gathers(p, TE_PARALLEL_COLUMN) && needs[1] ? te__refuse(p->group, TE__ALL_GATHER, result) : result;
 }
 
-/* dx[0] may be given: where the gradient of x goes. */
+/* dx[0] may be given by the caller: the tensor to which the gradient of x is written. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad,
                                      te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     const te__parallel *p = &s->parallel;
     te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
-    te__quant_spec grad_spec = TE_ZERO; /* of dx */
+    te__quant_spec grad_spec = TE_ZERO; /* how dx is quantized */
     bool quantizes;
     te_result result = TE_OK;
     if (!dy) return te__linear_gives_up(te, s, needs, !(needs[0] || needs[1] || needs[3]));
@@ -228,7 +233,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
                        : te_tensor_empty(te, quantizes ? te__result_dtype(&grad_spec, s->x_dtype) : s->x_dtype, s->ndim,
                                          shape);
         gemm.split_accumulator = s->split_dgrad;
-        if (s->act_epilogue) { /* times the derivative at saved[2], in the same kernel */
+        if (s->act_epilogue) { /* the same kernel multiplies by the derivative at saved[2] */
             gemm.epilogue = s->act_epilogue;
             gemm.aux = saved[2];
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->act_bias_dtype, s->shape[s->ndim - 1]);
@@ -237,7 +242,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
                      ? te__product(te, dyq, false, saved[1], false, &gemm)
                      : te_error_code(te);
-        /* each rank knows its own outputs' share */
+        /* each rank has the share of its own outputs */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
         if (result == TE_OK && quantizes) {
             dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
@@ -257,7 +262,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        /* te_backward_dw could not reach it */
+        /* te_backward_dw could not reach this weight: compute the gradient now */
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
         te_tensor_retain(g.dy);
         te_tensor_retain(g.x);
@@ -269,7 +274,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     return result;
 }
 
-/* A weight that is stored quantized must have been made for the recipe in force. */
+/* Returns a weight that is stored quantized. It must have been quantized for the recipe in force. */
 static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
     te_quantizer *q = weight->quantized->quantizer;
     if (weight->quantized->cls != spec->cls) {
@@ -280,10 +285,10 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
                  weight->quantized->cls->name, spec->cls->name);
         return NULL;
     }
-    /* from here on the module's history scales it */
+    /* from now on the module's own amax history scales this weight */
     if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale &&
         !te__quant_of(weight->te)->replaying) {
-        if (q->refs > 1) { /* other tensors share it and keep its scale */
+        if (q->refs > 1) { /* other tensors share the quantizer and keep its scale */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;
             own->te = weight->te;
@@ -301,8 +306,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* The weight's quantized copy: the weight itself if it is stored quantized; the cached copy if the microbatch allows it
- * and the weight was not written; else a new one. */
+/* Returns the weight's quantized copy: the weight itself if it is stored quantized, the cached copy if the microbatch
+ * allows it and the weight was not written since, else a new copy. */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
     te__weight_cache *cache = c->cache;
@@ -337,7 +342,7 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     return w;
 }
 
-/* Calibration of delayed scaling: measures the amaxes of operands that stay in high precision, for the scales of later
+/* Calibrates delayed scaling: measures the amaxes of operands that stay in high precision, for the scales of later
  * calls. */
 static te_result te__calibrate(const te__linear_call *c) {
     te_result result = TE_OK;
@@ -350,7 +355,7 @@ static te_result te__calibrate(const te__linear_call *c) {
     return result;
 }
 
-/* Do the operands fit? Says what does not. */
+/* Checks that the operands fit together; fails with a message if not. */
 static bool te__linear_fits(const te__linear_call *c) {
     const te_tensor *x = c->x, *weight = c->weight, *bias = c->bias;
     const te__quant_call *quant = c->quant;
@@ -383,7 +388,7 @@ static bool te__linear_fits(const te__linear_call *c) {
         return false;
     }
     if (quant && quant->enabled && x->quantized) {
-        /* where it arrives */
+        /* the column-wise copy is made where the gathered codes arrive */
         bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED;
         if (!x->quantized->row.data ||
             (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
@@ -397,8 +402,8 @@ static bool te__linear_fits(const te__linear_call *c) {
     return true;
 }
 
-/* The input of a quantized product, quantized, whole, for its forward pass. *kept: this rank's, for the backward pass,
- * which makes the copy s->quantize_x of it. */
+/* Returns the quantized input for the forward product, gathered from all ranks. *kept gets this rank's input for the
+ * backward pass; if s->quantize_x is set, the backward pass quantizes it then. */
 static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s,
                                    te_tensor **kept) {
     const te__quant_call *quant = c->quant;
@@ -418,7 +423,7 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
                  spec.stochastic ? "stochastic" : spec.cls->name);
         return NULL;
     }
-    if (gathers && !te__codes_gather(&spec, x)) again = true; /* this rank has no codes of its own */
+    if (gathers && !te__codes_gather(&spec, x)) again = true; /* no codes of this rank's part exist */
     if (again && saves && spec.cls->form != TE__FORM_PLAIN &&
         quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION)
         s->quantize_x = keep;
@@ -443,15 +448,15 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
-/* A forward pass that ends before its first exchange: the other ranks are told. */
+/* Ends a forward pass before its first exchange: tells the other ranks, if any exchange was to come. */
 static void te__linear_misses(const te__parallel *p, te_result result) {
     if (te__gathers(p, TE_PARALLEL_COLUMN)) te__refuse(p->group, TE__ALL_GATHER, result);
     else if (te__shares(p, TE_PARALLEL_ROW))
         te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
-/* Before the first product of these ranks they compare it, and in debug mode before each. `result`: a failure on the
- * way there; one of any rank becomes one of all. */
+/* Lets the ranks compare the product's operands before they run it for the first time, or each time in debug mode.
+ * `result`: a failure on this rank so far; a failure of any rank is returned on all ranks. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
     char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
@@ -472,7 +477,8 @@ static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     return result;
 }
 
-/* A product's node: the gradient of y may be quantized, by the activation behind or by fp8_grad. */
+/* Records a product's node. The gradient of y may arrive quantized: from the activation that follows, or through
+ * fp8_grad. */
 static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in,
                                     te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;
@@ -490,7 +496,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
-/* The memory of an output: the place that the caller has set, if it fits. */
+/* Returns memory for an output: the place that the caller set (te__functions_state), if format and size match, else a
+ * new tensor. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te__functions_of(te)->place;
     if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))
@@ -499,7 +506,7 @@ static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const i
     return te__alias_as(place, 0, dtype, ndim, shape);
 }
 
-/* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
+/* Returns y = x W^T + b. Of a product that ranks share, y is this rank's part, as `c->parallel` says. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_op_gemm_args gemm = TE_ZERO;
@@ -558,17 +565,17 @@ static te_tensor *te__linear(const te__linear_call *c) {
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
-    /* each rank knows its own inputs' share */
+    /* each rank has the share of its own inputs */
     if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);
-    /* saves the operands from before quantization */
+    /* the backward pass reads the operands from before quantization */
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) {
         kept = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
         if (!kept || !w) return te__frame_return(te, NULL);
     }
     saved[0] = te__wants_grad(weight) ? kept : NULL;
-    /* the other copy has done its work */
+    /* the copy that only the forward product needed is dropped */
     if (saved[0] && saved[0]->quantized)
         saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE);
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;

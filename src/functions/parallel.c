@@ -1,18 +1,17 @@
-/* functions/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a
- * tensor's first dimension become the whole, quantized ones as codes and scales. Knows groups and quantized copies;
- * must not know modules. */
+/* functions/parallel.c: products that ranks share: this rank's part of one, and gathering shards of a tensor's first
+ * dimension, quantized shards as codes and scales. Knows groups and quantized copies; must not know modules. */
 
 typedef struct te__parallel {
-    te_group *group; /* borrowed; NULL with a size above 1: it comes later */
+    te_group *group; /* borrowed; NULL with a size above 1: set later */
     int size;        /* 0 or 1: nothing is shared */
     te_parallel_mode mode;
-    bool sequence;   /* between the products each rank has some of the first dimension */
+    bool sequence;   /* sequence parallelism: between products each rank has a part of the first dimension */
 } te__parallel;
 
 static bool te__shares(const te__parallel *p, te_parallel_mode mode) {
     return TE__HAS_RANKS && p->size > 1 && p->mode == mode;
 }
-/* Is what this product reads gathered: its input (column), or the gradient of its output (row)? */
+/* Returns true if ranks gather what this product reads: its input (column), or the gradient of its output (row). */
 static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
 
 /* ---- shards of the first dimension ---- */
@@ -21,8 +20,8 @@ static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t s
     memcpy(shape, x->shape, sizeof(x->shape));
     shape[0] *= te__group_size(group);
 }
-/* The ranks' x, one behind the other, without history. NULL with an error on all ranks; x NULL: this rank could not
- * make its own. */
+/* Returns the x of all ranks, one behind the other, without history. x NULL: this rank failed to make its shard.
+ * Returns NULL with an error on all ranks if one fails. */
 static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     int64_t shape[TE_MAX_DIMS];
     te_tensor *y;
@@ -36,8 +35,8 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
-/* *y, this rank's part of a sum over the ranks, becomes that sum: this rank's piece of it (sequence), or all of it.
- * `result`: did it come about? */
+/* Sums *y over the ranks. *y becomes the whole sum or, under sequence parallelism, this rank's part of the first
+ * dimension. `result`: whether this rank has computed *y; an error is passed on to all ranks. */
 static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
     te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
     te_tensor *part = *y;
@@ -60,14 +59,14 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 
 /* ---- quantized shards ---- */
 
-/* Would x, quantized by `spec` on each rank, be what its whole is quantized to? One scale a tensor is the group's, by
- * its amaxes; blocks must not reach into the next rank's rows. */
+/* Checks that quantizing shards of x by `spec` gives the same codes as quantizing the whole tensor. Requires that
+ * blocks do not reach into the next rank's rows; a recipe with one scale a tensor uses an amax of the whole group. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
            te__cols(x) % tile == 0;
 }
-/* The same of the copy that a quantized tensor has. */
+/* Checks the same for the copy that a quantized tensor has. */
 static bool te__copy_gathers(const te_tensor *x) {
     const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     te__quant_spec spec;
@@ -77,8 +76,8 @@ static bool te__copy_gathers(const te_tensor *x) {
     return te__codes_gather(&spec, x);
 }
 
-/* The ranks' `part`, a matrix, one behind the other along dimension `dim` of `whole`: `used` rows or columns of each,
- * the rest is padding. Counts bytes. */
+/* Gathers the matrix `part` of each rank into `whole`, one behind the other along dimension `dim`. `used`: rows or
+ * columns of a part that are gathered; the rest is padding. Copies bytes, whatever the format. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
     te_ctx *te = part->te;
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
@@ -90,7 +89,7 @@ static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_te
     shape[2] = (int64_t)te__row_bytes(part->dtype, part->shape[1]);
     if (dim == 1) used = (int64_t)te__row_bytes(part->dtype, used);
     from = te__alias_2d(part, 0, TE_U8, shape[1], shape[2]);
-    if (dim == 0 && used == shape[1]) /* nothing lies between them */
+    if (dim == 0 && used == shape[1]) /* the parts lie in `whole` without gaps */
         to = stage = te__alias_as(whole, 0, TE_U8, 3, shape);
     else {
         to = te__alias_2d(whole, 0, TE_U8, whole->shape[0], to_row);
@@ -118,15 +117,15 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
                                    columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
-/* A factor of the whole tensor: the group agreed on it. */
+/* Replaces the factor *to by `from`, the factor of the whole tensor on which the group agreed. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
     if (!*to) return;
     te_tensor_release(*to);
     *to = te_tensor_retain(from);
 }
 
-/* The whole of a quantized shard that says yes to te__copy_gathers, with the copies of `usage`. Of one scale a tensor
- * the row-wise codes travel, and are transposed where they arrive. */
+/* Returns the whole tensor of a quantized shard for which te__copy_gathers is true, with the copies of `usage`. With
+ * one scale a tensor only row-wise codes are sent; the receiver transposes them. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
     const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     bool turned = first->cls->facts & TE__TENSOR_SCALED;
@@ -138,7 +137,7 @@ static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int 
     te__whole_shape(group, x, shape);
     spec.rht = x->quantized->col.data && x->quantized->col.rht;
     te__frame_begin(x->te);
-    y = te__quant_empty(x->te, x->dtype, x->ndim, shape, &spec, made, te__rows(x) % 128 != 0); /* padding is zero */
+    y = te__quant_empty(x->te, x->dtype, x->ndim, shape, &spec, made, te__rows(x) % 128 != 0); /* true: padding is 0 */
     if (!y) result = te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
     for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
         if (!(made & which)) continue;
@@ -150,15 +149,16 @@ static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int 
     if (result == TE_OK && made & ~usage) te__copy_release(te__copy_of(y, TE_ROWWISE));
     return te__frame_return(x->te, result == TE_OK ? y : NULL);
 }
-/* A shard in whatever form: what cannot travel as codes is decoded first. */
+/* Gathers a shard in any form; codes that cannot be gathered are decoded first. */
 static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
     if (!x || !x->quantized) return te__gather(group, x);
     return te__copy_gathers(x) ? te__gather_quantized(group, x, usage)
                                : te__gather(group, te__quant_value(x, x->dtype));
 }
 
-/* x, a plain shard, as a quantized whole: as codes where these are the same then, else in high precision and quantized
- * here. `shard`, if not NULL, gets the shard's codes in the first case, and NULL in the second. */
+/* Gathers the plain shard x and returns it quantized. Sends codes where these are the same as those of the whole
+ * tensor; else gathers in high precision and quantizes afterwards. `shard`, if not NULL, gets the shard's codes in the
+ * first case, and NULL in the second. */
 static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
     te__quant_spec own = *spec;
     te_tensor *codes;
@@ -184,7 +184,8 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
     dx[0] = te_tensor_contiguous(dy[0]);
     return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
 }
-/* The ranks' x, one behind the other; the gradients that the ranks have for this rank's are added up. */
+/* Returns the x of all ranks, one behind the other; its backward pass sums the gradients that all ranks have for this
+ * rank's x. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
     if (x) x = te_tensor_contiguous(x);

@@ -1,9 +1,9 @@
-/* lm/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must
- * not know files. */
+/* lm/causal_lm.c: the module CausalLM, a language model of the Llama kind, and the decoder modules that it is built
+ * from. Knows functions and modules; must not know files. */
 
-/* ---- products that stay in high precision ---- */
+/* ---- GEMMs that stay in high precision ---- */
 
-/* Runs a child outside of autocast. */
+/* Runs the child `name` with autocast switched off. */
 static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args *args) {
     te_autocast_desc off = TE_ZERO;
     te_tensor *y;
@@ -18,13 +18,14 @@ static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args 
 
 typedef struct te__decoder_attention {
     int layer;
-    te__head_facts of; /* its heads */
-    bool norm; /* of each head */
+    te__head_facts of; /* numbers of heads and the head size */
+    bool norm; /* true: each query and key head is normalised */
     te_rotary_desc rotary;
-    float *factors; /* [head_dim] at most, both lists of its longrope; NULL: it has none */
+    float *factors; /* longrope: the short list, then the long list, head_dim floats allocated; NULL: no longrope */
 } te__decoder_attention;
 
-/* A projection of `x` as heads [b, s, n, d]; normalised and rotated if they are queries or keys. */
+/* Projects args->input with child `proj` and returns heads [b, s, n, d]. A `norm` that is not NULL normalises the
+ * heads, a `rotary` that is not NULL rotates them: queries and keys have both, values neither. */
 static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm,
                                     int n, const te_rotary_desc *rotary) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
@@ -84,7 +85,7 @@ static void te__decoder_attention_destroy(te_module *m) {
 static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention),
                                                             te__decoder_attention_forward,
                                                             te__decoder_attention_destroy, NULL};
-/* The lists of longrope become the module's own. */
+/* Copies the factor lists of longrope into memory that the module owns. */
 static void te__decoder_attention_factors(te_module *m, int rotary_dim) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
     te_rope_scaling *r = &s->rotary.scaling;
@@ -121,7 +122,7 @@ static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) 
 }
 static const te_module_class te__decoder_layer_class = {"DecoderLayer", 0, te__decoder_layer_forward, NULL, NULL};
 
-/* Modules that are called one by one. */
+/* Refuses to run a ModuleList: only the modules in the list are run. */
 static te_result te__list_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
@@ -130,7 +131,7 @@ static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward
 
 /* ---- DecoderModel, CausalLM ---- */
 
-/* A file of the folder that a model came from, for the folders that it is written to. */
+/* A file of the opened folder, in memory, which te_hf_save writes unchanged to the new folder. */
 typedef struct te__carried_file {
     const char *name; /* a literal */
     te__text bytes;
@@ -138,14 +139,14 @@ typedef struct te__carried_file {
 } te__carried_file;
 
 typedef struct te__causal_lm {
-    te_causal_lm_desc desc; /* defaults filled in; without its pointers */
-    /* of the folder that it came from; NULL, where there is none: */
+    te_causal_lm_desc desc; /* defaults filled in; all pointers NULL */
+    /* the fields below describe the folder that te_hf_open read; NULL and 0 for a model made without a folder */
     char *folder;                 /* as te_hf_open was given it */
     te__model_facts facts;
     char *config;                 /* the text of config.json */
-    const te__lm_rule *names;     /* how its tensors become parameters */
-    te__carried_file *carried;    /* the tokenizer's files, and how to generate */
-    te__st_part *kept;          /* tensors that are no parameters */
+    const te__lm_rule *names;     /* rules by which tensors of the files become parameters */
+    te__carried_file *carried;    /* files of the tokenizer, and generation_config.json */
+    te__st_part *kept;          /* tensors of the files that are no parameters of the model */
     int num_kept;
 } te__causal_lm;
 static void te__carried_free(te_ctx *te, te__carried_file *f) {
@@ -157,7 +158,7 @@ static void te__carried_free(te_ctx *te, te__carried_file *f) {
     }
 }
 
-/* A factor as a tensor of that format holds it. */
+/* Rounds x to `dtype` (BF16 or F16; any other dtype returns x unchanged). */
 static float te__rounded_to(float x, te_dtype dtype) {
     return dtype == TE_BF16  ? te__bf16_to_f32(te__f32_to_bf16(x))
            : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x))
@@ -176,14 +177,15 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
         te__hand_on(&in, args);
         in.input = x;
         x = te_forward_with(te_module_child(layers, i), &in);
-        if (x) te__frame_sweep(m->te, &x, 1); /* the layers' outputs before live as long as the tape needs them */
+        if (x) te__frame_sweep(m->te, &x, 1); /* frees all tensors of the frame but x that the tape does not hold */
     }
     return te__output(m, args, te__run_on(m, "norm", x, args));
 }
 static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL,
                                                         NULL};
 
-/* Do keys of `length` positions turn in another way when `added` follow? */
+/* Returns true if `added` more positions change the rotation of the `length` keys already cached: longrope switches
+ * from short to long factors when the sequence passes original_max_position_embeddings. */
 static bool te__rotation_changes(const te_lm_rotary *r, int64_t length, int64_t added) {
     const int64_t original = r->scaling.original_max_position_embeddings;
     return r->scaling.type == TE_ROPE_LONGROPE && length > 0 && length <= original && length + added > original;
@@ -267,7 +269,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
                  model->cls->name, (long long)batch, (long long)max_length);
         return NULL;
     }
-    /* keys have its format, which a cast may have changed */
+    /* the cache takes the dtype of the embedding table, which a cast of the model may have changed */
     table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight");
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
@@ -307,7 +309,7 @@ static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const 
     l.gemm.init = d->init;
     te__adopt(parent, name, te_linear_create(parent->te, &l));
 }
-/* One whose weight is not stored quantized. */
+/* Adds a Linear without bias whose weight is never stored quantized. */
 static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in,
                                  int64_t out) {
     te_quantized_model_init_desc off = TE_ZERO;
@@ -317,7 +319,7 @@ static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, 
     te__add_linear(parent, d, name, in, out, false);
     te_quantized_model_init_end(parent->te);
     m = te_module_find(parent, name);
-    if (m) m->entries[0].product_weight = false; /* nor where its memory comes later */
+    if (m) m->entries[0].product_weight = false; /* also not when a meta parameter gets memory later */
 }
 static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t size) {
     te_norm_desc n = TE_ZERO;
@@ -346,7 +348,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
     s->rotary.scaling = r->scaling;
-    /* whose floor is rotary_dim, however it is rounded */
+    /* the added 0.5 makes floor(rotary_percent * head_dim) equal rotary_dim in spite of float rounding */
     if (r->rotary_dim) s->rotary.rotary_percent = ((float)r->rotary_dim + 0.5f) / (float)d->head_dim;
     te__decoder_attention_factors(m, r->rotary_dim);
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
@@ -398,7 +400,7 @@ static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc
     c->n_activated_experts = d->num_experts_per_tok;
     c->dim = d->hidden_size;
     c->moe_inter_dim = d->moe_intermediate_size ? d->moe_intermediate_size : d->intermediate_size;
-    c->softmax_before_topk = d->norm_topk_prob == TE_OFF; /* else a softmax of the chosen: shares of a sum of 1 */
+    c->softmax_before_topk = d->norm_topk_prob == TE_OFF; /* otherwise softmax of the top-k scores, with sum 1 */
     c->expert_bias = d->mlp_bias;
     c->dtype = d->params_dtype;
     c->device = d->device;
@@ -458,7 +460,7 @@ static bool te__lm_rotary_ok(te_ctx *te, const char *who, const char *which, int
              which, rotary_dim, (long long)head_dim);
     return false;
 }
-/* Fills the defaults; false with the error recorded where sizes do not fit. */
+/* Fills in the defaults and checks the sizes; returns false with the error recorded if they do not fit. */
 static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
     const char *const who = "te_causal_lm_create";
     if (!d->num_key_value_heads) d->num_key_value_heads = d->num_attention_heads;

@@ -1,21 +1,22 @@
-/* lm/config.c: config.json of Hugging Face transformers as a te_causal_lm_desc, by the row of its family
- * (lm/families.c). Must not know weights.
+/* lm/config.c: reads config.json of Hugging Face transformers into a te_causal_lm_desc, by the table row of the model's
+ * family (lm/families.c). Must not know weights.
  *
- * A key that changes what a model computes is either read or refused: a model that opens computes what transformers
- * computes. */
+ * Every key that changes the computation is either read or refused. So a model that opens computes the same as in
+ * transformers. */
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000, TE__LM_ROWS = 4 };
 
-/* Numbers of a list of layers, or of flags for each. */
+/* A list of integers from the file: layer numbers, or one flag for each layer. */
 typedef struct te__lm_list {
     int64_t *items;
     int n, cap;
 } te__lm_list;
 
-/* The keys as they are in the file, or in a row's text. Missing: NAN, -1, NULL (io/config_keys.c). */
+/* The keys of a config.json, or of the JSON text in a family's row. A missing key is NAN, -1 or NULL by its type
+ * (io/config_keys.c). */
 typedef struct te__lm_config {
     te__json j;
-    char *text; /* what j reads: strings of keys point into it */
+    char *text; /* a copy of the text, which j parses in place: all char * fields point into the copy */
     char *model_type, *hidden_act, *hidden_activation;
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
         head_dim;
@@ -23,25 +24,25 @@ typedef struct te__lm_config {
         moe_intermediate_size, decoder_sparse_step, original_max_position_embeddings, max_position_embeddings;
     double rms_norm_eps, rope_theta, rope_local_base_freq, query_pre_attn_scalar, attn_logit_softcapping,
         final_logit_softcapping, attention_dropout, partial_rotary_factor, router_jitter_noise, resid_pdrop;
-    /* 0, 1 */
+    /* 0, 1, or -1 if missing */
     int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal,
         norm_topk_prob;
-    /* traits: 1, or -1 */
+    /* traits (te__lm_traits): 1, or -1 if the row does not name the trait */
     int64_t qkv_bias, qk_norm, zero_centered_gamma, scaled_embedding, feedforward_norms, experts, gelu_is_tanh,
         null_kv_heads, lists_layer_types, lists_dense_layers, rope_by_layer_type, partial_rotary, longrope_alone,
         uncapped_scores, uncapped_logits;
-    te__hf_rope scaling, parameters, full, sliding; /* rope_scaling; rope_parameters, of all layers or by the kind of
-                                                     * layer */
-    te__lm_list layer_types, mlp_only_layers;       /* 1: "sliding_attention" */
-    const char *other_layer; /* the first of "layer_types" that is no type of a family here; NULL: none */
-    bool *slides, *dense;    /* [num_hidden_layers], for the desc; NULL: not made */
-    bool quantized, per_layer; /* "quantization_config", "per_layer_config" */
-    size_t inner_at;           /* where the value of "text_config" begins in the text; 0: it is missing */
-    struct te__lm_config *rows; /* the row's texts, which strings may point into */
+    te__hf_rope scaling, parameters, full, sliding; /* "rope_scaling"; "rope_parameters" for all layers; its
+                                                     * "full_attention" and "sliding_attention" objects */
+    te__lm_list layer_types, mlp_only_layers;       /* layer_types: 1 is "sliding_attention", 0 "full_attention" */
+    const char *other_layer; /* the first entry of "layer_types" that te.h does not support; NULL: none */
+    bool *slides, *dense;    /* [num_hidden_layers], lent to the desc; NULL: not made */
+    bool quantized, per_layer; /* the file has "quantization_config", "per_layer_config" */
+    size_t inner_at;           /* byte at which the value of "text_config" begins in the text; 0: missing */
+    struct te__lm_config *rows; /* [TE__LM_ROWS] the parsed texts of the row; char * fields may point into these */
 } te__lm_config;
 
 #define TE__LM_KEY(kind, name) {#name, kind, offsetof(te__lm_config, name)}
-/* Keys that all families read. Some matter with a trait alone. */
+/* Keys that all families read. Some have an effect only together with a trait. */
 static const te__hf_key te__lm_keys[] = {
     TE__LM_KEY(TE__HF_STRING, model_type),
     TE__LM_KEY(TE__HF_STRING, hidden_act),
@@ -82,25 +83,25 @@ static const te__hf_key te__lm_own_keys[] = {
     TE__LM_KEY(TE__HF_BOOL, mlp_bias),
     TE__LM_KEY(TE__HF_BOOL, use_sliding_window),
     TE__LM_KEY(TE__HF_BOOL, norm_topk_prob)};
-/* What rows alone say. */
+/* Traits: keys that only a row can set. A config.json cannot set a trait. */
 static const te__hf_key te__lm_traits[] = {
-    TE__LM_KEY(TE__HF_BOOL, qkv_bias),            /* of q_proj, k_proj and v_proj, whatever attention_bias says */
-    TE__LM_KEY(TE__HF_BOOL, qk_norm),             /* as te_causal_lm_desc has it, as are: */
-    TE__LM_KEY(TE__HF_BOOL, zero_centered_gamma),
-    TE__LM_KEY(TE__HF_BOOL, feedforward_norms),
+    TE__LM_KEY(TE__HF_BOOL, qkv_bias),            /* q_proj, k_proj and v_proj have a bias, despite attention_bias */
+    TE__LM_KEY(TE__HF_BOOL, qk_norm),             /* the field of this name in te_causal_lm_desc */
+    TE__LM_KEY(TE__HF_BOOL, zero_centered_gamma), /* the field of this name in te_causal_lm_desc */
+    TE__LM_KEY(TE__HF_BOOL, feedforward_norms),   /* the field of this name in te_causal_lm_desc */
     TE__LM_KEY(TE__HF_BOOL, scaled_embedding),    /* the embedding's rows are multiplied by sqrt(hidden_size) */
-    TE__LM_KEY(TE__HF_BOOL, experts),             /* its layers have experts */
-    TE__LM_KEY(TE__HF_BOOL, lists_dense_layers),  /* "mlp_only_layers" counts */
-    TE__LM_KEY(TE__HF_BOOL, gelu_is_tanh),        /* its files say gelu, and mean gelu_pytorch_tanh */
-    TE__LM_KEY(TE__HF_BOOL, null_kv_heads),       /* without num_key_value_heads there are num_attention_heads */
+    TE__LM_KEY(TE__HF_BOOL, experts),             /* the layers have experts (MoE) */
+    TE__LM_KEY(TE__HF_BOOL, lists_dense_layers),  /* "mlp_only_layers" and "decoder_sparse_step" are obeyed */
+    TE__LM_KEY(TE__HF_BOOL, gelu_is_tanh),        /* "gelu" in the file means gelu_pytorch_tanh */
+    TE__LM_KEY(TE__HF_BOOL, null_kv_heads),       /* a null num_key_value_heads means num_attention_heads */
     TE__LM_KEY(TE__HF_BOOL, lists_layer_types),   /* "layer_types" says which layers have a window */
-    TE__LM_KEY(TE__HF_BOOL, rope_by_layer_type),  /* layers with a window rotate in another way: faster, unscaled */
+    TE__LM_KEY(TE__HF_BOOL, rope_by_layer_type),  /* layers with a window have a RoPE base and scaling of their own */
     TE__LM_KEY(TE__HF_BOOL, partial_rotary),      /* partial_rotary_factor may be less than 1 */
-    TE__LM_KEY(TE__HF_BOOL, longrope_alone),      /* the only scaling is longrope, of which su and yarn are old names */
+    TE__LM_KEY(TE__HF_BOOL, longrope_alone),      /* only scaling type: longrope ("su" and "yarn" are its old names) */
     TE__LM_KEY(TE__HF_BOOL, uncapped_scores),     /* transformers ignores attn_logit_softcapping */
-    TE__LM_KEY(TE__HF_BOOL, uncapped_logits)};    /* and final_logit_softcapping */
+    TE__LM_KEY(TE__HF_BOOL, uncapped_logits)};    /* transformers ignores final_logit_softcapping */
 #undef TE__LM_KEY
-/* All three. */
+/* The three tables of keys above. */
 static const struct {
     const te__hf_key *keys;
     int n;
@@ -110,7 +111,7 @@ static const struct {
 
 /* ---- reading ---- */
 
-/* The text has zeros in it by now. */
+/* Frees the text by the parser's length: parsing in place has put zeros into the text, so strlen() is too short. */
 static void te__lm_text_free(te__lm_config *c) {
     if (c->text) te__free(c->j.te, c->text, (size_t)(c->j.end - c->j.begin) + 1);
 }
@@ -127,7 +128,8 @@ static void te__lm_config_close(te__lm_config *c) {
     if (c->rows) te__free(te, c->rows, TE__LM_ROWS * sizeof(te__lm_config));
 }
 
-/* An object of numbers, or with `by_kind` one such object for each kind of layer. */
+/* Parses a RoPE object into `rope`. With `by_kind`, entries "full_attention" and "sliding_attention" are RoPE objects
+ * of their own and go to c->full and c->sliding. */
 static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind) {
     te__json *j = &c->j;
     bool more;
@@ -142,7 +144,8 @@ static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind)
     return !j->failed;
 }
 
-/* A list of layers, one entry each: kinds of attention, or numbers. */
+/* Parses the value of key `name`, a list, into `list`: with `kinds` attention types (1 for sliding), otherwise numbers.
+ * null leaves the list empty. */
 static bool te__lm_parse_list(te__lm_config *c, te__lm_list *list, const char *name, bool kinds) {
     te__json *j = &c->j;
     bool more;
@@ -163,14 +166,14 @@ static bool te__lm_parse_list(te__lm_config *c, te__lm_list *list, const char *n
     return !j->failed;
 }
 
-/* Skips a value; false if it is null. */
+/* Skips a value; returns false if the value is null. */
 static bool te__hf_is_there(te__json *j) {
     if (te__json_word(j) == 2) return false;
     te__json_skip(j, 0);
     return true;
 }
 
-/* Reads the value of a key of one of the first `num_tables` tables, or skips it. */
+/* Reads the value of key `name` if one of the first `num_tables` tables has the key; otherwise skips the value. */
 static bool te__lm_take(te__lm_config *c, const char *name, int num_tables) {
     bool known = false;
     int i;
@@ -187,7 +190,7 @@ static bool te__lm_parse_inner(te__lm_config *c) {
     return !c->j.failed;
 }
 
-/* Reads the object that begins at byte `at` of `text`, which is copied. `path` names it in messages. */
+/* Copies `text` and parses the JSON object that begins at byte `at`. Error messages name the text `path`. */
 static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const char *text, size_t at, int num_tables) {
     te__json *j = &c->j;
     bool more;
@@ -201,7 +204,7 @@ static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const c
     te__hf_clear(&c->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->full, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->sliding, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    c->text = te__copy_string(te, text); /* strings are unescaped in place */
+    c->text = te__copy_string(te, text); /* a copy, because the parser unescapes strings in place */
     if (!c->text) return false;
     j->begin = c->text;
     j->at = c->text + at;
@@ -226,7 +229,7 @@ static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const c
 
 /* ---- the row ---- */
 
-/* Does a row's text have this key? */
+/* Returns true if the JSON text of a row has the key. */
 static bool te__lm_names(const char *text, const char *key) {
     const size_t n = strlen(key);
     const char *at = text;
@@ -239,7 +242,7 @@ static void te__lm_set(te__lm_config *c, const te__lm_config *from, const te__hf
                                                                              : sizeof(int64_t);
     memcpy((char *)c + key->offset, (const char *)from + key->offset, n);
 }
-/* Gives the keys of c the values that they have in `row`: all that stand there, or those that are missing in c. */
+/* Copies keys from `row` to c: with `all` every key that `row` has, otherwise only those that are missing in c. */
 static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
     int t, i;
     for (t = 0; t < TE__COUNT(te__lm_tables); t++)
@@ -250,8 +253,8 @@ static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
                 te__lm_set(c, row, key);
         }
 }
-/* Carries out the row of a family: forgets keys that it does not read, and takes its defaults and what it always has;
- * `outer` is the row of the model around it, or NULL. */
+/* Applies the row of family `f` to c: clears keys that the family does not read, fills in the row's defaults, and sets
+ * the keys of `always`. `outer` is the row of the larger model around a text model, or NULL. */
 static bool te__lm_resolve(te__lm_config *c, const te__lm_family *f, const te__lm_family *outer) {
     const char *texts[TE__LM_ROWS];
     int i;
@@ -289,7 +292,8 @@ static bool te__lm_unknown(te__lm_config *c) {
     te__text_free(&types);
     return false;
 }
-/* Reads the keys of the text within a larger model, whose own are in *c: they take their place. */
+/* Replaces *c, the keys of a larger model, by the keys of its "text_config". model_type and tie_word_embeddings stay
+ * those of the larger model. */
 static bool te__lm_read_inner(te__lm_config *c, const char *text, const te__lm_family *f) {
     const te__lm_family *inner = te__lm_family_of(f->inner->type);
     te__lm_config whole = *c;
@@ -308,7 +312,7 @@ static bool te__lm_read_inner(te__lm_config *c, const char *text, const te__lm_f
     te__lm_config_close(&whole);
     return fine;
 }
-/* Reads the text of a config.json, and finds its family. */
+/* Parses the text of a config.json, finds the family's row and applies the row. */
 static bool te__lm_config_read(te__lm_config *c, te_ctx *te, const char *path, const char *text,
                                const te__lm_family **family) {
     if (!te__lm_parse(c, te, path, text, 0, 2)) return false;
@@ -318,7 +322,7 @@ static bool te__lm_config_read(te__lm_config *c, te_ctx *te, const char *path, c
     return te__lm_resolve(c, *family, NULL) && (!(*family)->inner || te__lm_read_inner(c, text, *family));
 }
 
-/* ---- what the keys mean ---- */
+/* ---- from keys to the desc ---- */
 
 static bool te__lm_cap(te__lm_config *c, const char *name, double value, bool ignored, float *to) {
     if (isnan(value) || value == TE__HF_NULL_CAP) return true;
@@ -329,7 +333,7 @@ static bool te__lm_cap(te__lm_config *c, const char *name, double value, bool ig
     return te__hf_positive(&c->j, name, value, 0, to);
 }
 
-/* The rotation that `r` describes. theta: where r has none, that of the config's key theta_name, or the row's. */
+/* Converts `r` to a te_lm_rotary. `theta`, the value of the config's key `theta_name`, is the base if r has none. */
 static bool te__lm_rotary(te__lm_config *c, te__hf_rope *r, const char *theta_name, double theta, te_lm_rotary *to) {
     const double share = !isnan(r->partial_rotary_factor)   ? r->partial_rotary_factor
                          : !isnan(c->partial_rotary_factor) ? c->partial_rotary_factor
@@ -360,7 +364,7 @@ static bool te__lm_rotary(te__lm_config *c, te__hf_rope *r, const char *theta_na
     return te__hf_scaling(&c->j, r, &l, &to->scaling);
 }
 
-/* The rotations of layers without and with a window. */
+/* Fills in the rotations: d->rotary for layers without a window, d->sliding_rotary for layers with one. */
 static bool te__lm_rotaries(te__lm_config *c, te_causal_lm_desc *d) {
     const bool by_kind = c->rope_by_layer_type == 1, kinds = c->full.given || c->sliding.given;
     if (c->scaling.given && (c->parameters.given || kinds))
@@ -395,13 +399,15 @@ static bool te__lm_activation(te__lm_config *c, te_activation *to) {
                          te__activation_names(TE__ACT_GATED, known, sizeof(known)));
 }
 
-/* Does layer i have a window where the file does not list the layers? Keys that the family does not read are -1. */
+/* Returns true if layer i has a sliding window by the keys other than layer_types. Keys that the family does not read
+ * are -1. */
 static bool te__lm_slides(const te__lm_config *c, int i) {
     return c->sliding_window >= 0 && c->use_sliding_window != 0 && i >= c->max_window_layers &&
            (c->sliding_window_pattern < 0 || (i + 1) % c->sliding_window_pattern != 0);
 }
 
-/* Which layers have a window. The list is the config's, which outlives the desc. */
+/* Finds the layers with a sliding window. d->sliding_layers points to c->slides, which c owns and which must outlive
+ * the desc. */
 static bool te__lm_windows(te__lm_config *c, te_causal_lm_desc *d) {
     static const char *const names[2] = {"full_attention", "sliding_attention"};
     const te__lm_list *list = &c->layer_types;
@@ -438,7 +444,8 @@ static bool te__lm_windows(te__lm_config *c, te_causal_lm_desc *d) {
     return true;
 }
 
-/* Which layers have no experts, in the families that have such layers. The list is the config's. */
+/* Finds the layers without experts, in families that may have such layers. d->dense_layers points to c->dense, which c
+ * owns. */
 static bool te__lm_dense_layers(te__lm_config *c, te_causal_lm_desc *d) {
     const te__lm_list *list = &c->mlp_only_layers;
     int i;
@@ -484,7 +491,7 @@ static bool te__lm_softmax(te__lm_config *c, te_causal_lm_desc *d) {
                       &d->final_logit_softcapping);
 }
 
-/* What no family here computes. */
+/* Refuses settings that no family in te.h supports. */
 static bool te__lm_is_possible(te__lm_config *c) {
     if (c->other_layer)
         return te__hf_refuse(&c->j, TE_ERR_UNSUPPORTED,
@@ -508,7 +515,7 @@ static bool te__lm_is_possible(te__lm_config *c) {
 }
 
 static bool te__lm_sizes(te__lm_config *c, const te__lm_family *f, te_causal_lm_desc *d) {
-    /* Where the row has a default, null is none. */
+    /* A missing head_dim is computed from the heads. A null is too, unless the row has a default for head_dim. */
     const bool computed = c->head_dim == -1 || (c->head_dim == TE__HF_NULL && !te__lm_names(f->reads, "head_dim"));
     if (!te__hf_count(&c->j, "vocab_size", c->vocab_size, 1) ||
         !te__hf_count(&c->j, "hidden_size", c->hidden_size, 1) ||
@@ -542,7 +549,7 @@ static bool te__lm_sizes(te__lm_config *c, const te__lm_family *f, te_causal_lm_
     return true;
 }
 
-/* The model that the keys describe. Its lists stay the config's. */
+/* Fills in the desc of the model that the keys describe. The lists that the desc points to belong to c. */
 static bool te__lm_config_desc(te__lm_config *c, const te__lm_family *f, te_causal_lm_desc *d) {
     memset(d, 0, sizeof(*d));
     if (f->inner) f = te__lm_family_of(f->inner->type);

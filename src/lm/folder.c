@@ -1,27 +1,27 @@
-/* lm/folder.c: folders of Hugging Face transformers: opening and writing. Knows config.json by lm/config.c, weights by
- * io/safetensors.c, and what they are in a model by lm/names.c; must not know what a model computes.
+/* lm/folder.c: opens and writes model folders of Hugging Face transformers. Reads config.json with lm/config.c and
+ * weights with io/safetensors.c, and maps tensors to parameters with lm/names.c. Must not know what a model computes.
  *
- * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken
- * for what the files have. */
+ * The model is first made with meta parameters, and its names and shapes are compared with the files. Memory is
+ * allocated only after that comparison, so a wrong config.json cannot cause a large allocation. */
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
-/* What becomes of a tensor. */
+/* The use of a tensor of the files. */
 typedef enum te__hf_use {
     TE__HF_UNKNOWN,
     TE__HF_PARAMETER,
-    TE__HF_KEPT /* for te_hf_save */
+    TE__HF_KEPT /* no parameter; kept so that te_hf_save can write it */
 } te__hf_use;
 
 typedef struct te__hf_shard {
-    char *name; /* of the file, in the folder */
+    char *name; /* file name within the folder */
     te_safetensors *file;
-    char *use; /* [tensors], of te__hf_use; NULL: not known yet */
+    char *use; /* [number of tensors] a te__hf_use each; NULL: not allocated yet */
 } te__hf_shard;
 
-/* A line of model.safetensors.index.json. */
+/* An entry of "weight_map" in model.safetensors.index.json. */
 typedef struct te__hf_place {
-    const char *tensor, *shard; /* point into the text */
+    const char *tensor, *shard; /* point into te__hf_folder.index */
 } te__hf_place;
 
 typedef struct te__hf_folder {
@@ -29,11 +29,11 @@ typedef struct te__hf_folder {
     const char *path;
     te__text config, config_path, index, index_path; /* index: parsed in place */
     te__carried_file *carried;
-    te__st_part *kept; /* tensors that the model does without */
+    te__st_part *kept; /* tensors of use TE__HF_KEPT */
     int num_kept;
     te__lm_config c;
     const te__lm_family *family;
-    const te__lm_rule *names; /* the layout of the family that the files have */
+    const te__lm_rule *names; /* the one of family->layouts that fits the files */
     te_module *model;
     te__hf_shard *shards;
     int num_shards, cap_shards;
@@ -59,7 +59,8 @@ static void te__hf_folder_close(te__hf_folder *f) {
     te__text_free(&f->index_path);
 }
 
-/* A whole text file of the folder. */
+/* Reads the whole text file `name` of the folder into `into` and its path into `path`. Refuses a file longer than
+ * `limit` bytes or with a zero byte. */
 static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, te__text *path, te__text *into) {
     te__text why = TE_ZERO;
     bool fine;
@@ -90,7 +91,7 @@ static int te__hf_open_shard(te__hf_folder *f, const char *name) {
     return -1;
 }
 
-/* A name of a file in the folder itself. */
+/* Returns true if `name` is a bare file name, without a directory or drive. */
 static bool te__hf_is_plain_name(const char *name) {
     const char *p;
     for (p = name; *p; p++)
@@ -152,7 +153,7 @@ static bool te__hf_parse_index(te__hf_folder *f) {
     return true;
 }
 
-/* Opens each shard once, and sees that the index and the shards speak of the same tensors. */
+/* Opens each shard once, and checks that the index and the shards list the same tensors. */
 static bool te__hf_open_shards(te__hf_folder *f) {
     int i, k;
     for (i = 0; i < f->num_places; i++) {
@@ -191,7 +192,7 @@ static const te_safetensors_entry *te__hf_find(te__hf_folder *f, const char *nam
     return e;
 }
 
-/* Weights as PyTorch pickles them; false with an error if the folder has them, or memory is out. */
+/* Returns false with an error if the folder has pickled PyTorch weights, or if memory is out. */
 static bool te__hf_has_no_pickle(te__hf_folder *f) {
     static const char *const names[2] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
     te__text path = TE_ZERO;
@@ -219,7 +220,7 @@ static bool te__hf_open_weights(te__hf_folder *f) {
     te__text_free(&single);
     if (!fine) return false;
     if (!there && !te__file_exists(f->index_path.s) && !te__hf_has_no_pickle(f)) return false;
-    /* as transformers chooses */
+    /* transformers, too, prefers model.safetensors to the index */
     if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0;
     return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) &&
            te__hf_parse_index(f) && te__hf_open_shards(f);
@@ -227,7 +228,8 @@ static bool te__hf_open_weights(te__hf_folder *f) {
 
 /* ---- files that te_hf_save takes along ---- */
 
-/* They are read when the folder is opened: at the time of saving it may have gone, or be the one that is written. */
+/* Reads the tokenizer and generation files into f->carried. They are read at opening because at saving the folder
+ * may be gone, or may be the folder that is written. */
 static bool te__hf_carry(te__hf_folder *f) {
     static const char *const names[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -280,7 +282,7 @@ static bool te__hf_write_carried(te_ctx *te, const te__carried_file *file, const
 
 /* ---- names and shapes ---- */
 
-/* Finds the layout of the family's row that most tensors of the files have the names of. */
+/* Chooses the layout of the family's row that matches the most tensor names of the files. */
 static void te__hf_choose_names(te__hf_folder *f) {
     int64_t most = -1;
     int l, i, k;
@@ -294,8 +296,8 @@ static void te__hf_choose_names(te__hf_folder *f) {
     }
 }
 
-/* Modules cost memory, too: there are not more layers and experts than the files have tensors, or, where a tensor has
- * all experts of a layer, matrices that are worth a module. */
+/* Checks, before modules are allocated, that the config has no more layers and experts than the files can hold. Each
+ * tensor counts 1; a stacked 3-D tensor counts its matrices, but at most one for each TE__HF_MIN_EXPERT bytes. */
 static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;
@@ -317,22 +319,22 @@ static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d)
     return false;
 }
 
-/* Is it a tensor of a larger model around the text? */
+/* Returns true if the tensor belongs to the larger model around the text model. */
 static bool te__hf_is_around(const te__hf_folder *f, const char *name) {
     int i;
     for (i = 0; f->family->inner && i < TE__COUNT(f->family->inner->kept) && f->family->inner->kept[i]; i++)
         if (te__starts_with(name, f->family->inner->kept[i])) return true;
     return false;
 }
-/* Is it a tensor that the model does without? */
+/* Returns true if the model does not need the tensor: the lm_head weight of a tied model, or RoPE's inv_freq. */
 static bool te__hf_is_spare(const te__hf_folder *f, const te_causal_lm_desc *d, const char *name) {
     char head[TE__LM_NAME];
     return (d->tie_word_embeddings && te__lm_file_name(f->names, "lm_head.weight", head) && strcmp(name, head) == 0) ||
            te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
-/* The bytes of two tensors of one size, chunk by chunk: where they first differ, their size if they do not, -1 with an
- * error. */
+/* Compares the bytes of two tensors of equal size, chunk by chunk. Returns the offset of the first difference, the size
+ * in bytes if there is none, or -1 with an error recorded. */
 static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard,
                                        const te_safetensors_entry *b) {
     enum { CHUNK = 1 << 16 };
@@ -364,8 +366,8 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
     return at;
 }
 
-/* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that
- * differ. */
+/* Checks lm_head.weight in the files of a tied model: it may exist if it equals the embedding table. Transformers does
+ * not tie two tensors that differ, so te.h refuses these. */
 static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
     char table_name[TE__LM_NAME], head_name[TE__LM_NAME];
     const te_safetensors_entry *table = NULL, *head = NULL;
@@ -375,7 +377,7 @@ static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
     if (te__lm_file_name(f->names, "model.embed_tokens.weight", table_name))
         table = te__hf_find(f, table_name, &table_shard);
     if (te__lm_file_name(f->names, "lm_head.weight", head_name)) head = te__hf_find(f, head_name, &head_shard);
-    if (!d->tie_word_embeddings || !head || !table) return true; /* a table that is missing is found missing later */
+    if (!d->tie_word_embeddings || !head || !table) return true; /* te__hf_check reports a missing table */
     if (head->dtype != table->dtype || head->ndim != table->ndim ||
         memcmp(head->shape, table->shape, (size_t)table->ndim * sizeof(int64_t)) != 0)
         return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT,
@@ -393,7 +395,7 @@ static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
 static char *te__hf_use_of(te__hf_folder *f, int shard, const te_safetensors_entry *e) {
     return &f->shards[shard].use[(const te__st_entry *)(const void *)e - f->shards[shard].file->entries];
 }
-/* Has the file the tensor `name`, of this shape? It is a parameter then. */
+/* Checks that the files have a float tensor `name` of this shape, and marks the tensor as a parameter. */
 static bool te__hf_has(te__hf_folder *f, const char *name, int ndim, const int64_t *shape) {
     int shard;
     const te_safetensors_entry *e = te__hf_find(f, name, &shard);
@@ -427,7 +429,8 @@ static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor
     return true;
 }
 
-/* Every parameter is in the files, and the files have nothing else but what te_hf_save writes as it was. */
+/* Checks that the files have every parameter, and that each remaining tensor is either spare or of the larger model
+ * around the text; the latter are marked TE__HF_KEPT. */
 static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
     int i, k;
     for (k = 0; k < f->num_shards; k++) {
@@ -448,7 +451,7 @@ static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
         }
     return true;
 }
-/* Reads the tensors around the text, for te_hf_save: at that time the folder may have gone. */
+/* Reads the TE__HF_KEPT tensors into memory for te_hf_save, because at saving the folder may be gone. */
 static bool te__hf_keep(te__hf_folder *f) {
     int i, k, n = 0;
     for (k = 0; k < f->num_shards; k++)
@@ -463,7 +466,7 @@ static bool te__hf_keep(te__hf_folder *f) {
     return true;
 }
 
-/* Reads a group's tensors of the file, and gives their values to its parameters. */
+/* Reads the tensors of a group from the files and sets the group's parameters. */
 static te_result te__hf_load_group(te__hf_folder *f, const te__lm_group *g) {
     const int n = g->count[TE__LM_FILE];
     te_tensor **parts = (te_tensor **)te__alloc_zero(f->te, (size_t)n * sizeof(te_tensor *));
@@ -497,8 +500,7 @@ static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x
     return te__hf_load_group(f, &g) == TE_OK;
 }
 
-/* The model that the configuration describes; an error names the file, as those of a module's forward name the
- * module. */
+/* Creates the model of the desc. Errors name config.json, because te->module_path is set to its path meanwhile. */
 static te_module *te__hf_create(te__hf_folder *f, const te_causal_lm_desc *d) {
     char before[sizeof(f->te->module_path)];
     te_module *m;
@@ -508,7 +510,7 @@ static te_module *te__hf_create(te__hf_folder *f, const te_causal_lm_desc *d) {
     memcpy(f->te->module_path, before, sizeof(before));
     return m;
 }
-/* The format of the embedding's table in the files; f32 where they have none, which the comparison refuses. */
+/* Returns the dtype of the embedding table in the files; F32 if the table is missing, which te__hf_check refuses. */
 static te_dtype te__hf_dtype(te__hf_folder *f) {
     char name[TE__LM_NAME];
     int shard;
@@ -516,7 +518,7 @@ static te_dtype te__hf_dtype(te__hf_folder *f) {
         te__lm_file_name(f->names, "model.embed_tokens.weight", name) ? te__hf_find(f, name, &shard) : NULL;
     return table && te__is_float(table->dtype) ? table->dtype : TE_F32;
 }
-/* Gives the model what te_hf_save needs. */
+/* Moves to the model the data that te_hf_save needs. */
 static bool te__hf_hand_over(te__hf_folder *f) {
     te__causal_lm *s = (te__causal_lm *)f->model->state;
     s->facts.folder = s->folder = te__copy_string(f->te, f->path);
@@ -581,7 +583,7 @@ typedef struct te__hf_writer {
     const te__lm_rule *names;
 } te__hf_writer;
 
-/* Adds the tensors of the file that a parameter is in. */
+/* Adds to the writer's list the tensors of the file that parameter `path` is part of, once for each group. */
 static bool te__hf_list_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_writer *w = (te__hf_writer *)user;
     te_ctx *te = w->list.te;
@@ -607,7 +609,7 @@ static bool te__hf_list_group(void *user, te_module *m, const char *path, te_ten
     te__free(te, parts, (size_t)n * sizeof(te_tensor *));
     return result == TE_OK;
 }
-/* te_hf_open would not find a place for adapters. */
+/* Returns false if the module has LoRA adapters, for which the Hugging Face layout has no names. */
 static bool te__hf_has_no_adapters(void *user, te_module *m) {
     (void)user;
     return !te_module_attribute(m, TE__LORA, NULL);

@@ -1,20 +1,20 @@
-/* lm/names.c: the rules of a family's row carried out: which tensors of a file are which parameters of a model, and how
- * the one becomes the other. Knows rows and modules; must not know files. */
+/* lm/names.c: applies the rules of a family's row: finds which tensors of a file make up which parameters of a model,
+ * and converts values in both directions. Knows rows and modules; must not know files. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
 
-/* A rule with the text and the number that it was found with: tensors of a file, and the parameters that they are. */
+/* A rule applied to one name: a set of tensors of a file and the set of parameters that the tensors make up. */
 typedef struct te__lm_group {
     const te__lm_rule *rule;
-    char text[TE__LM_NAME]; /* for "@" */
-    int64_t number;         /* for "*" where both sides have it */
-    int count[2];           /* tensors of each side, by TE__LM_FILE and TE__LM_MODEL */
-    bool stacked[2];        /* this side alone has "*" */
+    char text[TE__LM_NAME]; /* the text that "@" stands for */
+    int64_t number;         /* the number that "*" stands for if both sides have "*" */
+    int count[2];           /* number of tensors on each side, indexed by TE__LM_FILE and TE__LM_MODEL */
+    bool stacked[2];        /* true: only this side has "*" */
 } te__lm_group;
 
 /* ---- patterns ---- */
 
-/* Is `name` the pattern? Then *from and *length say what stands for "@", and *number what for "*". */
+/* Returns true if `name` matches the pattern. Then *from and *length give the text for "@", *number that for "*". */
 static bool te__lm_matches(const char *pattern, const char *name, const char **from, size_t *length, int64_t *number) {
     for (; *pattern && *pattern != '@' && *pattern != '*'; pattern++, name++)
         if (*pattern != *name) return false;
@@ -23,16 +23,16 @@ static bool te__lm_matches(const char *pattern, const char *name, const char **f
         const char *digits = name;
         for (*number = 0; *name >= '0' && *name <= '9' && *number < INT_MAX / 10; name++)
             *number = *number * 10 + (*name - '0');
-        /* one name for each number */
+        /* refuses leading zeros: each number has one name */
         return name > digits && !(digits[0] == '0' && name > digits + 1) &&
                te__lm_matches(pattern + 1, name, from, length, number);
     }
-    *from = name; /* a pattern has one "@" */
+    *from = name; /* a pattern has one "@" at most */
     for (*length = 1; name[*length - 1]; ++*length)
         if (te__lm_matches(pattern + 1, name + *length, from, length, number)) return true;
     return false;
 }
-/* Writes the name that a pattern stands for; false: it is too long. */
+/* Writes to `name` the pattern with `text` for "@" and `number` for "*"; returns false if the name is too long. */
 static bool te__lm_expand(const char *pattern, const char *text, int64_t number, char *name) {
     size_t n = 0;
     for (; *pattern && n < TE__LM_NAME; pattern++)
@@ -48,7 +48,7 @@ static int te__lm_patterns(const char *const *patterns) {
     while (n < 3 && patterns[n]) n++;
     return n;
 }
-/* The name of tensor i of a side. */
+/* Writes to `name` the name of tensor i of side `side`; returns false if the name is too long. */
 static bool te__lm_member(const te__lm_group *g, int side, int i, char *name) {
     const char *const *patterns = side == TE__LM_FILE ? g->rule->file : g->rule->model;
     const int n = te__lm_patterns(patterns);
@@ -72,7 +72,8 @@ static te_tensor *te__lm_model_tensor(const te__lm_group *g, te_module *m, int i
     char name[TE__LM_NAME];
     return te__lm_member(g, TE__LM_MODEL, i, name) ? te__lm_parameter(m, name) : NULL;
 }
-/* Finds the group that the parameter `name` of `m` belongs to; returns its place among the group's parameters. */
+/* Fills *g with the group of parameter `name` of `m`; returns the index of the parameter in the group. The counts of
+ * the group are complete only if the index is 0. */
 static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *name, te__lm_group *g) {
     const char *from = "";
     size_t length = 0;
@@ -98,7 +99,7 @@ static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *n
         g->count[TE__LM_MODEL] += models;
     return 0;
 }
-/* Has the model all parameters of the group? A module that the caller has taken away is missing. */
+/* Checks that the model still has all parameters of the group: the caller may have removed modules. */
 static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
     char name[TE__LM_NAME];
     int i;
@@ -110,19 +111,19 @@ static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
     }
     return true;
 }
-/* Is the file's tensor the parameter as it is? */
+/* Returns true if one tensor of the file is one parameter, with the same shape. */
 static bool te__lm_is_whole(const te__lm_group *g) {
     return g->count[TE__LM_FILE] == 1 && g->count[TE__LM_MODEL] == 1 && !g->stacked[TE__LM_FILE] &&
            !g->stacked[TE__LM_MODEL] && !g->rule->transposed;
 }
-/* The rows of all parameters of a group. */
+/* Returns the number of rows of all parameters of the group together. */
 static int64_t te__lm_group_rows(const te__lm_group *g, te_module *m) {
     int64_t rows = 0;
     int i;
     for (i = 0; i < g->count[TE__LM_MODEL]; i++) rows += te__rows(te__lm_model_tensor(g, m, i));
     return rows;
 }
-/* The shape that a tensor of the file has; returns its dimensions. */
+/* Writes the shape of each tensor of the file to `shape`; returns the number of dimensions. */
 static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape) {
     const te_tensor *first = te__lm_model_tensor(g, m, 0);
     int ndim = 0;
@@ -136,7 +137,7 @@ static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape
     shape[ndim + !g->rule->transposed] = te__cols(first);
     return ndim + 2;
 }
-/* The name that a file has for a parameter that it has whole. */
+/* Writes to `file` the name in the file of parameter `name`, which must be one whole tensor there. */
 static bool te__lm_file_name(const te__lm_rule *rules, const char *name, char *file) {
     const char *from = "";
     char text[TE__LM_NAME];
@@ -146,7 +147,7 @@ static bool te__lm_file_name(const te__lm_rule *rules, const char *name, char *f
     snprintf(text, sizeof(text), "%.*s", (int)te__min(length, sizeof(text) - 1), from);
     return te__lm_expand(rules->file[0], text, number, file);
 }
-/* How many rules of the list, but for the last, have this name of a file: 0 or 1. */
+/* Returns 1 if a rule of the list other than the last matches the tensor name `file`, otherwise 0. */
 static int te__lm_knows(const te__lm_rule *rules, const char *file) {
     const char *from;
     size_t length;
@@ -160,14 +161,14 @@ static int te__lm_knows(const te__lm_rule *rules, const char *file) {
 
 /* ---- values ---- */
 
-/* The rows of tensors, one behind the other, [rows, cols] each, in one format. */
+/* Concatenates the rows of `n` matrices of one dtype; returns NULL if one of them is NULL. */
 static te_tensor *te__lm_joined(te_tensor **parts, int n) {
     int i;
     for (i = 0; i < n; i++)
         if (!parts[i]) return NULL;
     return n == 1 ? parts[0] : te_concat(parts, n, 0);
 }
-/* A tensor of the file as the matrix whose rows the rule speaks of. */
+/* Returns a tensor of the file as a matrix [rows, cols], transposed first if the rule says so. */
 static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
     int64_t shape[2];
     if (x && transposed) x = te_tensor_contiguous(te_tensor_transpose(x, -2, -1));
@@ -176,14 +177,15 @@ static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
     shape[1] = te__cols(x);
     return te_tensor_view(x, 2, shape);
 }
-/* Gives a parameter the value of x, of its shape in any format. */
+/* Sets a parameter to x, which is cast to the parameter's dtype and viewed with its shape; a quantized parameter is
+ * quantized anew. */
 static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
     te_tensor *value = te_tensor_cast(x, parameter->dtype);
     if (value && value->ndim != parameter->ndim) value = te_tensor_view(value, parameter->ndim, parameter->shape);
     if (!value) return te_error_code(parameter->te);
     return parameter->quantized ? te__primary_start(parameter, value) : te_tensor_copy(parameter, value);
 }
-/* Gives the parameters of a group the values of the file's tensors, of which `parts` has all. */
+/* Sets the parameters of a group from `parts`, all tensors of the group in the file. Overwrites entries of `parts`. */
 static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor **parts) {
     te_ctx *te = m->te;
     const te_dtype dtype = te__lm_model_tensor(g, m, 0)->dtype;
@@ -202,7 +204,7 @@ static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor *
     }
     return all ? result : te_error_code(te);
 }
-/* The other way round: fills `parts`, the file's tensors, whose number count[TE__LM_FILE] is. */
+/* Undoes te__lm_take_in: fills `parts` with the count[TE__LM_FILE] tensors for the file, from the parameters. */
 static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor **parts) {
     te_ctx *te = m->te;
     const int n = g->count[TE__LM_MODEL], files = g->count[TE__LM_FILE];

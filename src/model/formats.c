@@ -374,8 +374,8 @@ static te_dtype te__first_dtype(te_module *m, bool any) {
     return c.dtype;
 }
 
-TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp32_model_desc *desc) {
-    static const char who[] = "te_yield_fp32_model_begin";
+TE_API te_fp32_scope *te_fp32_scope_open(te_module *m, const te_fp32_scope_desc *desc) {
+    static const char who[] = "te_fp32_scope_open";
     te_fp32_scope *s;
     te__cast c;
     te_result result;
@@ -387,7 +387,7 @@ TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp3
     if (!s) return NULL;
     s->te = m->te;
     s->m = m;
-    te__closable_add(m->te, &s->closable, "region of te_yield_fp32_model_begin", te__scope_close, s);
+    te__closable_add(m->te, &s->closable, "region of te_fp32_scope_open", te__scope_close, s);
     s->usual = te__first_dtype(m, false);
     if (desc)
         s->dtype = desc->restore_dtype             ? desc->restore_dtype
@@ -415,8 +415,8 @@ static bool te__scope_back(te__cast *c, const te_module *m, const te__entry *e) 
             (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
     return te__recast_add(&c->list, e->tensor, before ? before->dtype : c->dtype, 0);
 }
-TE_API te_result te_yield_fp32_model_end(te_fp32_scope *scope) {
-    static const char who[] = "te_yield_fp32_model_end";
+TE_API te_result te_fp32_scope_close(te_fp32_scope *scope) {
+    static const char who[] = "te_fp32_scope_close";
     te_result before, result;
     te_ctx *te;
     char *error;

@@ -44,15 +44,15 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
     }
     return result;
 }
-TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts) {
     if (!te) return TE_ERR_STATE;
     te_step_set_is_optim_step(te, false);
     te_step_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
-    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, false, "te_prepare_for_grad_accumulation");
+    return te__step_hooks_run(te, parts, num_parts, false, "te_prepare_for_grad_accumulation");
 }
-TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts) {
     if (!te) return TE_ERR_STATE;
     te_step_set_is_optim_step(te, true);
-    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, true, "te_prepare_for_final_backward");
+    return te__step_hooks_run(te, parts, num_parts, true, "te_prepare_for_final_backward");
 }
 TE_API void te_prepare_after_first_microbatch(te_ctx *te) { te_step_set_is_first_microbatch(te, TE_MICROBATCH_LATER); }

@@ -3,7 +3,7 @@
 
 static te_result te__mxfp8_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     (void)te, (void)who;
-    spec->two_dimensional = desc->with_2d_quantization;
+    spec->two_dimensional = desc->quantization_2d == TE_ON;
     spec->swizzled = desc->optimize_for_gemm;
     return TE_OK;
 }
@@ -54,5 +54,5 @@ static const te__quant_class te__quant_mxfp8 = {
     NULL /* tensor_factor */,
     32,
     {0, 0},
-    "with_2d_quantization",
+    "quantization_2d",
     32};

@@ -2,20 +2,20 @@
  * and an f32 amax of the whole tensor. */
 
 static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
-    if (desc->nvfp4.with_rht && desc->with_2d_quantization)
+    if (desc->nvfp4.rht == TE_ON && desc->quantization_2d == TE_ON)
         return te__fail(
             te, TE_ERR_INVALID,
-            "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one",
+            "%s: rht and quantization_2d; the transform mixes rows, so its blocks are 1 x 16: choose one",
             who);
     if (desc->nvfp4.row_scaled && desc->amax_group)
         return te__fail(
             te, TE_ERR_INVALID,
             "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
-    spec->two_dimensional = desc->with_2d_quantization;
+    spec->two_dimensional = desc->quantization_2d == TE_ON;
     spec->swizzled = desc->optimize_for_gemm;
-    spec->rht = desc->nvfp4.with_rht;
+    spec->rht = desc->nvfp4.rht == TE_ON;
     spec->no_random_sign_mask = desc->nvfp4.no_random_sign_mask;
-    spec->stochastic = desc->nvfp4.stochastic_rounding;
+    spec->stochastic = desc->nvfp4.stochastic_rounding == TE_ON;
     spec->row_scaled = desc->nvfp4.row_scaled;
     spec->four_over_six = desc->nvfp4.four_over_six;
     spec->e4m3_max_256 = desc->nvfp4.e4m3_max_256;
@@ -165,5 +165,5 @@ static const te__quant_class te__quant_nvfp4 = {TE_QUANT_NVFP4,
                                                 te__nvfp4_tensor_factor,
                                                 16,
                                                 {0, 1},
-                                                "with_2d_quantization",
+                                                "quantization_2d",
                                                 16};

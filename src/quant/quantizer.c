@@ -22,6 +22,12 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     if (!(desc->amax_epsilon >= 0.0f))
         return te__fail(te, TE_ERR_INVALID, "%s: amax_epsilon %g; it cannot be negative", who,
                         (double)desc->amax_epsilon);
+    if (!te__is_switch(desc->quantization_2d) || !te__is_switch(desc->nvfp4.rht) ||
+        !te__is_switch(desc->nvfp4.stochastic_rounding))
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: quantization_2d %d, nvfp4.rht %d, nvfp4.stochastic_rounding %d; TE_DEFAULT (0), TE_ON (1) "
+                        "and TE_OFF (2) are possible",
+                        who, (int)desc->quantization_2d, (int)desc->nvfp4.rht, (int)desc->nvfp4.stochastic_rounding);
     if ((int)desc->nvfp4.four_over_six < 0 || desc->nvfp4.four_over_six > TE_4OVER6_MSE)
         return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who,
                         (int)desc->nvfp4.four_over_six);

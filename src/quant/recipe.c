@@ -96,7 +96,7 @@ static te_result te__recipe_block_check(te_ctx *te, const te_recipe *r) {
 
 static void te__recipe_mxfp8_spec(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s) {
     (void)backward, (void)group;
-    s->two_dimensional = weight && r->mxfp8.enable_2d_quantization;
+    s->two_dimensional = weight && r->mxfp8.quantization_2d == TE_ON;
 }
 
 /* Returns whether the block scales of an operand with 4-over-6 go up to 256, not 448. */
@@ -105,9 +105,9 @@ static bool te__recipe_e4m3_256(te_nvfp4_e4m3_256 scope, bool weight) {
     return scope != (weight ? TE_NVFP4_E4M3_256_ACTIVATIONS : TE_NVFP4_E4M3_256_WEIGHTS);
 }
 static void te__recipe_nvfp4_spec(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s) {
-    s->two_dimensional = weight && !r->nvfp4.no_2d_quantization;
-    s->rht = !weight && !r->nvfp4.no_rht;
-    s->stochastic = backward && !r->nvfp4.no_stochastic_rounding;
+    s->two_dimensional = weight && r->nvfp4.quantization_2d != TE_OFF;
+    s->rht = !weight && r->nvfp4.rht != TE_OFF;
+    s->stochastic = backward && r->nvfp4.stochastic_rounding != TE_OFF;
     s->row_scaled = !weight && !backward && r->nvfp4.row_scaled_activation;
     if (!backward && r->nvfp4.four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
         s->four_over_six = r->nvfp4.four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
@@ -211,10 +211,10 @@ static const te__field te__recipe_fields[] = {
     TE__ROW(block, TE__OF(BLOCK), w_block_scaling_dim),
     TE__ROW(block, TE__OF(BLOCK), grad_block_scaling_dim),
     TE__ROW(block, TE__OF(BLOCK), fp32_scales),
-    TE__ROW(mxfp8, TE__OF(MXFP8), enable_2d_quantization),
-    TE__ROW(nvfp4, TE__OF(NVFP4), no_rht),
-    TE__ROW(nvfp4, TE__OF(NVFP4), no_stochastic_rounding),
-    TE__ROW(nvfp4, TE__OF(NVFP4), no_2d_quantization),
+    TE__ROW(mxfp8, TE__OF(MXFP8), quantization_2d),
+    TE__ROW(nvfp4, TE__OF(NVFP4), rht),
+    TE__ROW(nvfp4, TE__OF(NVFP4), stochastic_rounding),
+    TE__ROW(nvfp4, TE__OF(NVFP4), quantization_2d),
     TE__ROW(nvfp4, TE__OF(NVFP4), row_scaled_activation),
     TE__ROW(nvfp4, TE__OF(NVFP4), four_over_six),
     TE__ROW(nvfp4, TE__OF(NVFP4), four_over_six_mse),
@@ -274,6 +274,13 @@ static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
                         "recipe %s: split_fprop %d, split_dgrad %d, split_wgrad %d; TE_DEFAULT (0), TE_ON (1) and "
                         "TE_OFF (2) are possible",
                         te_recipe_name(r->kind), (int)r->split_fprop, (int)r->split_dgrad, (int)r->split_wgrad);
+    if (!te__is_switch(r->mxfp8.quantization_2d) || !te__is_switch(r->nvfp4.quantization_2d) ||
+        !te__is_switch(r->nvfp4.rht) || !te__is_switch(r->nvfp4.stochastic_rounding))
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe %s: mxfp8.quantization_2d %d, nvfp4.quantization_2d %d, nvfp4.rht %d, "
+                        "nvfp4.stochastic_rounding %d; TE_DEFAULT (0), TE_ON (1) and TE_OFF (2) are possible",
+                        te_recipe_name(r->kind), (int)r->mxfp8.quantization_2d, (int)r->nvfp4.quantization_2d,
+                        (int)r->nvfp4.rht, (int)r->nvfp4.stochastic_rounding);
     if (r->format == TE_FORMAT_E5M2)
         return te__fail(te, TE_ERR_INVALID,
                         "recipe %s: format E5M2; a product of E5M2 with E5M2 does not exist: use TE_FORMAT_HYBRID "

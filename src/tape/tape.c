@@ -129,8 +129,10 @@ TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad) {
 }
 TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x) { return x && x->var ? x->var->decoupled_grad : NULL; }
 
-TE_API void te_no_grad_begin(te_ctx *te) {
-    if (te) te->tape.no_grad++;
+TE_API te_result te_no_grad_begin(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    te->tape.no_grad++;
+    return TE_OK;
 }
 TE_API void te_no_grad_end(te_ctx *te) {
     if (!te) return;
@@ -140,16 +142,15 @@ TE_API void te_no_grad_end(te_ctx *te) {
     }
     te->tape.no_grad--;
 }
-TE_API void te_enable_grad_begin(te_ctx *te) {
-    if (!te) return;
-    if (te->tape.num_grad_regions == TE__MAX_GRAD_REGIONS) {
-        te__fail(te, TE_ERR_STATE,
-                 "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?",
-                 TE__MAX_GRAD_REGIONS);
-        return;
-    }
+TE_API te_result te_enable_grad_begin(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    if (te->tape.num_grad_regions == TE__MAX_GRAD_REGIONS)
+        return te__fail(te, TE_ERR_STATE,
+                        "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?",
+                        TE__MAX_GRAD_REGIONS);
     te->tape.outer_no_grad[te->tape.num_grad_regions++] = te->tape.no_grad;
     te->tape.no_grad = 0;
+    return TE_OK;
 }
 TE_API void te_enable_grad_end(te_ctx *te) {
     if (!te) return;

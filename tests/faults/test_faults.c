@@ -671,7 +671,7 @@ TE_TEST(functions_that_return_no_result) {
     te_step_hooks hooks = {0};
     hooks.prepare_for_final_backward = odd_hook;
     te_module_set_step_hooks(m, &hooks);
-    REFUSES(te_prepare_for_final_backward(te, &m, 1, false), TE_ERR_INVALID, "the hook of \"linear\" returned 4711", NULL, NULL);
+    REFUSES(te_prepare_for_final_backward(te, &m, 1), TE_ERR_INVALID, "the hook of \"linear\" returned 4711", NULL, NULL);
     te_fused_adam_methods methods = {0};
     methods.initialize_state = odd_state;
     te_optimizer *opt = te_fused_adam_create(te, m, NULL);

@@ -85,8 +85,8 @@ static te_quantizer_desc kind_of(int i) {
     te_quantizer_desc d = {0};
     d.kind = kind[i];
     if (i == 2) d.block.block_scaling_dim = 1;
-    d.with_2d_quantization = i == 6;
-    d.nvfp4.with_rht = i == 7;
+    d.quantization_2d = i == 6 ? TE_ON : TE_DEFAULT;
+    d.nvfp4.rht = i == 7 ? TE_ON : TE_DEFAULT;
     if (i == 8) {
         memset(&hybrid_row, 0, sizeof hybrid_row);
         hybrid_col = hybrid_row;
@@ -244,7 +244,7 @@ TE_TEST_DEVICES(products_of_copies_that_lie_differently) {
         {"swizzled x unswizzled", {.kind = TE_QUANT_MXFP8, .optimize_for_gemm = true}, {.kind = TE_QUANT_MXFP8}},
         {"nvfp4 swizzled x unswizzled", {.kind = TE_QUANT_NVFP4, .optimize_for_gemm = true}, {.kind = TE_QUANT_NVFP4}},
         {"mxfp8 x nvfp4", {.kind = TE_QUANT_MXFP8}, {.kind = TE_QUANT_NVFP4}},
-        {"transformed x untransformed", {.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true}, {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true}},
+        {"transformed x untransformed", {.kind = TE_QUANT_NVFP4, .nvfp4.rht = TE_ON}, {.kind = TE_QUANT_NVFP4, .quantization_2d = TE_ON}},
         {"block x current", {.kind = TE_QUANT_BLOCK, .block.block_scaling_dim = 1}, {.kind = TE_QUANT_CURRENT}},
     };
     for (int i = 0; i < COUNT(row); i++) {

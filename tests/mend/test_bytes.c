@@ -24,10 +24,10 @@ static void recipe_over(te_recipe *r, int fill) {
     r->amax_epsilon = 0;
     r->block.x_block_scaling_dim = r->block.w_block_scaling_dim = r->block.grad_block_scaling_dim = 0;
     memset(&r->block.fp32_scales, 0, 1);
-    memset(&r->mxfp8.enable_2d_quantization, 0, 1);
-    memset(&r->nvfp4.no_rht, 0, 1);
-    memset(&r->nvfp4.no_stochastic_rounding, 0, 1);
-    memset(&r->nvfp4.no_2d_quantization, 0, 1);
+    memset(&r->mxfp8.quantization_2d, 0, sizeof r->mxfp8.quantization_2d);
+    memset(&r->nvfp4.rht, 0, sizeof r->nvfp4.rht);
+    memset(&r->nvfp4.stochastic_rounding, 0, sizeof r->nvfp4.stochastic_rounding);
+    memset(&r->nvfp4.quantization_2d, 0, sizeof r->nvfp4.quantization_2d);
     memset(&r->nvfp4.row_scaled_activation, 0, 1);
     r->nvfp4.four_over_six = TE_NVFP4_4OVER6_NONE;
     memset(&r->nvfp4.four_over_six_mse, 0, 1);

@@ -347,7 +347,7 @@ static void draw(te_ctx *te, te_tensor *x, int what) {
         break;
     case 3: {
         q.kind = TE_QUANT_NVFP4;
-        q.nvfp4.stochastic_rounding = true;
+        q.nvfp4.stochastic_rounding = TE_ON;
         te_quantizer *quantizer = te_quantizer_create(te, &q);
         te_quantize(quantizer, x);
         te_quantizer_destroy(quantizer);

@@ -283,8 +283,9 @@ TE_TEST_DEVICES(p03_a_layer_trains_with_row_scaled_activations) {
         te_recipe recipe = te_recipe_nvfp4();
         te_linear_desc desc = {0};
         float *dw[2] = {NULL, NULL};
-        recipe.nvfp4.row_scaled_activation = recipe.nvfp4.no_stochastic_rounding = true;
-        recipe.nvfp4.no_rht = !rht;
+        recipe.nvfp4.row_scaled_activation = true;
+        recipe.nvfp4.stochastic_rounding = TE_OFF;
+        recipe.nvfp4.rht = !rht ? TE_OFF : TE_DEFAULT;
         desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
         te_module *linear = te_linear_create(te, &desc);
         for (int on = 0; on < 2; on++) {

@@ -70,9 +70,9 @@ static te_quantizer_desc quantizer(int i) {
     d.dtype = i == 3 ? TE_F8E5M2 : TE_DTYPE_NONE;
     d.block.block_scaling_dim = d.kind != TE_QUANT_BLOCK ? 0 : i == 4 ? 1 : 2;
     d.block.fp32_scales = i == 6;
-    d.with_2d_quantization = i == 8 || i == 10;
-    d.nvfp4.with_rht = i == 11;
-    d.nvfp4.stochastic_rounding = i == 12;
+    d.quantization_2d = i == 8 || i == 10 ? TE_ON : TE_DEFAULT;
+    d.nvfp4.rht = i == 11 ? TE_ON : TE_DEFAULT;
+    d.nvfp4.stochastic_rounding = i == 12 ? TE_ON : TE_DEFAULT;
     d.nvfp4.row_scaled = i == 13;
     if (d.nvfp4.row_scaled) d.usage = TE_ROWWISE;
     return d;

@@ -393,17 +393,17 @@ TE_TEST(step_flags_follow_the_microbatches) {
     CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_NONE && !te_step_get_is_optim_step(te));
     for (int n = 3; n >= 1; n -= 2) {
         step_notes notes = {te, ""};
-        te_prepare_for_grad_accumulation(te, parts, 4, false);
+        te_prepare_for_grad_accumulation(te, parts, 4);
         for (int i = 0; i < n; i++) {
-            if (i == n - 1) te_prepare_for_final_backward(te, parts, 4, false);
+            if (i == n - 1) te_prepare_for_final_backward(te, parts, 4);
             note_flags(&notes);
             if (i == 0) te_prepare_after_first_microbatch(te);
         }
         CHECK_MSG(strcmp(notes.text, n == 3 ? "(F,T)(F,F)(T,F)" : "(T,T)") == 0, "%d microbatches: %s", n, notes.text);
     }
     CHECK(counts[0] == 2 && counts[1] == 4);
-    te_prepare_for_grad_accumulation(te, parts, 4, true); /* with pipeline parallelism the caller sees to its parts */
-    te_prepare_for_final_backward(te, parts, 4, true);
+    te_prepare_for_grad_accumulation(te, NULL, 0); /* with pipeline parallelism the caller sees to its parts */
+    te_prepare_for_final_backward(te, NULL, 0);
     CHECK(counts[0] == 2 && counts[1] == 4 && te_step_get_is_optim_step(te));
     /* each context has its own */
     CHECK(te_step_get_is_first_microbatch(other) == TE_MICROBATCH_NONE && !te_step_get_is_optim_step(other));
@@ -416,11 +416,11 @@ TE_TEST(step_flags_follow_the_microbatches) {
     CHECK(te_step_get_is_first_microbatch(te) == TE_MICROBATCH_NONE);
     te_module_set_step_hooks(parts[0], NULL);
     te_module_set_step_hooks(parts[3], &bad);
-    CHECK(te_prepare_for_grad_accumulation(te, parts, 4, false) == TE_ERR_DEVICE && counts[0] == 2);
+    CHECK(te_prepare_for_grad_accumulation(te, parts, 4) == TE_ERR_DEVICE && counts[0] == 2);
     CHECK_ERROR(te, TE_ERR_DEVICE, "te_prepare_for_grad_accumulation: the hook of \"c\" returned TE_ERR_DEVICE");
-    CHECK(te_prepare_for_final_backward(te, NULL, 2, false) == TE_ERR_INVALID);
+    CHECK(te_prepare_for_final_backward(te, NULL, 2) == TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "2 parts, and parts is NULL");
-    CHECK(te_prepare_for_grad_accumulation(NULL, NULL, 0, false) == TE_ERR_STATE);
+    CHECK(te_prepare_for_grad_accumulation(NULL, NULL, 0) == TE_ERR_STATE);
     for (int i = 0; i < 4; i++) te_module_destroy(parts[i]);
 }
 
@@ -472,10 +472,10 @@ static int accumulate(te_ctx *te, const te_fp8_config *fp8, bool flags, te_tenso
     te_module *m = linear_of(te, TE_LINEAR_TE, N, N, TE_BF16, false);
     t.weight = te_module_parameter(m, "weight");
     te_set_trace(te, note, &t);
-    if (flags) te_prepare_for_grad_accumulation(te, &m, 1, false);
+    if (flags) te_prepare_for_grad_accumulation(te, &m, 1);
     for (int i = 0; i < 4; i++) {
         te_tensor *x = te_tensor_from_f32(te, TE_BF16, SHAPE(32, N), test_normal(32 * N, (uint64_t)(20 + i)));
-        if (flags && i == 3) te_prepare_for_final_backward(te, &m, 1, false);
+        if (flags && i == 3) te_prepare_for_final_backward(te, &m, 1);
         te_fp8_maybe_autocast_begin(te, fp8);
         out[i] = te_forward(m, x);
         te_backward_from(out[i], x);
@@ -507,7 +507,7 @@ TE_TEST_DEVICES(a_step_of_the_optimizer_makes_kept_weights_anew) {
     te_module *m = linear_of(te, TE_LINEAR_TE, N, N, TE_BF16, false);
     te_optimizer *adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 0.1f});
     te_tensor *x = te_tensor_from_f32(te, TE_BF16, SHAPE(16, N), test_normal(16 * N, 30)), *before, *after, *fresh;
-    te_prepare_for_grad_accumulation(te, &m, 1, false);
+    te_prepare_for_grad_accumulation(te, &m, 1);
     te_fp8_maybe_autocast_begin(te, &fp8);
     before = te_forward(m, x);
     te_backward_from(before, x);

@@ -272,47 +272,47 @@ TE_TEST_DEVICES(formats_restore_words) { /* U */
 TE_TEST_DEVICES(formats_scope) { /* own: in f32 inside, back after it, with what words keep, and what an error does (A12) */
     te_module *m = small_model(te, TE_BF16);
     te_tensor *linear = at(m, "linear.weight"), *norm = at(m, "norm.weight");
-    te_fp32_scope *scope = te_yield_fp32_model_begin(m, NULL);
+    te_fp32_scope *scope = te_fp32_scope_open(m, NULL);
     CHECK(scope && te_tensor_dtype(linear) == TE_F32 && te_tensor_dtype(norm) == TE_F32);
-    CHECK(te_yield_fp32_model_end(scope) == TE_OK && holds(linear, TE_BF16) && at(m, "linear.weight") == linear);
+    CHECK(te_fp32_scope_close(scope) == TE_OK && holds(linear, TE_BF16) && at(m, "linear.weight") == linear);
 
     keep(m, false, "norm"); /* exactly what was sampled inside */
-    scope = te_yield_fp32_model_begin(m, NULL);
+    scope = te_fp32_scope_open(m, NULL);
     te_tensor_fill(norm, 0.1f), te_tensor_fill(linear, 0.1f);
     te_module_add_parameter(te_module_find(m, "head"), "late", te_tensor_full(te, TE_F32, SHAPE(1), 0.1f));
-    CHECK(te_yield_fp32_model_end(scope) == TE_OK && te_tensor_dtype(norm) == TE_F32 && test_read(norm)[3] == 0.1f && test_read(linear)[0] == test_rounded(TE_BF16, (float[]){0.1f}, 1)[0]);
+    CHECK(te_fp32_scope_close(scope) == TE_OK && te_tensor_dtype(norm) == TE_F32 && test_read(norm)[3] == 0.1f && test_read(linear)[0] == test_rounded(TE_BF16, (float[]){0.1f}, 1)[0]);
     CHECK(dtype_at(m, "head.late") == TE_BF16);
 
-    scope = te_yield_fp32_model_begin(m, NULL); /* the body fails: its error stays, the model is back */
+    scope = te_fp32_scope_open(m, NULL); /* the body fails: its error stays, the model is back */
     te_tensor_view(linear, SHAPE(3));
     CHECK(te_error_code(te) != TE_OK && te_tensor_dtype(linear) == TE_F32);
-    CHECK(te_yield_fp32_model_end(scope) == TE_OK && te_tensor_dtype(linear) == TE_BF16);
+    CHECK(te_fp32_scope_close(scope) == TE_OK && te_tensor_dtype(linear) == TE_BF16);
     CHECK_ERROR(te, TE_ERR_SHAPE, "te_tensor_view");
 
-    scope = te_yield_fp32_model_begin(m, &(te_yield_fp32_model_desc){.restore_dtype = TE_F16});
-    CHECK(te_yield_fp32_model_end(scope) == TE_OK && te_tensor_dtype(linear) == TE_F16 && te_tensor_dtype(norm) == TE_F32);
-    CHECK(!te_yield_fp32_model_begin(m, &(te_yield_fp32_model_desc){.restore_dtype = TE_U8}));
-    CHECK_ERROR(te, TE_ERR_DTYPE, "te_yield_fp32_model_begin: restore_dtype is u8");
-    CHECK(!te_yield_fp32_model_begin(NULL, NULL) && te_yield_fp32_model_end(NULL) == TE_OK);
+    scope = te_fp32_scope_open(m, &(te_fp32_scope_desc){.restore_dtype = TE_F16});
+    CHECK(te_fp32_scope_close(scope) == TE_OK && te_tensor_dtype(linear) == TE_F16 && te_tensor_dtype(norm) == TE_F32);
+    CHECK(!te_fp32_scope_open(m, &(te_fp32_scope_desc){.restore_dtype = TE_U8}));
+    CHECK_ERROR(te, TE_ERR_DTYPE, "te_fp32_scope_open: restore_dtype is u8");
+    CHECK(!te_fp32_scope_open(NULL, NULL) && te_fp32_scope_close(NULL) == TE_OK);
 
     for (int first = 0; first < 2; first++) { /* the first parameter is one that is kept: upstream's default makes the model f32 */
         m = root_of(te);
         parameter_in(child_of(m, "norm"), "weight", TE_F32);
         te_tensor *x = parameter_in(child_of(m, "linear"), "weight", TE_BF16), *y = parameter_in(te_module_find(m, "linear"), "gate", TE_F16);
         keep(m, true, "norm");
-        scope = te_yield_fp32_model_begin(m, &(te_yield_fp32_model_desc){.restore_first_parameter = first});
-        CHECK(te_yield_fp32_model_end(scope) == TE_OK && te_tensor_dtype(x) == (first ? TE_F32 : TE_BF16) && te_tensor_dtype(y) == (first ? TE_F32 : TE_F16));
+        scope = te_fp32_scope_open(m, &(te_fp32_scope_desc){.restore_first_parameter = first});
+        CHECK(te_fp32_scope_close(scope) == TE_OK && te_tensor_dtype(x) == (first ? TE_F32 : TE_BF16) && te_tensor_dtype(y) == (first ? TE_F32 : TE_F16));
     }
     te_module *empty = root_of(te);
-    CHECK(te_yield_fp32_model_end(te_yield_fp32_model_begin(empty, &(te_yield_fp32_model_desc){.restore_first_parameter = true})) == TE_OK);
+    CHECK(te_fp32_scope_close(te_fp32_scope_open(empty, &(te_fp32_scope_desc){.restore_first_parameter = true})) == TE_OK);
 
     m = small_model(te, TE_BF16); /* sharded: strict ones stay, others are rounded, with a warning */
     te_tensor_set_sharded(at(m, "linear.weight"), true);
     keep(m, true, "head"), keep(m, false, "norm");
-    scope = te_yield_fp32_model_begin(m, NULL);
+    scope = te_fp32_scope_open(m, NULL);
     te_tensor_fill(at(m, "head.weight"), 0.1f), te_tensor_fill(at(m, "norm.weight"), 0.1f);
-    CHECK(te_yield_fp32_model_end(scope) == TE_OK && dtype_at(m, "head.weight") == TE_F32 && test_read(at(m, "head.weight"))[0] == 0.1f && dtype_at(m, "norm.weight") == TE_BF16);
-    CHECK_EQ_INT(times_logged("te_yield_fp32_model_end: model has sharded parameters"), 1);
+    CHECK(te_fp32_scope_close(scope) == TE_OK && dtype_at(m, "head.weight") == TE_F32 && test_read(at(m, "head.weight"))[0] == 0.1f && dtype_at(m, "norm.weight") == TE_BF16);
+    CHECK_EQ_INT(times_logged("te_fp32_scope_close: model has sharded parameters"), 1);
     CHECK_OK(te);
 }
 TE_TEST_DEVICES(formats_scope_rounds_once) { /* own: N(0, 0.02) drawn inside is the f32 draw, rounded */
@@ -321,9 +321,9 @@ TE_TEST_DEVICES(formats_scope_rounds_once) { /* own: N(0, 0.02) drawn inside is 
     te_module *wide = ends(te_linear_create(te, &d));
     d.gemm.params_dtype = TE_BF16;
     te_module *m = ends(te_linear_create(te, &d));
-    te_fp32_scope *scope = te_yield_fp32_model_begin(m, NULL);
+    te_fp32_scope *scope = te_fp32_scope_open(m, NULL);
     te_seed(te, 11);
-    CHECK(te_module_reset_parameters(m) == TE_OK && te_yield_fp32_model_end(scope) == TE_OK && dtype_at(m, "weight") == TE_BF16);
+    CHECK(te_module_reset_parameters(m) == TE_OK && te_fp32_scope_close(scope) == TE_OK && dtype_at(m, "weight") == TE_BF16);
     CHECK_BYTES("weight", test_read(at(m, "weight")), test_rounded(TE_BF16, test_read(at(wide, "weight")), 32 * 24), 32 * 24 * sizeof(float));
     CHECK_OK(te);
 }

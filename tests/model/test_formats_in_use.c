@@ -328,7 +328,7 @@ TE_TEST(cast_gives_foreign_memory_back) { /* and views that the program made kee
 TE_TEST_DEVICES(cast_waits_for_errors_to_be_cleared) {
     te_module *m = linear_of(te, TE_F32);
     te_tensor_view(weight_of(m), SHAPE(3));
-    CHECK(te_cast_model_to_dtype(m, NULL) == TE_ERR_SHAPE && !te_yield_fp32_model_begin(m, NULL) && te_apply_patches(te) == TE_ERR_SHAPE && te_tensor_dtype(weight_of(m)) == TE_F32);
+    CHECK(te_cast_model_to_dtype(m, NULL) == TE_ERR_SHAPE && !te_fp32_scope_open(m, NULL) && te_apply_patches(te) == TE_ERR_SHAPE && te_tensor_dtype(weight_of(m)) == TE_F32);
     CHECK(te_cast_frozen_modules_to_compute_dtype(m, &(te_cast_frozen_desc){.compute_dtype = TE_BF16}) == TE_ERR_SHAPE && !te_snapshot_fp32_tensors(m, NULL, 0, NULL, 0));
     CHECK(te_restore_fp32_modules(m, NULL, 0) == TE_ERR_SHAPE && te_restore_fp32_tensor_snapshots(m, NULL, NULL) == TE_ERR_SHAPE);
     CHECK_ERROR(te, TE_ERR_SHAPE, "te_tensor_view");
@@ -339,7 +339,7 @@ TE_TEST(cast_regions_left_open) {
     te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = "cpu", .cpu_threads = 1, .log = test__log});
     te_scope_begin(te);
     te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 4, .out_features = 4});
-    CHECK(te_yield_fp32_model_begin(m, NULL) && te_snapshot_fp32_tensors(m, (const char *[]){""}, 1, NULL, 0));
+    CHECK(te_fp32_scope_open(m, NULL) && te_snapshot_fp32_tensors(m, (const char *[]){""}, 1, NULL, 0));
     te_scope_end(te);
     te_ctx_destroy(te);
 }
@@ -424,13 +424,13 @@ TE_TEST(cast_without_memory) {
                         te_fp32_snapshots_destroy(s);
                     }
                     if (call == 4) {
-                        te_fp32_scope *scope = te_yield_fp32_model_begin(m, &(te_yield_fp32_model_desc){.restore_dtype = TE_BF16});
+                        te_fp32_scope *scope = te_fp32_scope_open(m, &(te_fp32_scope_desc){.restore_dtype = TE_BF16});
                         result = scope ? TE_OK : te_error_code(te);
                         if (scope) {
-                            result = te_yield_fp32_model_end(scope);
+                            result = te_fp32_scope_close(scope);
                             if (result != TE_OK) {
                                 te_clear_error(te);
-                                CHECK(te_yield_fp32_model_end(scope) == TE_OK);
+                                CHECK(te_fp32_scope_close(scope) == TE_OK);
                             }
                         }
                     }

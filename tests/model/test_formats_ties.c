@@ -206,9 +206,9 @@ TE_TEST(formats_of_shared_parameters) {
         te_dtype usual = TE_F32; /* of the first parameter that is not kept: what comes during a region gets it */
         for (int i = t.places; i-- > 0;)
             if (!t.place[i].buffer && is_named(&t, i) && !names(&keep, t.place[i].path)) usual = t.dtype[t.place[i].tensor];
-        te_fp32_scope *scope = te_yield_fp32_model_begin(t.root, NULL);
+        te_fp32_scope *scope = te_fp32_scope_open(t.root, NULL);
         te_tensor *late = te_module_add_parameter(t.root, "late", te_tensor_full(te, TE_F32, SHAPE(1), 1));
-        CHECK(te_yield_fp32_model_end(scope) == TE_OK && te_tensor_dtype(late) == usual);
+        CHECK(te_fp32_scope_close(scope) == TE_OK && te_tensor_dtype(late) == usual);
         for (int i = 0; i < t.places; i++)
             if (is_named(&t, i) && names(&keep, t.place[i].path)) t.dtype[t.place[i].tensor] = TE_F32;
         REQUIRE(formats_are(&t));

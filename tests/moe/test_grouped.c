@@ -20,16 +20,16 @@ static int sg_recipes(sg_recipe r[], bool all) {
     SG_ADD("block", te_recipe_block_scaling(), 0.05, 0.05);
     SG_ADD("mxfp8", te_recipe_mxfp8(), 0.05, 0.05);
     SG_ADD("nvfp4", te_recipe_nvfp4(), 0.2, 0.2);
-    r[n - 1].recipe.nvfp4.no_stochastic_rounding = true; /* random numbers go to other elements: one call draws for all groups */
+    r[n - 1].recipe.nvfp4.stochastic_rounding = TE_OFF; /* random numbers go to other elements: one call draws for all groups */
     if (!all) return n;
     SG_ADD("nvfp4 without transform", te_recipe_nvfp4(), 0.2, 0.2);
-    r[n - 1].recipe.nvfp4.no_stochastic_rounding = r[n - 1].recipe.nvfp4.no_rht = true;
+    r[n - 1].recipe.nvfp4.stochastic_rounding = r[n - 1].recipe.nvfp4.rht = TE_OFF;
     SG_ADD("nvfp4 4-over-6", te_recipe_nvfp4(), 0.2, 0.2);
-    r[n - 1].recipe.nvfp4.no_stochastic_rounding = true;
+    r[n - 1].recipe.nvfp4.stochastic_rounding = TE_OFF;
     r[n - 1].recipe.nvfp4.four_over_six = TE_NVFP4_4OVER6_ALL;
     r[n - 1].recipe.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_ALL;
     SG_ADD("nvfp4 4-over-6, 256 of weights alone", te_recipe_nvfp4(), 0.2, 0.2);
-    r[n - 1].recipe.nvfp4.no_stochastic_rounding = true;
+    r[n - 1].recipe.nvfp4.stochastic_rounding = TE_OFF;
     r[n - 1].recipe.nvfp4.four_over_six = TE_NVFP4_4OVER6_ALL;
     r[n - 1].recipe.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_WEIGHTS;
     SG_ADD("current by powers of two", te_recipe_current_scaling(), 0.05, 0.085);

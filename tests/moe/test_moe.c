@@ -217,7 +217,7 @@ TE_TEST_DEVICES(grouped_linear_is_linears) {
     for (int i = 0; i < RECIPES; i++) {
         te_recipe recipe = grouped_recipe(i);
         const int64_t *splits = i % 2 ? even_splits : odd_splits;
-        if (recipe.kind == TE_RECIPE_NVFP4) recipe.nvfp4.no_stochastic_rounding = true; /* the random numbers of gradients are drawn in another order */
+        if (recipe.kind == TE_RECIPE_NVFP4) recipe.nvfp4.stochastic_rounding = TE_OFF; /* the random numbers of gradients are drawn in another order */
         te_scope_begin(te);
         test_case("%s", te_recipe_name(recipe.kind));
         te_module *m = grouped(te, (te_grouped_linear_desc){0}), *single[GROUPS];
@@ -661,8 +661,8 @@ TE_TEST_DEVICES(moe_permute_moves_codes_with_their_scales) {
 
 TE_TEST_DEVICES(moe_permute_refuses_codes_that_cannot_move) {
     const te_quantizer_desc descs[] = {{.kind = TE_QUANT_BLOCK, .block.block_scaling_dim = 2}, {.kind = TE_QUANT_NVFP4}, {.kind = TE_QUANT_MXFP8, .optimize_for_gemm = true},
-                                       {.kind = TE_QUANT_MXFP8, .with_2d_quantization = true}, {.kind = TE_QUANT_IDENTITY}, {.kind = TE_QUANT_CURRENT, .usage = TE_COLUMNWISE}};
-    static const char *const words[] = {"128 x 128 blocks", "codes of 4 bits", "optimize_for_gemm", "with_2d_quantization", "no codes of te.h's own", "column-wise copy alone"};
+                                       {.kind = TE_QUANT_MXFP8, .quantization_2d = TE_ON}, {.kind = TE_QUANT_IDENTITY}, {.kind = TE_QUANT_CURRENT, .usage = TE_COLUMNWISE}};
+    static const char *const words[] = {"128 x 128 blocks", "codes of 4 bits", "optimize_for_gemm", "quantization_2d", "no codes of te.h's own", "column-wise copy alone"};
     te_tensor *x = test_tensor(te, TE_BF16, SHAPE(32, 64), test_normal(2048, 3)), *routing = te_tensor_full(te, TE_I32, SHAPE(32, 2), 1);
     for (int i = 0; i < COUNT(descs); i++) {
         te_quantizer *q = te_quantizer_create(te, &descs[i]);

@@ -142,7 +142,7 @@ TE_TEST_DEVICES(amaxes_of_activations_in_modules) {
                 const int64_t block = recipe < 2 && gated && k >= 4 ? 16 : 0;
                 te_recipe r = recipe ? te_recipe_nvfp4() : te_recipe_current_scaling();
                 notes all;
-                if (recipe) r.nvfp4.no_rht = recipe == 1, r.nvfp4.no_stochastic_rounding = true;
+                if (recipe) r.nvfp4.rht = recipe == 1 ? TE_OFF : TE_DEFAULT, r.nvfp4.stochastic_rounding = TE_OFF;
                 if (recipe == 2 && k >= 4) continue;
                 test_case("%s%s, activation %d, %s%s, %s, blocks of %d", te_recipe_name(r.kind), recipe == 2 ? " transformed" : "", (int)acts[i], w == MLP ? "LayerNormMLP" : "Sequential",
                           bias ? " with a bias" : "", te_dtype_name(dtype), (int)block);

@@ -676,7 +676,7 @@ static errors errors_of(te_ctx *te, te_module *m, const te_nvfp4_recipe *nvfp4, 
     errors e = {0, 0};
     te_recipe r = te_recipe_nvfp4();
     r.nvfp4 = *nvfp4;
-    r.nvfp4.no_rht = true; /* not with 4-over-6 in TransformerEngine */
+    r.nvfp4.rht = TE_OFF; /* not with 4-over-6 in TransformerEngine */
     te_quant_inspect(te, true);
     test_forward(m, &r, x);
     te_quant_stats_visit(te, note_errors, &e);
@@ -727,7 +727,7 @@ TE_TEST_DEVICES(every_option_4over6_of_operands) {
 TE_TEST_DEVICES(every_option_random_sign_mask) {
     te_tensor *x = test_tensor(te, TE_BF16, SHAPE(64, 64), test_normal(4096, 18)), *row[2], *column[2], *scale;
     for (int i = 0; i < 2; i++) {
-        te_quantizer_desc d = {.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true};
+        te_quantizer_desc d = {.kind = TE_QUANT_NVFP4, .nvfp4.rht = TE_ON};
         if (i) d.nvfp4.no_random_sign_mask = true;
         te_quantizer *q = te_quantizer_create(te, &d);
         te_tensor *y = te_quantize(q, x);

@@ -5,7 +5,7 @@ enum { IN = 64, OUT = 128, ROWS = 32 };
 
 static te_recipe recipe_of(int i) {
     te_recipe r = i == 0 ? te_recipe_delayed_scaling() : i == 1 ? te_recipe_current_scaling() : i == 2 ? te_recipe_block_scaling() : i == 3 ? te_recipe_mxfp8() : te_recipe_nvfp4();
-    if (i == 4) r.nvfp4.no_stochastic_rounding = true; /* two runs draw other numbers */
+    if (i == 4) r.nvfp4.stochastic_rounding = TE_OFF; /* two runs draw other numbers */
     if (i == 0) r.delayed.amax_history_len = 1;
     return r;
 }

@@ -147,7 +147,7 @@ TE_TEST_DEVICES(mlp_equals_its_parts) {
             double limit = epilogue ? 5e-3 : 0; /* 2^-9 from the second rounding */
             te_recipe r = te_recipe_delayed_scaling();
             if (recipes[j]) r = recipes[j]();
-            r.nvfp4.no_stochastic_rounding = r.kind == TE_RECIPE_NVFP4;
+            r.nvfp4.stochastic_rounding = r.kind == TE_RECIPE_NVFP4 ? TE_OFF : TE_DEFAULT;
             test_case("case %d, %s", i, recipes[j] ? te_recipe_name(r.kind) : "high precision");
             te_scope_begin(te);
             te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, k->dtype, SHAPE(k->tokens, k->hidden), test_normal(n, 1)), true);
@@ -228,7 +228,7 @@ TE_TEST_DEVICES(sequential_runs_chains_as_one) {
             const fusion_case *k = &cases[i];
             int64_t n = k->tokens * k->hidden;
             te_recipe r = recipes[j] ? recipes[j]() : te_recipe_delayed_scaling();
-            r.nvfp4.no_stochastic_rounding = r.kind == TE_RECIPE_NVFP4;
+            r.nvfp4.stochastic_rounding = r.kind == TE_RECIPE_NVFP4 ? TE_OFF : TE_DEFAULT;
             test_case("case %d, %s", i, recipes[j] ? te_recipe_name(r.kind) : "high precision");
             te_scope_begin(te);
             te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, k->dtype, SHAPE(k->tokens, k->hidden), test_normal(n, 1)), true);

@@ -75,7 +75,7 @@ typedef struct result {
 } result;
 static te_result mixed(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
     desc->kind = *(const te_quant_kind *)user;
-    desc->nvfp4.stochastic_rounding = desc->kind == TE_QUANT_NVFP4 && role->tensor_type == TE_TENSOR_INPUT;
+    desc->nvfp4.stochastic_rounding = desc->kind == TE_QUANT_NVFP4 && role->tensor_type == TE_TENSOR_INPUT ? TE_ON : TE_DEFAULT;
     return TE_OK;
 }
 static result run_linear(te_ctx *te, const te_recipe *r, bool original, bool delay) {
@@ -269,7 +269,7 @@ TE_TEST_DEVICES(options_halves_that_alternate) {
             te_tensor *w[2], *b[2], *x[2], *y[2];
             te_module *m[2];
             if (FFN % size) break;
-            if (recipe.kind == TE_RECIPE_NVFP4) recipe.nvfp4.no_stochastic_rounding = recipe.nvfp4.no_rht = true; /* both go by the place of a number */
+            if (recipe.kind == TE_RECIPE_NVFP4) recipe.nvfp4.stochastic_rounding = recipe.nvfp4.rht = TE_OFF; /* both go by the place of a number */
             te_scope_begin(te);
             test_case("%s, blocks of %d", r ? te_recipe_name(recipe.kind) : te_dtype_name(dtype), size);
             for (int k = 0; k < 2; k++) {

@@ -299,7 +299,7 @@ static te_recipe delayed(void) {
 /* Without random numbers, whose places in the stream are each rank's own. */
 static te_recipe nvfp4(void) {
     te_recipe r = te_recipe_nvfp4();
-    r.nvfp4.no_stochastic_rounding = true;
+    r.nvfp4.stochastic_rounding = TE_OFF;
     return r;
 }
 static te_recipe delayed_attention(void) {

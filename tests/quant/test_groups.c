@@ -89,8 +89,8 @@ TE_TEST_DEVICES(groups_of_quantizers) {
         {.kind = TE_QUANT_CURRENT},
         {.kind = TE_QUANT_CURRENT, .dtype = TE_F8E5M2, .current.power_of_two_scales = true},
         {.kind = TE_QUANT_NVFP4},
-        {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true},
-        {.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true},
+        {.kind = TE_QUANT_NVFP4, .quantization_2d = TE_ON},
+        {.kind = TE_QUANT_NVFP4, .nvfp4.rht = TE_ON},
         {.kind = TE_QUANT_NVFP4, .nvfp4.four_over_six = TE_4OVER6_MSE, .nvfp4.e4m3_max_256 = true},
     };
     for (int k = 0; k < COUNT(kinds); k++)
@@ -215,8 +215,8 @@ TE_TEST_DEVICES(groups_scale_by_the_whole_batch) {
         for (int n = 1; n <= SIZES; n++) {
             training arg = {0};
             arg.recipe = k == 0 ? te_recipe_current_scaling() : te_recipe_nvfp4();
-            arg.recipe.nvfp4.no_stochastic_rounding = k > 0; /* its random numbers go by the row within the tensor */
-            arg.recipe.nvfp4.no_rht = k == 2;
+            arg.recipe.nvfp4.stochastic_rounding = k > 0 ? TE_OFF : TE_DEFAULT; /* its random numbers go by the row within the tensor */
+            arg.recipe.nvfp4.rht = k == 2 ? TE_OFF : TE_DEFAULT;
             arg.ranks = n;
             rank_state *whole = run_ranks_on(te_ctx_device(te), false, 0, train_part, &arg), *all = run_ranks_on(te_ctx_device(te), false, n, train_part, &arg);
             for (int r = 0; r < n; r++) {
@@ -285,7 +285,7 @@ TE_TEST_DEVICES(groups_of_several_modules) {
         arg.recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : kind == TE_RECIPE_CURRENT ? te_recipe_current_scaling() : kind == TE_RECIPE_BLOCK ? te_recipe_block_scaling()
                    : kind == TE_RECIPE_MXFP8 ? te_recipe_mxfp8() : te_recipe_nvfp4();
         if (kind == TE_RECIPE_DELAYED) arg.recipe.delayed.amax_history_len = 3;
-        arg.recipe.nvfp4.no_stochastic_rounding = kind == TE_RECIPE_NVFP4;
+        arg.recipe.nvfp4.stochastic_rounding = kind == TE_RECIPE_NVFP4 ? TE_OFF : TE_DEFAULT;
         arg.ranks = 4;
         arg.several = true;
         rank_state *whole = run_ranks_on(te_ctx_device(te), false, 0, train_part, &arg), *all = run_ranks_on(te_ctx_device(te), false, 4, train_part, &arg);
@@ -379,7 +379,7 @@ TE_TEST_DEVICES(groups_that_fail) {
             logging l = {{0}, 0, 0};
             te_quantizer_desc d = {0};
             d.kind = kind ? TE_QUANT_NVFP4 : TE_QUANT_CURRENT;
-            d.nvfp4.with_rht = kind;
+            d.nvfp4.rht = kind ? TE_ON : TE_DEFAULT;
             d.amax_group = logging_group(te, &l);
             te_quantizer *q = te_quantizer_create(te, &d);
             te_tensor *y = te_quantize(q, part(te, TE_BF16, 0, 32, COLS, 0)), *x = part(te, TE_BF16, 5, 32, COLS, 3), *data, *scale;

@@ -61,7 +61,7 @@ static te_quantizer *quantizer_of(te_ctx *te, const run_desc *run, int w, float 
     if (kind == 3 || kind == 6) d.amax_epsilon = 0.125f;
     if (kind == 4 && !run->shards) d.usage = TE_COLUMNWISE;
     if (kind == 6) d.block.fp32_scales = true;
-    d.with_2d_quantization = d.kind == TE_QUANT_NVFP4;
+    d.quantization_2d = d.kind == TE_QUANT_NVFP4 ? TE_ON : TE_DEFAULT;
     d.nvfp4.e4m3_max_256 = kind == 10;
     row.kind = kind == 13 ? TE_QUANT_IDENTITY : TE_QUANT_CURRENT;
     col.kind = kind == 12 ? TE_QUANT_IDENTITY : kind == 13 ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
@@ -352,7 +352,7 @@ static te_tensor *weight_of(te_ctx *te, te_quantizer_desc d, int64_t rows, int64
 static te_quantizer_desc kind_desc(te_quant_kind kind) {
     te_quantizer_desc d = {0};
     d.kind = kind;
-    d.with_2d_quantization = kind == TE_QUANT_NVFP4;
+    d.quantization_2d = kind == TE_QUANT_NVFP4 ? TE_ON : TE_DEFAULT;
     return d;
 }
 static te_result copy_whole(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale) {
@@ -483,10 +483,10 @@ TE_TEST_DEVICES(masters_are_refused_before_the_first_byte) {
         }
         case 4: d = kind_desc(TE_QUANT_CUSTOM), d.custom = &own, *weight = weight_of(te, d, 5, N); break;
         case 5: d = block, d.block.block_scaling_dim = 1, *weight = weight_of(te, d, 5, N); break;
-        case 6: d.with_2d_quantization = false, *weight = weight_of(te, d, 5, N); break;
-        case 7: d.with_2d_quantization = false, d.nvfp4.with_rht = true, *weight = weight_of(te, d, 5, N); break;
-        case 8: d.nvfp4.stochastic_rounding = true, *weight = weight_of(te, d, 5, N); break;
-        case 9: d = kind_desc(TE_QUANT_MXFP8), d.with_2d_quantization = true, *weight = weight_of(te, d, 5, N); break;
+        case 6: d.quantization_2d = TE_DEFAULT, *weight = weight_of(te, d, 5, N); break;
+        case 7: d.quantization_2d = TE_DEFAULT, d.nvfp4.rht = TE_ON, *weight = weight_of(te, d, 5, N); break;
+        case 8: d.nvfp4.stochastic_rounding = TE_ON, *weight = weight_of(te, d, 5, N); break;
+        case 9: d = kind_desc(TE_QUANT_MXFP8), d.quantization_2d = TE_ON, *weight = weight_of(te, d, 5, N); break;
         case 10: d = kind_desc(TE_QUANT_MXFP8), d.optimize_for_gemm = true, *weight = weight_of(te, d, 5, N); break;
         case 11: d = kind_desc(TE_QUANT_HYBRID), d.hybrid.rowwise_quantizer = &current, d.hybrid.columnwise_quantizer = &block, *weight = weight_of(te, d, 5, N); break;
         case 12: d = kind_desc(TE_QUANT_HYBRID), d.hybrid.rowwise_quantizer = d.hybrid.columnwise_quantizer = &current, *weight = weight_of(te, d, 5, N); break;

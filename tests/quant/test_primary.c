@@ -59,7 +59,7 @@ static te_recipe recipe_of(int i) {
 static te_tensor *as_weight(int i, te_tensor *x) {
     te_quantizer_desc d = {0};
     d.kind = weight_kind[i];
-    d.with_2d_quantization = i == 4;
+    d.quantization_2d = i == 4 ? TE_ON : TE_DEFAULT;
     if (i >= 5) weight_desc(i == 5 ? HYBRID_WEIGHTS : OWN_WEIGHTS, &d);
     te_quantizer *q = te_quantizer_create(te_tensor_ctx(x), &d);
     te_tensor *y = te_quantize(q, te_tensor_detach(x));
@@ -417,7 +417,7 @@ TE_TEST_DEVICES(masters_start_from_what_the_weight_is) {
             te_tensor *w = te_module_parameter(m, "weight"), *value = te_tensor_full(te, TE_BF16, SHAPE(8, 16), 2);
             te_optimizer *adam = NULL;
             if (late) adam = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-30f});
-            te_quantizer_desc d = {.kind = weight_kind[i], .with_2d_quantization = i == 4};
+            te_quantizer_desc d = {.kind = weight_kind[i], .quantization_2d = i == 4 ? TE_ON : TE_DEFAULT};
             if (i >= 5) weight_desc(i == 5 ? HYBRID_WEIGHTS : OWN_WEIGHTS, &d);
             te_quantizer *q = te_quantizer_create(te, &d);
             CHECK_EQ_INT(te_quantize_into(q, value, w, NULL), TE_OK);
@@ -445,7 +445,7 @@ TE_TEST_DEVICES(raw_data_moves_to_other_memory) {
             te_quantizer_desc d = {0};
             if (kinds[i] == TE_QUANT_HYBRID) weight_desc(HYBRID_WEIGHTS, &d);
             d.kind = kinds[i];
-            d.with_2d_quantization = kinds[i] == TE_QUANT_NVFP4;
+            d.quantization_2d = kinds[i] == TE_QUANT_NVFP4 ? TE_ON : TE_DEFAULT;
             te_quantizer *q = te_quantizer_create(te, &d);
             te_tensor *x = te_quantize(q, test_tensor(te, TE_BF16, SHAPE(7, 33), test_normal(7 * 33, 4))), *data, *scale, *fresh;
             test_bytes before = {0}, after = {0};

@@ -15,9 +15,9 @@ static te_quantizer_desc desc_of(int i) {
     if (i == 2) d.dtype = TE_F8E5M2, d.current.power_of_two_scales = true;
     if (i == 3) d.block.block_scaling_dim = 1;
     if (i == 5) d.block.fp32_scales = true;
-    d.with_2d_quantization = i == 7 || i == 10;
+    d.quantization_2d = i == 7 || i == 10 ? TE_ON : TE_DEFAULT;
     d.optimize_for_gemm = i == 8 || i == 12;
-    d.nvfp4.with_rht = i == 11;
+    d.nvfp4.rht = i == 11 ? TE_ON : TE_DEFAULT;
     d.nvfp4.row_scaled = i == 12;
     if (i == 13) d.nvfp4.four_over_six = TE_4OVER6_MSE, d.nvfp4.e4m3_max_256 = true;
     if (i == 15) {
@@ -151,7 +151,7 @@ TE_TEST(quantizers_that_are_safe_to_repeat) {
     }
     te_quantizer_desc d = {0};
     d.kind = TE_QUANT_NVFP4;
-    d.nvfp4.stochastic_rounding = true;
+    d.nvfp4.stochastic_rounding = TE_ON;
     te_quantizer *q = te_quantizer_create(te, &d);
     CHECK(!te_quantizer_is_requantization_safe(q));
     /* it draws from the context's random state: again from the same state, the same bytes; from the next one, others */
@@ -267,7 +267,7 @@ TE_TEST(quantizers_refuse) {
         {{.kind = TE_QUANT_MXFP8, .dtype = TE_F4E2M1}, TE_ERR_DTYPE, "e4m3 and e5m2 are possible"},
         {{.kind = TE_QUANT_BLOCK, .block.block_scaling_dim = 3}, TE_ERR_INVALID, "block_scaling_dim 3"},
         {{.kind = TE_QUANT_CURRENT, .amax_epsilon = -1}, TE_ERR_INVALID, "amax_epsilon -1"},
-        {{.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true, .with_2d_quantization = true}, TE_ERR_INVALID, "choose one"},
+        {{.kind = TE_QUANT_NVFP4, .nvfp4.rht = TE_ON, .quantization_2d = TE_ON}, TE_ERR_INVALID, "choose one"},
         {{.kind = TE_QUANT_NVFP4, .nvfp4.four_over_six = (te_4over6_error)7}, TE_ERR_INVALID, "four_over_six 7"},
         {{.kind = TE_QUANT_HYBRID}, TE_ERR_INVALID, "needs a row-wise quantizer"},
         {{.kind = TE_QUANT_CUSTOM}, TE_ERR_INVALID, "needs a name and the functions"},

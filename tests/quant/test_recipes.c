@@ -10,8 +10,8 @@ static te_recipe recipe_of(int i) {
     if (i == 1) r.format = TE_FORMAT_E4M3, r.current.power_of_two_scales = true;
     if (i == 3) r.block.x_block_scaling_dim = 2, r.block.w_block_scaling_dim = 1, r.block.grad_block_scaling_dim = 1;
     if (i == 4) r.block.fp32_scales = true;
-    if (i == 6) r.mxfp8.enable_2d_quantization = true, r.format = TE_FORMAT_HYBRID;
-    if (i == 8) r.nvfp4.no_rht = r.nvfp4.no_stochastic_rounding = r.nvfp4.no_2d_quantization = true;
+    if (i == 6) r.mxfp8.quantization_2d = TE_ON, r.format = TE_FORMAT_HYBRID;
+    if (i == 8) r.nvfp4.rht = r.nvfp4.stochastic_rounding = r.nvfp4.quantization_2d = TE_OFF;
     return r;
 }
 /* The table of recipes, written down again: how each operand (0 input, 1 weight, 2 gradient) is quantized. */
@@ -22,8 +22,8 @@ static te_quantizer_desc operand_of(int i, int operand) {
     if (i == 1) d.current.power_of_two_scales = true;
     if (i >= 2 && i < 5) d.block.block_scaling_dim = i == 3 ? (operand == 0 ? 2 : 1) : operand == 1 ? 2 : 1;
     if (i == 4) d.block.fp32_scales = true;
-    if (i == 6) d.with_2d_quantization = operand == 1, d.dtype = operand == 2 ? TE_F8E5M2 : TE_F8E4M3;
-    if (i == 7) d.with_2d_quantization = operand == 1, d.nvfp4.with_rht = operand != 1, d.nvfp4.stochastic_rounding = operand == 2;
+    if (i == 6) d.quantization_2d = operand == 1 ? TE_ON : TE_DEFAULT, d.dtype = operand == 2 ? TE_F8E5M2 : TE_F8E4M3;
+    if (i == 7) d.quantization_2d = operand == 1 ? TE_ON : TE_DEFAULT, d.nvfp4.rht = operand != 1 ? TE_ON : TE_DEFAULT, d.nvfp4.stochastic_rounding = operand == 2 ? TE_ON : TE_DEFAULT;
     return d;
 }
 

@@ -1,26 +1,26 @@
-/* modules/facts.c: what a module's maker tells rooms that do not know its class: attributes with private keys.
- * Knows the module tree; must not know who asks. */
+/* modules/facts.c: facts about a module for rooms that do not know its class, stored as attributes with private keys.
+ * Knows the module tree; must not know who reads the facts. */
 
-/* Of a whole model. */
+/* Facts about a whole model. */
 #define TE__MODEL_FACTS "te.model"
 typedef struct te__model_facts {
-    const char *folder; /* where it was opened from; NULL: nowhere */
-    const char *table;  /* the path of the embedding that its output multiplies by as well; NULL: there is none */
+    const char *folder; /* the folder that it was opened from; NULL: it was not opened from a folder */
+    const char *table;  /* path of the embedding whose weight is also the output's (tied weights); NULL: none */
 } te__model_facts;
 
-/* Of an attention with projections. */
+/* Facts about an attention with projections. */
 #define TE__HEAD_FACTS "te.heads"
 typedef struct te__head_facts {
     int heads, groups;
     int64_t head_dim;
 } te__head_facts;
 
-/* Returns the facts of m under this key, or NULL. */
+/* Returns the facts of m under `key`, or NULL. */
 static const void *te__facts_of(const te_module *m, const char *key) {
     void *value = NULL;
     return m && te_module_attribute(m, key, &value) ? value : NULL;
 }
-/* Returns the embedding that `model` multiplies by as well, or NULL. */
+/* Returns the embedding whose weight the output of `model` shares, or NULL. */
 static te_module *te__tied_table(const te_module *model) {
     const te__model_facts *f = (const te__model_facts *)te__facts_of(model, TE__MODEL_FACTS);
     return f && f->table ? te_module_find((te_module *)(uintptr_t)model, f->table) : NULL;

@@ -1,4 +1,4 @@
-/* modules/forward.c: a module runs: its path for messages, a frame for its temporaries, its checkpoint. Knows the
+/* modules/forward.c: runs a module: its path for messages, a frame for its temporaries, its checkpoint. Knows the
  * module tree; must not know what any class computes. */
 
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
@@ -7,7 +7,7 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The outputs, each once: X(field, name in ONNX files, 1: a Sequential goes on without it). */
+/* The fields of te_outputs: X(field, name in ONNX files, whether a Sequential accepts a child that returns it). */
 #define TE__OUTPUT_LIST(X)                                                                                           \
     X(out, "out", 1)                                                                                                 \
     X(bias, "output_bias", 0)                                                                                        \
@@ -37,7 +37,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
-/* Does m read fp8_output and fp8_grad, if the call sets them? */
+/* Checks that m reads fp8_output and fp8_grad if the call sets them. */
 static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
     if (!output && !grad) return true;
@@ -48,8 +48,8 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     return false;
 }
 
-/* Runs `forward`, or if it is NULL the module's own. The frame releases the temporaries of a forward; the tape retains
- * those that the backward pass reads. */
+/* Runs `forward` or, if it is NULL, the module's own function. Temporaries of the forward pass are released with the
+ * frame; the tape retains the ones that the backward pass reads. */
 static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                    te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
@@ -76,12 +76,12 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                            : m->cls->forward(m, args),
                           m->cls->name, NULL);
     if (result == TE_OK && !args->outputs.out) {
-        /* an error was recorded before and the class did not look at it, or the class is wrong */
+        /* either the class ignored an error that was recorded earlier, or the class itself is wrong */
         if (te->error_code == TE_OK)
             te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
-    /* shows if the class recorded no error of its own */
+    /* has no effect if the class recorded an error of its own */
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result));
     te__outputs_list(&args->outputs, made);
     te__frame_end(te, made, result == TE_OK ? TE__OUTPUTS : 0);
@@ -94,9 +94,9 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 
 /* ---- checkpoints ---- */
 
-/* The fields of a call, and of what it embeds or points to, each once and in the struct's order: T(field) a tensor, or
- * O(field). Copies of a call, checkpoints, graphs and ONNX files are made of these lists; a field that is in none does
- * not compile (te__call_tensors). */
+/* The fields of a call and of the structs in it, each once and in the struct's order: T(field) for a tensor, O(field)
+ * for any other. Copies of a call, checkpoints, graphs and ONNX files are made of these lists. A field that is missing
+ * from its list does not compile (te__call_tensors). */
 #define TE__FORWARD_FIELDS(T, O)                                                                                     \
     T(input) T(encoder_output) T(key) T(value) O(rotary) O(rotary_key) O(attention) O(cross) O(m_splits)             \
     T(m_splits_tensor) T(topk_weights) T(topk_indices) O(padded_m_splits) O(fp8_output) O(fp8_grad)                  \
@@ -116,16 +116,17 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 #define TE__NOTHING(field)
 TE__STATIC_ASSERT(TE_SCORE_MOD_AUX == 4, "te__call_names and ops/args.c name four tensors of a score_mod");
 
-/* A module's call as a checkpointed function, whose inputs are the tensors that the call gives, in the order of
+/* A module's call as a checkpointed function. The inputs of this function are the call's tensors, in the order of
  * te__call_tensors. */
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
-    te_rotary_desc rotary, rotary_key; /* where those of args point, if the call has them */
-    te_score_mod score_mod;            /* likewise */
-    bool of_class;          /* te_module_set_forward's function is running already: run the class's */
-    int num_outputs;        /* of the last run */
-    bool made[TE__OUTPUTS]; /* the outputs that it made */
+    te_rotary_desc rotary, rotary_key; /* args.rotary and args.rotary_key point here if the call has them */
+    te_score_mod score_mod;            /* args.attention.score_mod points here if the call has one */
+    bool of_class;          /* true: run the class's function, because te_module_set_forward's function is running
+                             * already */
+    int num_outputs;        /* outputs of the last run */
+    bool made[TE__OUTPUTS]; /* which outputs the last run made */
 } te__module_call;
 
 #define TE__ONE(field) +1
@@ -149,7 +150,7 @@ static const char *const te__call_names[TE__FORWARD_TENSORS] = {
         enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \
         LIST(TE__LISTED_NEXT, TE__LISTED_NEXT) TE__LISTED_LAST                                                       \
     }
-/* Where the tensors of the call are, each NULL or not. */
+/* Lists the addresses of all tensors of a call; each tensor may be NULL. */
 static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TENSORS]) {
     int n = 0, i;
 #define TE__TYPE te_forward_args
@@ -182,7 +183,7 @@ static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TE
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) list[n++] = &c->score_mod.aux[i];
 }
 
-/* Takes the call along: with it what its args point to. te__call_point makes a copy's args point to the copy's own. */
+/* Copies a call and what its args point to. te__call_point then makes the args of the copy point into the copy. */
 static void te__call_take(te__module_call *c, const te_forward_args *args) {
     c->args = *args;
     if (args->rotary) c->rotary = *args->rotary;
@@ -210,8 +211,8 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*of_call[i]) *of_call[i] = inputs[at++];
     te__call_point(&call);
-    if (num_outputs) call.args.padded_m_splits = NULL; /* written in the forward pass; by the backward pass the caller's
-                                                        * memory may be gone */
+    if (num_outputs) call.args.padded_m_splits = NULL; /* only the forward pass writes it: in the backward pass the
+                                                        * caller's memory may be gone */
     result = te__module_run_as(c->m, &call.args, c->of_class ? te__class_forward : NULL, NULL);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);
@@ -256,7 +257,7 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
     if (m) m->checkpoint = on;
 }
 
-/* Can this call be its graphs'? Elsewhere the module runs as usual. */
+/* Returns true if this call can launch the module's graphs; otherwise the module runs as usual. */
 static bool te__runs_graphs(const te_module *m) {
     const te_ctx *te = m->te;
     return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming &&
@@ -270,9 +271,9 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te_tensor *first = args ? args->input : NULL;
     bool entered, shape;
     if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
-    if (args) memset(&args->outputs, 0, sizeof(args->outputs)); /* not those of an earlier call */
+    if (args) memset(&args->outputs, 0, sizeof(args->outputs)); /* clears the outputs of an earlier call */
     te = m ? m->te : first ? first->te : NULL;
-    if (!m || !first) { /* after an error, a consequence */
+    if (!m || !first) { /* NULL follows from an error that is recorded already */
         te__fail(te, TE_ERR_STATE, "te_forward_with: %s is NULL", !m ? "the module" : args ? "the input" : "args");
         return NULL;
     }
@@ -296,14 +297,14 @@ TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {
     args.input = x;
     return te_forward_with(m, &args);
 }
-/* A class's forward ends with this: y becomes its output `out`. */
+/* Ends a class's forward function: stores y as the output `out`; y NULL returns the error. */
 static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
     if (!y) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
     args->outputs.out = y;
     return TE_OK;
 }
 
-/* ---- weight gradients that were left for later ---- */
+/* ---- deferred weight gradients ---- */
 
 TE_API te_result te_backward_dw(te_module *m) {
     te_ctx *te;

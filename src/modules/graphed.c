@@ -1,21 +1,23 @@
-/* modules/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape;
+/* modules/graphed.c: modules whose forward and backward passes are two CUDA graphs. Knows modules, graphs and the tape;
  * must not know what any class computes. */
 
-/* A graphed module: static tensors that both graphs read and write. A node of the tape holds a reference. */
+/* A graphed module: two graphs and the static tensors that both read and write. Each tape node of a run holds a
+ * reference. */
 struct te__graphed {
     te_ctx *te;
     int refs;
     te_graph *forward, *backward;
-    te__module_call call;  /* the sample's options, and the static inputs */
-    te_outputs made;       /* of the forward graph (retained) */
-    te_tensor *dy[TE__OUTPUTS];               /* static; NULL: that output has no gradient, or is not made */
-    te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs, NULL where the call has none, and parameters (retained) */
-    te_tensor *dx[TE__MAX_NODE_TENSORS];      /* their gradients from the backward graph (retained), or NULL */
+    te__module_call call;  /* options of the sample and the static inputs */
+    te_outputs made;       /* outputs of the forward graph (retained) */
+    te_tensor *dy[TE__OUTPUTS];               /* static gradients of the outputs; NULL: the output has no gradient, or
+                                               * is not made */
+    te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs (NULL where the call has none), then parameters (retained) */
+    te_tensor *dx[TE__MAX_NODE_TENSORS];      /* gradients of the leaves from the backward graph (retained), or NULL */
     int num_leaves;
     te_tensor **frozen;                       /* parameters that required no gradient when the module was graphed
                                                * (retained) */
     int num_frozen, cap_frozen;
-    uint64_t launches; /* of the forward graph */
+    uint64_t launches; /* launches of the forward graph */
     te_microbatch microbatch; /* te_step_set_is_first_microbatch's when they were captured */
 };
 
@@ -137,10 +139,10 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     if (result == TE_OK) result = te_graph_launch(g->forward);
     te__outputs_list(&g->made, made);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) {
-        bool own = made[i] && made[i]->var && made[i]->var->leaf; /* a parameter, returned as it is */
+        bool own = made[i] && made[i]->var && made[i]->var->leaf; /* a parameter that is an output */
         int k = 0;
         while (made[i] && k < TE__FORWARD_TENSORS && g->leaf[k] != made[i]) k++;
-        if (made[i] && k < TE__FORWARD_TENSORS) { /* an input, returned as it is */
+        if (made[i] && k < TE__FORWARD_TENSORS) { /* an input that is an output */
             out[i] = in[k];
             continue;
         }
@@ -148,7 +150,7 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
             out[i] = made[i];
             continue;
         }
-        out[i] = te__empty_like(made[i], made[i]->dtype); /* the next call writes there again */
+        out[i] = te__empty_like(made[i], made[i]->dtype); /* a copy, because the next call overwrites made[i] */
         if (!out[i] || te_tensor_copy(out[i], te_tensor_detach(made[i])) != TE_OK) result = te_error_code(te);
         if (result == TE_OK && g->dy[i]) made[node.num_outputs++] = out[i];
     }
@@ -159,7 +161,7 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
         node.name = "graphed";
         node.inputs = in;
         node.num_inputs = g->num_leaves;
-        node.saved = g->leaf + TE__FORWARD_TENSORS; /* parameters: not to be written before the backward pass */
+        node.saved = g->leaf + TE__FORWARD_TENSORS; /* parameters: must not be written before the backward pass */
         node.num_saved = g->num_leaves - TE__FORWARD_TENSORS;
         node.outputs = made;
         node.state = &state;
@@ -174,9 +176,9 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     return result;
 }
 
-/* ---- making ---- */
+/* ---- capturing ---- */
 
-/* The tensors that a warm-up changes, and copies of their values before it. */
+/* The buffers that warm-up passes change, and copies of the values from before the warm-up. */
 typedef struct te__graphed_kept {
     te__graphed *g;
     te_tensor *buffer[TE__MAX_NODE_TENSORS * 2], *value[TE__MAX_NODE_TENSORS * 2];
@@ -187,7 +189,8 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
     te__graphed_kept *k = (te__graphed_kept *)user;
     int i;
     (void)path;
-    if (kind == TE_ENTRY_BUFFER && k->after) { /* those that the warm-up has made are as they would begin */
+    if (kind == TE_ENTRY_BUFFER && k->after) { /* after the warm-up: restores old buffers, and gives new ones their
+                                                * first values */
         for (i = 0; i < k->num_buffers && k->buffer[i] != x; i++) {}
         if (i < k->num_buffers)
             te_tensor_copy(x, k->value[i]);
@@ -211,7 +214,7 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
     return !k->too_many && te_ok(m->te);
 }
 
-/* Static copies of the sample's tensors. */
+/* Makes static copies of the sample's tensors. */
 static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sample) {
     te_tensor **of_call[TE__FORWARD_TENSORS];
     int i;
@@ -252,7 +255,7 @@ static te_result te__graphed_forward_pass(te_module *m, te__graphed *g, const te
     *outputs = args.outputs;
     return y && result == TE_OK ? TE_OK : te_error_code(g->te) != TE_OK ? te_error_code(g->te) : TE_ERR_STATE;
 }
-/* Plays the outputs that have gradients; makes the static gradients first, where they are not there yet. */
+/* Runs the backward pass of the outputs that have gradients. The first run makes the static gradients of outputs. */
 static te_result te__graphed_backward_pass(te__graphed *g, const te_outputs *outputs) {
     te_tensor *made[TE__OUTPUTS], *y[TE__OUTPUTS], *dy[TE__OUTPUTS];
     int i, n = 0;
@@ -268,7 +271,7 @@ static te_result te__graphed_backward_pass(te__graphed *g, const te_outputs *out
     return te__backward_all(g->te, g->te->tape.segment, y, dy, n);
 }
 
-/* Gradients that the leaves have: to `to`, or back from it. */
+/* Swaps the gradients of the leaves with those in `to`. */
 static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     int i;
     for (i = 0; i < g->num_leaves; i++) {
@@ -280,8 +283,8 @@ static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     }
 }
 
-/* Warm-up passes write main gradients (a FIRST microbatch overwrites them): new tensors stand in for those, which wait
- * in `to`. */
+/* Replaces main gradients by new tensors during warm-up passes, because a FIRST microbatch overwrites main gradients.
+ * `to` keeps the originals. */
 static te_result te__graphed_lend_main_grads(te__graphed *g, te_tensor **to) {
     te_result result = TE_OK;
     int i;
@@ -307,7 +310,7 @@ static void te__graphed_return_main_grads(te__graphed *g, te_tensor **from) {
     }
 }
 
-/* Both passes captured, one after the other. */
+/* Captures the forward pass, then the backward pass. */
 static te_result te__graphed_capture(te_module *m, te__graphed *g, const te_autocast_desc *cast) {
     te_ctx *te = g->te;
     te_tensor *made[TE__OUTPUTS];
@@ -319,7 +322,7 @@ static te_result te__graphed_capture(te_module *m, te__graphed *g, const te_auto
     for (i = 0; i < TE__OUTPUTS; i++) te_tensor_retain(made[i]);
     g->forward = te_graph_end(te);
     if (!g->forward) return te_error_code(te);
-    te->rng_offset += g->forward->rng_used; /* the second pass comes after the first */
+    te->rng_offset += g->forward->rng_used; /* the backward pass draws after the forward pass */
     for (i = 0; i < g->forward->num_parts; i++)
         g->forward->parts[i].after(g->forward, g->forward->parts[i].owner, g->forward->parts[i].data);
     result = te_graph_begin(te);
@@ -356,7 +359,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
                           m->name, (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);
-    te->tape.quiet++; /* ranks exchange the gradients of the program's backward passes, not those of these */
+    te->tape.quiet++; /* ranks must not exchange the gradients of warm-up and capture */
     if (result == TE_OK) result = te__graphed_lend_main_grads(g, main_grads);
     for (i = 0; i < n && result == TE_OK; i++) {
         result = te__graphed_forward_pass(m, g, d->autocast, &outputs);
@@ -379,7 +382,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
         if (g->leaf[i] && result != TE_OK) te_tensor_zero_grad(g->leaf[i]);
     te__graphed_swap_grads(g, before);
     te->tape.quiet--;
-    te__segment_cut(te, te->tape.segment, first_node); /* a pass that failed leaves nodes that nobody will play */
+    te__segment_cut(te, te->tape.segment, first_node); /* removes nodes that a failed pass has left on the tape */
     te__rng_back(te, random);
     te__frame_end(te, NULL, 0);
     if (result == TE_OK) {

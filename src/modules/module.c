@@ -4,10 +4,10 @@ typedef struct te__entry {
     char *name;
     te_tensor *tensor;
     te_entry_kind kind;
-    bool product_weight; /* te_quantized_model_init stores it quantized */
-    bool transient;      /* te_module_set_buffer_persistent(false) */
-    bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one
-                          * tensor */
+    bool product_weight; /* te_quantized_model_init stores this weight quantized */
+    bool transient;      /* te_module_set_buffer_persistent(false): files do not have it */
+    bool stacked;        /* lies right behind the previous entry, if that one is stacked as well: the class reads both
+                          * as one tensor */
 } te__entry;
 
 typedef struct te__attribute {
@@ -16,60 +16,62 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* The mark that a child leaves which its parent's class runs, and which the program has destroyed. It is made with the
- * child, so that it needs no memory then. */
+/* The record that a child leaves in its parent when the program destroys a child that the parent's class runs. It is
+ * allocated together with the child, so that destroying needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
-    int64_t place; /* the child's */
-    char name[1];  /* and more behind it */
+    int64_t place; /* place of the child among its parent's children */
+    char name[1];  /* name of the child; the allocation is longer */
 } te__gone;
 
 typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
-    void (*ungraph)(te_module *m); /* with `graphed`: frees it; runs it */
+    void (*ungraph)(te_module *m); /* frees `graphed`; set with it, as is run_graphs, which launches the graphs */
     te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;
-    bool named;      /* by its maker, in place of the name that all of its class have */
-    bool numbered;   /* by its Sequential, in place of its name */
+    bool named;      /* named by its maker; false: it has the default name of its class */
+    bool numbered;   /* its Sequential has given it a number as name */
     te_module *parent;
-    te_module *maker; /* while it is created: the module whose create function makes it and becomes its parent; else
-                       * NULL */
-    te_module **children; /* by place */
+    te_module *maker; /* while the module is created: the module whose create function makes it and becomes its parent;
+                       * else NULL */
+    te_module **children; /* in the order of their places */
     int num_children, cap_children;
-    int64_t place, places; /* its own among its parent's children; those of its children so far */
-    te__gone *mark; /* that it would leave; NULL: its parent does without it */
-    te__gone *gone; /* those that children have left */
-    bool takes_any; /* its children are a list of the program's, none of which it needs */
+    int64_t place, places; /* place: position among the parent's children; places: number of places given to own
+                            * children so far */
+    te__gone *mark; /* record that the module leaves when destroyed; NULL: the parent can do without the module */
+    te__gone *gone; /* records that destroyed children have left */
+    bool takes_any; /* the children are a list of the program's, and the class needs none of them */
     te__entry *entries;
     int num_entries, cap_entries;
     te__attribute *attributes;
     int num_attributes, cap_attributes;
-    te_module_forward_fn own_forward; /* shadows the class's */
+    te_module_forward_fn own_forward; /* replaces the forward function of the class */
     bool evaluating;
-    bool meta;       /* its parameters have no memory yet: */
-    bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
-    te__parallel parallel; /* the ranks that share its work */
-    unsigned met;          /* a bit for each product before which they have compared what they do */
-    struct te__graphed *graphed; /* modules/graphed.c, or NULL */
-    te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
+    bool meta;       /* the parameters have no memory yet */
+    bool awaits_group; /* the parameters wait for te_set_tensor_parallel_group, which says which shards this rank has */
+    te__parallel parallel; /* the ranks that share the module's work */
+    unsigned met;          /* a bit for each product whose operands the ranks have compared */
+    struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
+    te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the recipe of the autocast region */
     bool recipe_off;
-    const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
-    bool has_fp8_output, has_fp8_grad; /* it reads these of a call */
-    bool takes_packed; /* a call may have qkv_layer in place of an input */
-    bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
-    bool checkpoint; /* te_module_set_checkpoint */
-    int holds;       /* tape nodes that will run it again */
-    bool destroyed;  /* by its owner, while it was held */
-    te__rng_state rng; /* the random state from before its creation */
+    const char *rng_tracker; /* name, owned by the context, of the random state that the module uses, or NULL */
+    bool has_fp8_output, has_fp8_grad; /* the class reads fp8_output, fp8_grad of a call */
+    bool takes_packed; /* a call may give qkv_layer instead of an input */
+    bool built_in;   /* the class comes with the library: it reads the options of a call, and refuses the ones that it
+                      * does not support yet */
+    bool checkpoint; /* set by te_module_set_checkpoint */
+    int holds;       /* number of tape nodes that will run the module again */
+    bool destroyed;  /* destroyed by its owner while tape nodes held it */
+    te__rng_state rng; /* the random state from before the module was created */
     void *state;
     te__closable closable;
 };
 
 typedef struct te__modules_state {
-    te_module *making; /* the create function of this module is making children */
-    int num_gone;      /* marks of children that are gone, in all trees */
+    te_module *making; /* module whose create function is making children now, or NULL */
+    int num_gone;      /* records of destroyed children, in all trees of the context */
     bool is_optim_step; /* te_step_set_is_optim_step */
 } te__modules_state;
 static const te__slot te__modules_slot = {sizeof(te__modules_state)};
@@ -84,7 +86,8 @@ static const te_module *te__root_of(const te_module *m) {
 }
 static void te__module_close(void *owner) {
     te_module *m = (te_module *)owner;
-    while (m->parent) m = m->parent; /* a class's destroy function finds its children */
+    while (m->parent) m = m->parent; /* destroys from the root, so that each class's destroy function still finds the
+                                      * children */
     te_module_destroy(m);
 }
 
@@ -119,16 +122,16 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     return m;
 }
 
-/* The same with a desc's name, or with that of its class's modules where it has none. */
+/* Creates a module with the name `given` or, if that is NULL, with the class's default name `otherwise`. */
 static te_module *te__module_named(te_ctx *te, const te_module_class *cls, const char *given, const char *otherwise) {
     te_module *m = te_module_create(te, cls, given ? given : otherwise);
     if (m) m->named = given != NULL;
     return m;
 }
 
-/* ---- children that are gone ---- */
+/* ---- children that were destroyed ---- */
 
-/* The memory of a mark, and its bytes. */
+/* Returns the bytes of a child's record. */
 static size_t te__gone_bytes(const char *name) { return sizeof(te__gone) + strlen(name); }
 static te__gone *te__gone_create(te_ctx *te, const char *name) {
     te__gone *x = (te__gone *)te__alloc_zero(te, te__gone_bytes(name));
@@ -138,7 +141,7 @@ static te__gone *te__gone_create(te_ctx *te, const char *name) {
 static void te__gone_free(te_ctx *te, te__gone *x) {
     if (x) te__free(te, x, te__gone_bytes(x->name));
 }
-/* Takes the mark of that name out of m's list; NULL: there is none. */
+/* Takes the record of this name out of m's list and returns it, or NULL if there is none. */
 static te__gone *te__gone_take(te_module *m, const char *name) {
     te__gone **at = &m->gone, *x;
     while (*at && strcmp((*at)->name, name) != 0) at = &(*at)->next;
@@ -148,7 +151,7 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     te__modules_of(m->te)->num_gone--;
     return x;
 }
-/* m leaves its parent, and a mark if that one's class runs it. */
+/* Takes m out of its parent's children. If the parent's class runs m, the parent gets m's record. */
 static void te__module_leave(te_module *m) {
     te_module *parent = m->parent;
     int i = 0;
@@ -179,15 +182,15 @@ static bool te__module_is_whole(void *user, te_module *m) {
     memcpy(te->module_path, before, sizeof(before));
     return false;
 }
-/* Has every module from m down the children that its class runs? Whatever runs, saves or changes a tree as a whole asks
- * this first, so that classes need not. */
+/* Checks that every module from m down still has the children that its class runs. All functions that run, save or
+ * change a whole tree call this first, so that classes need not check. */
 static te_result te__tree_whole(te_module *m) {
     return te__modules_of(m->te)->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
 }
 
 /* ---- destroying ---- */
 
-/* A module is destroyed no earlier than the last te__module_unhold. NULL is fine. */
+/* Keeps m alive until the matching te__module_unhold. NULL is fine. */
 static te_module *te__module_hold(te_module *m) {
     if (m) m->holds++;
     return m;
@@ -199,8 +202,8 @@ TE_API void te_module_destroy(te_module *m) {
     te = m->te;
     if (!m->destroyed) te__closable_remove(&m->closable);
     m->destroyed = true;
-    te__module_leave(m); /* the tree above it stays */
-    if (m->holds > 0) return; /* te__module_unhold destroys it */
+    te__module_leave(m); /* takes m out of the tree above */
+    if (m->holds > 0) return; /* te__module_unhold destroys it later */
     if (m->graphed) m->ungraph(m);
     while (m->num_attributes > 0) te_module_remove_attribute(m, m->attributes[m->num_attributes - 1].key);
     if (m->cls->destroy) m->cls->destroy(m);
@@ -233,10 +236,10 @@ TE_API const te_module_class *te_module_get_class(const te_module *m) { return m
 TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
-/* Joins the names of a chain of modules by dots, the last one first. */
+/* Joins the names of a chain of modules by dots, from the last module in `chain` to the first. */
 static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
-    while (n > 0) { /* every forward runs this: no printf */
+    while (n > 0) { /* no printf, because every forward pass runs this */
         const char *name = chain[--n]->name;
         if (used && used + 1 < size) buffer[used++] = '.';
         while (*name && used + 1 < size) buffer[used++] = *name++;
@@ -245,7 +248,7 @@ static const char *te__join_names(const te_module *const *chain, int n, char *bu
     return buffer;
 }
 
-/* Names from the child of the root down; the root's own name only when it is alone. */
+/* Writes the path from the root's child down to m; a module without a parent gives only its own name. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -254,8 +257,8 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     for (; m && m->parent && n < TE_MAX_MODULE_DEPTH; m = m->parent) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
 }
-/* The path of a module that is being made. It begins at the module whose create function the program called: that has
- * no parent yet. */
+/* Writes the path of a module that is being created. The path begins at the module whose create function the program
+ * called, which has no parent yet. */
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -263,7 +266,7 @@ static const char *te__making_path(const te_module *m, char *buffer, size_t size
     return te__join_names(chain, n, buffer, size);
 }
 
-/* Modules from m down to its deepest one. */
+/* Returns the number of levels of the tree below m, m included. */
 static int te__module_height(const te_module *m) {
     int i, height = 0;
     for (i = 0; i < m->num_children; i++) height = (int)te__max(height, te__module_height(m->children[i]));
@@ -286,7 +289,7 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
             return NULL;
         }
     height = te__module_height(child);
-    if (depth + height > TE_MAX_MODULE_DEPTH) { /* the walks of a tree recurse once a level */
+    if (depth + height > TE_MAX_MODULE_DEPTH) { /* walks of the tree recurse once a level */
         te__fail(parent->te, TE_ERR_INVALID,
                  "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d "
                  "(TE_MAX_MODULE_DEPTH)",
@@ -308,7 +311,7 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
         return NULL;
     copy = te__copy_string(parent->te, name ? name : child->name);
     if (!copy) return NULL;
-    mark = te__gone_take(parent, copy); /* the child stands where one that is gone stood */
+    mark = te__gone_take(parent, copy); /* takes the place of a destroyed child of the same name */
     place = mark ? mark->place : parent->places;
     if (!mark && !parent->built_in && !parent->takes_any && !(mark = te__gone_create(parent->te, copy))) {
         te__free_string(parent->te, copy);
@@ -325,12 +328,13 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     parent->children[i] = child;
     return child;
 }
-/* The class of its parent runs the child, although the class has not made it. */
+/* Marks a child that the class has not made itself as one that the parent's class runs. Returns false on failure. */
 static bool te__module_need(te_module *child) {
     if (!child->mark) child->mark = te__gone_create(child->te, child->name);
     return child->mark != NULL;
 }
-/* Destroys m's child of that name, which may be gone already: the class does without it from here on. */
+/* Destroys m's child `name`, or its record if the program has destroyed the child already: the class does not run this
+ * child any more. */
 static void te__module_drop(te_module *m, const char *name) {
     te_module *child = te_module_find(m, name);
     te__gone_free(m->te, te__gone_take(m, name));
@@ -366,8 +370,7 @@ TE_API te_module *te_module_find(te_module *m, const char *path) {
         for (i = 0; i < m->num_children && !next; i++)
             if (strlen(m->children[i]->name) == n && strncmp(m->children[i]->name, path, n) == 0) next = m->children[i];
         m = next;
-        if (path[n] && !path[n + 1]) return NULL; /* "a." is no other name of "a": names in files are compared with
-                                                   * paths */
+        if (path[n] && !path[n + 1]) return NULL; /* "a." must not find "a": names in files are compared with paths */
         path += path[n] ? n + 1 : n;
     }
     return m;
@@ -440,7 +443,7 @@ TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name,
     e->transient = !persistent;
     return TE_OK;
 }
-/* Is x a buffer of m that files do not have? */
+/* Returns true if x is a buffer of m that files do not have. */
 static bool te__module_is_transient(const te_module *m, const te_tensor *x) {
     int i;
     for (i = 0; i < m->num_entries; i++)
@@ -450,7 +453,7 @@ static bool te__module_is_transient(const te_module *m, const te_tensor *x) {
 
 /* ---- attributes ---- */
 
-#define TE__LORA "te.lora" /* the key of lora/lora.c: a Linear with adapters */
+#define TE__LORA "te.lora" /* attribute key of lora/lora.c, on a Linear with adapters */
 
 static te__attribute *te__module_attribute(const te_module *m, const char *key) {
     int i;
@@ -510,8 +513,8 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) 
     return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Paths count from the module that the walk began at. `path` holds m's own, `used` characters of it; each call leaves
- * it as it was. */
+/* Longest path, in bytes, of a walk. Paths begin at the module where the walk began. `path` holds the path of m, `used`
+ * characters long; each function restores `path` before it returns. */
 enum { TE__TREE_PATH = 512 };
 static void te__path_append(char *path, size_t used, const char *name) {
     snprintf(path + used, TE__TREE_PATH - used, "%s%s", used ? "." : "", name);
@@ -560,7 +563,7 @@ static bool te__forget_grad(void *user, te_module *m, const char *path, te_tenso
     te_tensor_zero_grad(x);
     return true;
 }
-/* Is the owner of deferred work a module of the tree `user`? */
+/* Returns true if the module that owns deferred work is in the tree `user`. */
 static bool te__scaling_below(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     while (m && m != (const te_module *)user) m = m->parent;
@@ -569,7 +572,8 @@ static bool te__scaling_below(const void *owner, const void *user) {
 TE_API void te_module_zero_grad(te_module *m) {
     if (!m) return;
     te_module_visit_tensors(m, te__forget_grad, NULL);
-    te__deferred_take(m->te, te__scaling_below, m, false); /* gradients that te_backward_dw would have computed */
+    te__deferred_take(m->te, te__scaling_below, m, false); /* drops the gradients that te_backward_dw would have
+                                                            * computed */
 }
 static bool te__set_evaluating(void *user, te_module *m) {
     m->evaluating = !*(const bool *)user;

@@ -1,9 +1,9 @@
-/* modules/options.c: options that have a field and that a module does not read: a table of them for each group, and the
- * check that refuses one that is set. Must not know what any option does. */
+/* modules/options.c: options that have a field but that a module does not read yet: one table for each group of
+ * options, and the check that refuses an option that is set. Must not know what any option does. */
 
 typedef struct te__option_group {
-    const char *name; /* of the member that embeds it, with a dot */
-    const te__field *fields; /* in the order of the struct */
+    const char *name; /* name of the member that holds the group, with a dot */
+    const te__field *fields; /* in the struct's order */
     int num_fields;
 } te__option_group;
 
@@ -14,14 +14,15 @@ typedef struct te__option_group {
         TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
         TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
 #define TE__TYPE te_attn_call
-/* SDPA reads masks without padding and windows alone. Implementations in rooms above read the first field, too. */
+/* The fields of a call that SDPA does not read: it reads only masks without padding, and windows. Other implementations
+ * read attention_mask, the first field. */
 static const te__field te__sdpa_call_later[] = {
     TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),
     TE__LATER(inference_params), TE__LATER(qkv_layer),        TE__LATER(kv_layer),
     TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_attn_rule
-/* Nor does its desc. */
+/* The fields of a desc that SDPA does not read. */
 static const te__field te__sdpa_rule_later[] = {TE__LATER_OF_BOTH, TE__LATER(kv_bshd), TE__LATER(page_table),
                                                 TE__LATER(block_mask)};
 #undef TE__TYPE
@@ -30,13 +31,13 @@ static const te__field te__sdpa_rule_later[] = {TE__LATER_OF_BOTH, TE__LATER(kv_
 static const te__option_group te__sdpa_rule_group = {"rule.", te__sdpa_rule_later, TE__COUNT(te__sdpa_rule_later)};
 static const te__option_group te__sdpa_call_group = {"attention.", te__sdpa_call_later, TE__COUNT(te__sdpa_call_later)};
 
-/* The first field of `options`, from number `first` of their group on, that is set; NULL: none. */
+/* Returns the first field of `options` that is set, from number `first` of the group on, or NULL if none is. */
 static const te__field *te__option_set(const te__option_group *group, int first, const void *options) {
     for (; first < group->num_fields; first++)
         if (te__field_is_set((const char *)options, &group->fields[first])) return &group->fields[first];
     return NULL;
 }
-/* False, with an error that names the field, if `options`, of that group, sets one that the module does not read. */
+/* Returns false, with an error that names the field, if `options` sets a field of `group`. */
 static bool te__options_ok(te_ctx *te, const char *who, const te__option_group *group, const void *options) {
     const te__field *f = te__option_set(group, 0, options);
     if (f)

@@ -1,10 +1,10 @@
-/* modules/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or
- * stored quantized. Knows modules; must not know what any class computes. */
+/* modules/parameters.c: the parameters of classes with weights: memory and first values; whole, sharded or stored
+ * quantized. Knows modules; must not know what any class computes. */
 
-/* Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie
- * weights. */
+/* Every forward function looks its parameters up again, because te_module_add_parameter may have replaced one, for
+ * example to tie weights. */
 
-/* The random state that a module's option names; false with the error recorded. */
+/* Finds the random state that a module's option names; returns false with the error recorded. */
 static bool te__rng_open(te_module *m, const char *name) {
     const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
     m->rng_tracker = t ? t->name : NULL;
@@ -17,7 +17,7 @@ static void te__fork_end(te_module *m) {
     if (m->rng_tracker) te_rng_fork_end(m->te);
 }
 
-/* The first values of a plain weight. */
+/* Writes the first values of a plain weight: by init_method, or from a normal distribution. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
     te_op_random_args args = TE_ZERO;
     te__draw draw;
@@ -27,7 +27,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         result = te__returned(x->te, init->init_method(init->user, x), "the init_method", x->name ? x->name : "weight");
         x->te->tape.no_grad--;
         if (result == TE_OK) result = x->te->error_code;
-        /* the first error stays: this one shows if the function recorded none */
+        /* the error of te__fail is recorded only if the function recorded none */
         return result == TE_OK ? TE_OK
                                : te__fail(x->te, result, "the init_method of \"%s\" returned %s",
                                           x->name ? x->name : "weight", te_result_name(result));
@@ -42,14 +42,14 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     return te_op_random(x->te, &args);
 }
 
-/* How a weight is divided among ranks: all by rows or all by columns, and by rows in up to three blocks of which each
- * rank has a piece (queries, keys, values). */
+/* How a weight is divided among ranks. Every rank has an equal part of the rows or of the columns. The rows may be in
+ * up to three blocks (queries, keys, values); each rank then has a part of every block. */
 typedef struct te__sharding {
-    int num_blocks;   /* 0: one */
-    int64_t block[3]; /* rows of the whole */
+    int num_blocks;   /* 0: one block */
+    int64_t block[3]; /* rows of each block in the whole weight */
 } te__sharding;
 
-/* This rank's shard of `whole`. */
+/* Copies this rank's shard of `whole` to x. */
 static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parallel *p, const te__sharding *sharding) {
     int64_t rank = te__group_rank(p->group), from = 0, to = 0;
     te_result result = TE_OK;
@@ -64,8 +64,8 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
     }
     return result;
 }
-/* The first values of a weight. Ranks that share one draw the whole, alike, and take their shards: so these are the
- * slices of what one rank would have, and the random states of the ranks stay the same. */
+/* Writes the first values of a weight. Ranks that share a weight all draw the same whole weight and keep their shards.
+ * So the shards are slices of what a single rank would have, and the random states of the ranks stay equal. */
 static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
                                  const te__sharding *sharding) {
     te__parallel p = m->parallel;
@@ -104,7 +104,7 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
     return result;
 }
 
-/* Uninitialised; reset_parameters fills it. cols 0: a vector. */
+/* Adds an uninitialised parameter, which reset_parameters fills. cols 0: a vector. */
 static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
     shape[0] = rows;
@@ -116,8 +116,8 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
                                     : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* The `device` of a desc, for the parameters that are added from here on. Shards have no values before it is known
- * which ones they are. */
+/* Applies the `device` of a desc to the parameters that are added afterwards. Shards have no values before the group is
+ * known. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
@@ -126,14 +126,14 @@ static void te__params_on(te_module *m, te_params_device device) {
                  m->cls->name, (int)device);
 }
 
-/* The weight of a product. */
+/* Adds the weight of a product. */
 static void te__add_product_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
     int before = m->num_entries;
     te__add_weight(m, name, dtype, rows, cols);
     if (m->num_entries > before) m->entries[before].product_weight = true;
 }
 
-/* Inside te_quantized_model_init: puts quantized tensors in the place of the weights of products. */
+/* Replaces the weights of products by quantized tensors inside te_quantized_model_init. */
 static te_result te__quantize_weights(te_module *m) {
     char path[sizeof(m->te->module_path)];
     te_result result = TE_OK;
@@ -144,7 +144,7 @@ static te_result te__quantize_weights(te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
-        if (m->entries[i].tensor->quantized) { /* by an earlier call that failed after it */
+        if (m->entries[i].tensor->quantized) { /* quantized by an earlier call that failed later */
             gemm++;
             continue;
         }
@@ -163,12 +163,12 @@ static te_result te__quantize_weights(te_module *m) {
     return result;
 }
 
-/* Runs the class's function, if it has one. */
+/* Runs the class's reset_parameters, if there is one. */
 static te_result te__class_reset(te_module *m) {
     return m->cls->reset_parameters ? te__returned(m->te, m->cls->reset_parameters(m), "reset_parameters", m->name)
                                     : TE_OK;
 }
-/* First values, for a module whose parameters have none. */
+/* Gives first values to a module whose parameters have none. */
 static te_result te__start_parameters(te_module *m) {
     te_result result = m->te->error_code;
     if (result == TE_OK) result = te__class_reset(m);
@@ -176,7 +176,7 @@ static te_result te__start_parameters(te_module *m) {
     return result == TE_OK ? m->te->error_code : result;
 }
 
-/* Ends the making of a module; on any failure destroys it and returns NULL. */
+/* Ends the creation of a module. On any failure destroys the module and returns NULL. */
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
     if (m->te->error_code == TE_OK && (m->meta || te__start_parameters(m) == TE_OK)) {
@@ -189,7 +189,8 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-/* How many entries from `first` on get one block of memory, and its bytes: stacked ones of one kind. */
+/* Returns how many entries from `first` on share one block of memory, and in *bytes its size. Only stacked entries of
+ * one format share. */
 static int te__stack_of(const te_module *m, int first, size_t *bytes) {
     const te_tensor *x = m->entries[first].tensor;
     int i;
@@ -225,7 +226,7 @@ static te_result te__give_memory(te_module *m) {
     return result;
 }
 
-/* First values for the parameters of m itself, with their memory if they have none. */
+/* Gives the parameters of m itself first values, and memory if they have none. */
 static te_result te__reset_own(te_module *m) {
     te_result result = m->meta ? te__give_memory(m) : TE_OK;
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
@@ -239,7 +240,7 @@ static te_result te__reset_tree(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
     return result;
 }
-/* Runs `reset` on m: parameters get values, on the device, and the random state is what it was where that fails. */
+/* Runs `reset` on m, with the module's device current. On failure restores the random state. */
 static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), const char *who) {
     te_ctx *te = m->te;
     te__rng_state random;
@@ -254,7 +255,7 @@ static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), co
     result = reset(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        /* shows if the class recorded no error of its own */
+        /* has no effect if the class recorded an error of its own */
         te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result));
         te__rng_back(te, random);
     }
@@ -273,8 +274,8 @@ static te_result te__group_joined(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
     return result;
 }
-/* Gives the group to all modules below m whose work as many ranks share; `check`: says which one is shared by another
- * number of them. */
+/* Gives the group to all modules from m down whose work ranks share. `check`: only checks that each module is shared by
+ * as many ranks as the group has. */
 static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];
@@ -306,8 +307,8 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
     return x;
 }
 
-/* Reads the options of a desc into m; false with the error recorded. `mode`: TE_PARALLEL_NONE keeps nothing but the
- * group, for a class that shares nothing. */
+/* Reads the options of a desc into m; returns false with the error recorded. `mode` TE_PARALLEL_NONE: for a class that
+ * ranks do not share; the options are only checked. */
 static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te__parallel *p = &m->parallel;
     te_ctx *te = m->te;
@@ -338,7 +339,7 @@ static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_par
     p->sequence = o->sequence_parallel;
     return true;
 }
-/* A size that the ranks share. */
+/* Checks that the ranks divide `size` evenly. */
 static bool te__divides(te_module *m, const char *name, int64_t size) {
     if (m->parallel.size < 2 || size % m->parallel.size == 0) return true;
     te__fail(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name, name,
@@ -348,7 +349,7 @@ static bool te__divides(te_module *m, const char *name, int64_t size) {
 static int64_t te__per_rank(const te_module *m, int64_t size) {
     return m->parallel.size > 1 ? size / m->parallel.size : size;
 }
-/* The work of a call can be shared: the group has come. */
+/* Checks that a module whose work ranks share has its group. */
 static te_result te__parallel_ready(const te_module *m) {
     if (m->parallel.size < 2 || m->parallel.group) return TE_OK;
     return te__fail(m->te, TE_ERR_STATE,
@@ -356,7 +357,7 @@ static te_result te__parallel_ready(const te_module *m) {
                     "create it with tp_group",
                     m->cls->name, m->parallel.size);
 }
-/* m's parallelism as that of a product. */
+/* Returns m's parallelism with the mode of one product. */
 static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
     te__parallel p = m->parallel;
     p.mode = mode;
@@ -365,11 +366,12 @@ static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
 /* ---- the weight and the bias of a product, each in one parameter or in several ---- */
 
 typedef struct te__product_params {
-    int count;           /* parameters of each */
-    int weights, biases; /* the first ones among the module's entries; biases -1: none */
+    int count;           /* number of weights, and of biases */
+    int weights, biases; /* index of the first weight and of the first bias in the module's entries; biases -1: no
+                          * bias */
 } te__product_params;
 
-/* Views of one tensor, row after row, so that te__join finds the whole where they lie. */
+/* Adds parameters that are views of one tensor, row after row, so that te__join returns the whole without a copy. */
 static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind,
                           te_dtype dtype, int64_t cols) {
     int64_t shape[2], at = 0;
@@ -383,7 +385,7 @@ static void te__add_parts(te_module *m, const te_parameters_split *split, const 
     for (i = 0; i < split->count; i++) {
         size_t n = strlen(split->names[i]);
         char name[256];
-        while (n > 0 && split->names[i][n - 1] == '_') n--; /* "query" and "query_" are query_weight */
+        while (n > 0 && split->names[i][n - 1] == '_') n--; /* "query" and "query_" both give query_weight */
         snprintf(name, sizeof(name), "%.*s_%s", (int)te__min((int64_t)n, 200), split->names[i], kind);
         shape[0] = rows[i];
         before = m->num_entries;
@@ -396,7 +398,7 @@ static void te__add_parts(te_module *m, const te_parameters_split *split, const 
     }
     te__frame_end(m->te, NULL, 0);
 }
-/* The rows that each parameter has on this rank; false with the error recorded. */
+/* Computes the rows of each parameter on this rank; returns false with the error recorded. */
 static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out,
                            int64_t *rows) {
     int64_t sum = 0;
@@ -431,7 +433,7 @@ static bool te__split_rows(te_module *m, const te_parameters_split *split, te_pa
     return false;
 }
 
-/* Makes them; `out` and `in` are those of the whole. */
+/* Adds the weights and biases of a product; `out` and `in` are the sizes of the whole. */
 static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode,
                              const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
     te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
@@ -480,8 +482,8 @@ static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *con
         if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
     return TE_OK;
 }
-/* The rows of the parameters from entry `at` on as one tensor: an alias where they lie one behind the other, as they
- * were made; else a copy. */
+/* Returns `count` parameters from entry `at` on as one tensor, joined by rows. The result is an alias if the parameters
+ * still lie one behind the other, else a copy. */
 static te_tensor *te__join(te_module *m, int at, int count) {
     te__join_state state = TE_ZERO;
     te_tensor *part[TE__MAX_NODE_TENSORS], *y, *first = m->entries[at].tensor;
@@ -523,7 +525,7 @@ static te_tensor *te__product_bias(te_module *m, const te__product_params *p) {
     return p->biases < 0 ? NULL : te__join(m, p->biases, p->count);
 }
 
-/* First values: each part draws its own. */
+/* Writes first values: each part draws separately, and biases are 0. */
 static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init,
                                    te_parallel_mode mode, const te__sharding *sharding) {
     te_result result = TE_OK;
@@ -535,7 +537,8 @@ static te_result te__product_reset(te_module *m, const te__product_params *p, co
     return result;
 }
 
-/* A bias that is added behind a product divided by row: under sequence parallelism each rank adds it to other rows. */
+/* Tags a bias that is added after a product divided by row: under sequence parallelism each rank adds it to other rows,
+ * so ranks must sum its gradient. */
 static void te__product_tag_bias(te_module *m, const te__product_params *p) {
     int i;
     for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)

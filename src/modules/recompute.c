@@ -1,16 +1,17 @@
-/* modules/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when
- * te_backward comes to it. Knows the tape and snapshots; must not know what the function computes. */
+/* modules/recompute.c: activation checkpointing: runs a function without recording, and runs the function again,
+ * recorded, when te_backward reaches its node. Knows the tape and snapshots; must not know what the function
+ * computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;
     void *user;
-    size_t user_size; /* of our copy; 0: the caller's */
+    size_t user_size; /* bytes of the node's own copy; 0: `user` is the caller's */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
-    te_group *group; /* NULL: this rank keeps its inputs itself; else saved[0] is its part of the first one, */
+    te_group *group; /* NULL: this rank keeps all inputs; else saved[0] is this rank's part of the first input */
     int whole_ndim;
-    int64_t whole[TE_MAX_DIMS]; /* of this shape */
-    int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which sets it */
+    int64_t whole[TE_MAX_DIMS]; /* shape of the whole first input */
+    int num_inputs, num_outputs; /* num_outputs 0: first run of a module, which sets the number */
     te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
     int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
     int64_t shape[TE_MAX_CHECKPOINT_OUTPUTS][TE_MAX_DIMS];
@@ -23,7 +24,7 @@ static void te__checkpoint_release(te_ctx *te, void *state) {
     te__module_unhold(s->module);
 }
 
-/* The regions that are open. */
+/* The number of regions of each kind that are open. */
 typedef struct te__regions {
     int scopes, no_grad, grad_regions, autocast;
 } te__regions;
@@ -35,8 +36,8 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.autocast = te__quant_of(te)->num_autocast;
     return r;
 }
-/* Puts right the regions that a function has begun or ended too often. Returns the name of one, or NULL. A scope that
- * the function has ended took its tensors along. */
+/* Restores the regions of `r` after a function that begins and ends regions unequally often. Returns the name of such a
+ * region, or NULL. A scope that the function ended too early has released its tensors. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"
@@ -51,7 +52,7 @@ static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     return what;
 }
 
-/* Runs the function; TE_OK without one of the outputs is an error, and so is a region that it leaves open. */
+/* Runs the function. Fails if it returns TE_OK without one of the outputs, or leaves a region open. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs,
                                      te_tensor **outputs) {
     const te__regions regions = te__regions_now(te);
@@ -70,12 +71,12 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
         if (!outputs[i])
             result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d",
                               i + 1, s->num_outputs);
-    /* shows if the function recorded no error of its own */
+    /* has no effect if the function recorded an error of its own */
     if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result));
     return result;
 }
 
-/* Has the second run made what the first one did? */
+/* Checks that the second run made outputs of the same formats and shapes as the first. */
 static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *outputs) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
@@ -91,8 +92,8 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* The gradient that an input has so far moves to the copy that the second run reads, and back: sums are then added in
- * the order of a run without a checkpoint. */
+/* Runs the function again and then its backward pass. The gradient that an input has so far moves to the input's copy
+ * for the second run, and back: so sums are added in the same order as without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
@@ -127,8 +128,8 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
         }
     result = te__backward_all(te, te->tape.segment, out, grad, s->num_outputs);
     for (i = 0; i < s->num_inputs; i++)
-        if (moved[i] && !vars[i]->grad) { /* not by dx: to te_backward it would be a gradient that this call has begun,
-                                           * and is forgotten if it fails */
+        if (moved[i] && !vars[i]->grad) { /* not through dx: te_backward would take it for a gradient that began in this
+                                           * call, and would drop it on failure */
             vars[i]->grad = in[i]->var->grad;
             in[i]->var->grad = NULL;
         } else if (needs[i] && result == TE_OK)
@@ -136,12 +137,12 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
-/* The snapshot that the second run of a checkpoint begins from; NULL for a node that is no checkpoint. */
+/* Returns the snapshot from which the second run of a checkpoint begins, or NULL for other nodes. */
 static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
     return node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->snapshot : NULL;
 }
 
-/* This rank's part of x, in memory of its own: the rest of x goes. */
+/* Returns this rank's part of x as a new tensor, so that the rest of x can be freed. */
 static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
     int64_t n = te__numel(x), own = n / te__group_size(group);
     te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n),
@@ -150,17 +151,17 @@ static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
                 : NULL;
 }
 
-/* Has the function made output i in the frame, and given it once? */
+/* Returns true if the function made output i inside the frame and returned it only once. */
 static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int i) {
     const int first = te->scopes[te__min(te->num_scopes, TE__MAX_SCOPES) - 1].first_tensor;
     int k;
     for (k = 0; k < i; k++)
-        if (outputs[k] == outputs[i]) return false; /* its gradient would be taken for each of the two */
+        if (outputs[k] == outputs[i]) return false; /* else each of the two would take the whole gradient */
     for (k = te->num_live - 1; k >= first && te->live[k] != outputs[i]; k--) {}
     return k >= first;
 }
 
-/* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets
+/* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward pass d->fn runs, which sets
  * *num_outputs; or NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
@@ -172,7 +173,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.user = d->user;
     s.num_inputs = d->num_inputs;
     s.num_outputs = d->num_outputs;
-    /* no backward pass will run it again */
+    /* without gradients no backward pass runs it again */
     if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs);
     te__frame_begin(te);
     s.snapshot = te__snapshot_begin(te, m);
@@ -181,7 +182,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     if (m) s.num_outputs = *num_outputs;
     for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
         te_tensor *y = d->outputs[i];
-        /* an input or a parameter: it keeps its place on the tape */
+        /* y may be an input or a parameter: it keeps its own place on the tape, and a detached alias is returned */
         if (y->var || !te__checkpoint_made(te, d->outputs, i)) d->outputs[i] = y = te_tensor_detach(y);
         if (!y) {
             result = te_error_code(te);
@@ -192,7 +193,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
         memcpy(s.shape[i], y->shape, sizeof(s.shape[i]));
     }
     te__frame_end(te, d->outputs, result == TE_OK ? s.num_outputs : 0);
-    if (result == TE_OK && d->user_size) { /* as the first run has left it */
+    if (result == TE_OK && d->user_size) { /* copies `user` as the first run has left it */
         s.user = te__alloc(te, d->user_size);
         if (s.user) memcpy(s.user, d->user, s.user_size = d->user_size);
         if (!s.user) result = TE_ERR_OUT_OF_MEMORY;

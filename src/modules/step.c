@@ -1,5 +1,5 @@
-/* modules/step.c: the place of a call in a training step, and hooks of parts of a model. Knows the module tree;
- * must not know what exchanges gradients. */
+/* modules/step.c: the place of a call in a training step (microbatch, optimizer step), and hooks of a model's parts.
+ * Knows the module tree; must not know how gradients are exchanged. */
 
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;
@@ -17,7 +17,7 @@ TE_API void te_step_set_is_optim_step(te_ctx *te, bool value) {
 }
 TE_API bool te_step_get_is_optim_step(const te_ctx *te) { return te && te__modules_of(te)->is_optim_step; }
 
-#define TE__STEP_HOOKS "te_step_hooks" /* the attribute */
+#define TE__STEP_HOOKS "te_step_hooks" /* key of the attribute that holds the hooks */
 TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks) {
     if (hooks) return te_module_set_attribute(m, TE__STEP_HOOKS, (void *)(uintptr_t)hooks, NULL);
     te_module_remove_attribute(m, TE__STEP_HOOKS);
@@ -37,7 +37,7 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
         hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
         if (!hook) continue;
         result = te__returned(te, hook(parts[i], hooks->user), "the hook", te_module_name(parts[i]));
-        /* the first error stays: this one shows if the hook recorded none */
+        /* the error of te__fail is recorded only if the hook recorded none */
         if (result != TE_OK)
             te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]),
                      te_result_name(result));

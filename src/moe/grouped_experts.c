@@ -89,7 +89,7 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
                                   te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
     const bool before = !s->config.apply_router_weight_after_down, ids = s->config.expert_bias && before;
-    te_tensor *x = NULL, *indices, *padding;
+    te_tensor *x = NULL, *indices = NULL, *padding = NULL;
     te_result result = te__experts_begin(m, args, d, &x, &indices, &padding);
     if (result != TE_OK) return te__experts_refuse(m, result);
     d->dtype = x->dtype;

@@ -5,7 +5,9 @@
  *     args.input            x, [.., dim]                        Gate, FakeBalancedGate, MoE; [T, dim] of experts
  *     args.attention.attention_mask   u8, one number a token, 1 => padding, which goes to no expert (Automodel:
  *                                     padding_mask, the opposite of token_mask); NULL => none
- *     args.topk_weights, args.topk_indices   [T, K], i32: what a gate has chosen, for experts
+ *     args.topk_weights, args.topk_indices   [T, K], i32: what a gate has chosen, for experts. Gate and experts of a
+ *                                     CausalLM (te_causal_lm_create) have maps in place of lists: f32 and u8 [T, E], 1
+ *                                     => chosen; no token is padding there
  *     outputs.out           y like x; of a gate the weights [T, K]
  *     outputs.topk_indices  i32 [T, K], of a gate
  *     outputs.aux_loss      f32 [1], of a gate and an MoE in training with aux_loss_coeff: L below, without its

@@ -81,12 +81,7 @@ static bool te__lora_add(const te__lora_site *site, te_module *holder, const te_
     else if (m->cls == &te__embedding_class && a->mode == TE_PARALLEL_ROW)
         child = te__lora_create_table(site, a, device);
     else child = te__lora_create_linear(site, a, device);
-    if (!child) return false;
-    if (!te_module_add_child(holder, NULL, child) || !te__module_need(child)) {
-        te_module_destroy(child);
-        return false;
-    }
-    child->evaluating = m->evaluating;
+    if (!te__lora_attach(holder, child)) return false;
     if (m->parallel.sequence && child->parallel.size < 2)
         te_tensor_set_sequence_parallel(te_module_parameter(child, "weight"), true);
     return true;
@@ -121,12 +116,7 @@ static te_module *te__lora_open_holder(const te__lora_site *site) {
     te_module *holder;
     if (site->owner->cls != &te__layernorm_mlp_class) return site->owner;
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
-    if (holder && !(te_module_add_child(site->owner, NULL, holder) && te__module_need(holder))) {
-        te_module_destroy(holder);
-        return NULL;
-    }
-    if (holder) holder->evaluating = site->owner->evaluating;
-    return holder;
+    return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
 /* The rank of a site's adapters. */
 static int te__lora_rank(const te__lora_site *s, const te_lora_desc *d) {

@@ -77,11 +77,7 @@ static bool te__magnitude_add(te_module *m, te_dtype dtype) {
     if (!child) return false;
     te__params_on(child, m->meta ? TE_PARAMS_META : TE_PARAMS_DEFAULT);
     te__add_weight(child, "weight", dtype, s->desc.out_features, 0);
-    child->evaluating = m->evaluating;
-    if (!te_module_add_child(m, NULL, child) || !te__module_need(child)) {
-        te_module_destroy(child);
-        return false;
-    }
+    if (!te__lora_attach(m, child)) return false;
     child->maker = NULL;
     child->built_in = true;
     return m->te->error_code == TE_OK && (m->meta || te__magnitude_reset(child) == TE_OK);

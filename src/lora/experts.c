@@ -125,6 +125,16 @@ static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
     return te_tensor_fill(weight, 0.0);
 }
 
+/* Adds `child` to m, which needs it from here on. Destroys it and returns false where that fails; child may be NULL. */
+static bool te__lora_attach(te_module *m, te_module *child) {
+    if (child && m->te->error_code == TE_OK && te_module_add_child(m, NULL, child) && te__module_need(child)) {
+        child->evaluating = m->evaluating;
+        return true;
+    }
+    te_module_destroy(child);
+    return false;
+}
+
 /* One stack, as a module that begins with values of its own. */
 typedef struct te__adapter {
     te_init init;
@@ -147,11 +157,7 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     ((te__adapter *)child->state)->init = *init;
     te__params_on(child, meta ? TE_PARAMS_META : TE_PARAMS_DEFAULT);
     te__add_experts(child, "weight", dtype, te__experts_state(m)->local, rows, cols);
-    child->evaluating = m->evaluating;
-    if (m->te->error_code != TE_OK || !te_module_add_child(m, NULL, child) || !te__module_need(child)) {
-        te_module_destroy(child);
-        return false;
-    }
+    if (!te__lora_attach(m, child)) return false;
     child->maker = NULL;
     child->built_in = true;
     return meta || te__adapter_reset(child) == TE_OK;

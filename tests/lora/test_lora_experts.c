@@ -514,6 +514,32 @@ TE_TEST(lora_experts_in_files) {
     te_module_destroy(m);
     te_module_destroy(other);
 }
+/* bias: lora_only trains those of the experts' Linears, and files have them beside adapters. */
+TE_TEST(lora_experts_biases_in_files) {
+    te_ctx *te = test_context("cpu");
+    te_module *m[2];
+    for (int i = 0; i < 2; i++) {
+        te_seed(te, 10);
+        m[i] = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = LE_V, .hidden_size = LE_D, .intermediate_size = LE_F, .num_hidden_layers = 1, .num_attention_heads = 2, .mlp_bias = true,
+                                                            .qkv_bias = true, .num_local_experts = LE_E, .num_experts_per_tok = LE_K, .params_dtype = TE_F32, .init.std = 0.4f});
+    }
+    te_lora_desc d = le_desc();
+    d.bias = TE_LORA_BIAS_LORA_ONLY;
+    CHECK_EQ_INT(te_lora_apply(m[0], &d, NULL), TE_OK);
+    te_module *w3 = te_module_find(m[0], "model.layers.0.block_sparse_moe.experts.2.w3");
+    te_tensor *bias = te_module_parameter(w3, "bias");
+    CHECK(te_tensor_requires_grad(bias) && !te_tensor_requires_grad(te_module_parameter(w3, "weight")) && !te_tensor_requires_grad(te_module_parameter(te_module_find(m[0], "model.layers.0.self_attn.q_proj"), "bias")));
+    te_tensor_fill(bias, 0.5);
+    le_randomize(te_module_find(m[0], "model.layers.0.block_sparse_moe.experts"), 0);
+    const float *want = le_answer(m[0]);
+    CHECK_EQ_INT(te_lora_save(m[0], test_path("biases")), TE_OK);
+    CHECK(strstr((const char *)test_read_file(le_path("biases", "adapter_config.json"), NULL), "\"bias\": \"lora_only\""));
+    CHECK_EQ_INT(te_lora_load(m[1], test_path("biases")), TE_OK);
+    CHECK_BYTES("read again", le_answer(m[1]), want, 16 * LE_V * sizeof(float));
+    CHECK(te_tensor_requires_grad(te_module_parameter(te_module_find(m[1], "model.layers.0.block_sparse_moe.experts.0.w1"), "bias")));
+    CHECK_OK(te);
+    for (int i = 0; i < 2; i++) te_module_destroy(m[i]);
+}
 /* Experts of NeMo Automodel, of each layout of columns. */
 TE_TEST(lora_experts_of_automodel_in_files) {
     te_ctx *te = test_context("cpu");

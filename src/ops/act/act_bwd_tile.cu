@@ -31,7 +31,7 @@
 #ifdef ACT
 #define HELD_DY DY_DT
 #define HELD X_DT
-#define GATED (ACT >= TE_GEGLU)
+#define GATED te_act_gated(ACT)
 // blocks resident on a multiprocessor, if the registers suffice
 #define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1)
 #else
@@ -70,8 +70,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
         for (int k = 0; k < 8; k++) {
             float g = te_raw_get(dy[r], k), u = te_raw_get(x[r], k);
             if (gated) {
-                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.rule, &dx[0][k],
-                                 &dx[halves - 1][k]);
+                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.rule, &dx[0][k], &dx[halves - 1][k]);
             } else {
                 te_act(ACT, u, &dx[0][k]);
                 dx[0][k] *= g;

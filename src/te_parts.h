@@ -425,7 +425,12 @@
 /* lora: adapters */
 #ifndef TE_NO_LORA
 #include "lora/match.c"
+#include "lora/values.c"
+#ifndef TE_NO_MOE
 #include "lora/experts.c"
+#else
+#include "lora/no_experts.c"
+#endif
 #include "lora/lora.c"
 #include "lora/dora.c"
 #include "lora/adapters.c"

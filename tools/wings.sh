@@ -32,7 +32,6 @@ row whole
 every=
 for w in $wings; do
     flags="-DTE_NO_$w"
-    [ $w = MOE ] && flags="$flags -DTE_NO_LORA" # LoRA adapts experts
     row "TE_NO_$w" $flags
     every="$every -DTE_NO_$w"
 done

@@ -69,8 +69,8 @@ typedef struct te_graphed_desc {
  * desc->autocast, which the graphs contain. Input gradients are made where the sample's tensors require them. In
  * evaluation, without gradients, inside te_checkpoint and inside other captures the module runs as usual. The
  * activations of one call are kept, so its te_backward must come before the next te_forward. The microbatch that
- * te_step_set_is_first_microbatch had set stays that of the graphs: a call with another microbatch gives TE_ERR_STATE. So
- * does a parameter that requires a gradient at the call and was frozen at the capture.
+ * te_step_set_is_first_microbatch had set stays that of the graphs: a call with another microbatch gives TE_ERR_STATE.
+ * So does a parameter that requires a gradient at the call and was frozen at the capture.
  *
  * On failure no module is graphed. TE_ERR_STATE while a forward pass waits for its te_backward; TE_ERR_UNSUPPORTED for
  * a module of more than 1,000 parameters with gradients, one that delays weight gradients (delay_wgrad_compute), or one

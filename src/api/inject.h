@@ -110,7 +110,8 @@ TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_p
 
 /* ---- the replacement of te_scaled_dot_product_attention ---- */
 
-typedef struct te_sdpa_patch te_sdpa_patch; /* a replacement of te_scaled_dot_product_attention, made by te_make_te_sdpa */
+typedef struct te_sdpa_patch
+    te_sdpa_patch; /* a replacement of te_scaled_dot_product_attention, made by te_make_te_sdpa */
 /* Options of te_make_te_sdpa; zero-initialised. */
 typedef struct te_make_te_sdpa_desc {
     te_module *attn_module;      /* computes attention: called with input, key and value [b, s, heads, d],
@@ -141,12 +142,13 @@ typedef struct te_make_te_sdpa_desc {
 TE_API te_sdpa_patch *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
 /* Releases f, not its module. NULL is fine. */
 TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f);
-/* Computes one call of attention: a te_sdpa_fn whose `user` is a te_sdpa_patch. Allocates as DotProductAttention. With a
- * mask it syncs, unless te_mask_check.cache keeps the verdict. */
+/* Computes one call of attention: a te_sdpa_fn whose `user` is a te_sdpa_patch. Allocates as DotProductAttention.
+ * With a mask it syncs, unless te_mask_check.cache keeps the verdict. */
 TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
-/* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs, in place of an earlier f of
- * m. f is borrowed until te_restore_attention, or m's end. A forward of m's own (te_module_set_forward) runs inside;
- * Automodel drops it. A failed forward leaves no region open. Source: _patch_module_forward. */
+/* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs, in place of an
+ * earlier f of m. f is borrowed until te_restore_attention, or m's end. A forward of m's own
+ * (te_module_set_forward) runs inside; Automodel drops it. A failed forward leaves no region open. Source:
+ * _patch_module_forward. */
 TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f);
 /* Returns the counters of f alone; zeros for NULL. */
 TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f);
@@ -196,11 +198,11 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
  *
  * A module with a child `sdpa` of te_sdpa_create, and without a forward of its own: the child's forward is replaced,
  * and DotProductAttention takes over its mask, window, scale, softmax type and dropout. Any other module gets a forward
- * of its own, around the one that it has. Inside that forward te_scaled_dot_product_attention is te_sdpa_patch_call, whose
- * original is the function in force now (the user pointer of that function is borrowed until te_restore_attention, or
- * the module's end). A module whose forward does not call te_scaled_dot_product_attention computes attention by itself,
- * and one warning says so. A later te_module_set_forward by the program undoes the injection. Source:
- * inject_te_attention_into_module. */
+ * of its own, around the one that it has. Inside that forward te_scaled_dot_product_attention is
+ * te_sdpa_patch_call, whose original is the function in force now (the user pointer of that function is borrowed
+ * until te_restore_attention, or the module's end). A module whose forward does not call
+ * te_scaled_dot_product_attention computes attention by itself, and one warning says so. A later
+ * te_module_set_forward by the program undoes the injection. Source: inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);
 /* Would te_inject_te_attention_into_module inject, and if not, why? Changes nothing. */
 TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_desc *desc);

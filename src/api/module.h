@@ -45,7 +45,8 @@ typedef struct te_forward_args {
                                         * Modules take such inputs; other functions take them after te_dequantize; a
                                         * leaf gets its gradient decoded. DotProductAttention under a recipe with
                                         * fp8_dpa: fp8_output alone */
-    te_microbatch is_first_microbatch; /* 0 => not given: Linear and GroupedLinear use te_step_get_is_first_microbatch */
+    te_microbatch
+        is_first_microbatch; /* 0 => not given: Linear and GroupedLinear use te_step_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this call adds its own;
                                         * NULL => none */
     void *user;                        /* for classes of the user's; built-in modules hand it to their children */

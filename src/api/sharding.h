@@ -108,7 +108,8 @@ typedef struct te_stage_backward_desc {
  *     the stage is a unit by te_fsdp_unit           all flags of it false (reduce_grad_per_microbatch: true); if
  *                                                   last_backward, afterwards true, and all units below it exchange
  *     te_model_set_fsdp_optimizations(stage, true)  all flags of te_fsdp_units_visit's false; if last_backward and
- *                                                   te_step_get_is_optim_step, afterwards true, and these exchange, then
+ *                                                   te_step_get_is_optim_step, afterwards true, and these exchange,
+ * then
  *                                                   each root_post_backward
  *     none of these                                 flags stay as they are
  *

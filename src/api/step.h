@@ -9,7 +9,8 @@ TE_API te_microbatch te_step_get_is_first_microbatch(const te_ctx *te); /* retur
                                                                     * TE_MICROBATCH_NONE for NULL */
 /* Sets whether the next backward pass is the last one of its step. False by default. Source: IS_OPTIM_STEP. */
 TE_API void te_step_set_is_optim_step(te_ctx *te, bool value);
-TE_API bool te_step_get_is_optim_step(const te_ctx *te); /* is the next backward pass the last one of its step? false for
+TE_API bool
+te_step_get_is_optim_step(const te_ctx *te); /* is the next backward pass the last one of its step? false for
                                                      * NULL */
 
 /* Functions that te_prepare_for_grad_accumulation and te_prepare_for_final_backward call for a part of a model. Each

@@ -1,10 +1,10 @@
-/* io/config_keys.c: objects of a config.json whose keys stand in a table: reading them into a struct, and what their
- * values may be. Knows JSON; must not know what a key means. */
+/* io/config_keys.c: objects of a config.json whose keys are listed in a table: reads them into a struct and checks
+ * their values. Knows JSON; must not know what a key means. */
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,
     TE__HF_NUMBER,
-    TE__HF_CAP, /* a number; null does not mean the default */
+    TE__HF_CAP, /* a number; null is a value of its own, not the default */
     TE__HF_BOOL,
     TE__HF_STRING
 } te__hf_kind;
@@ -14,10 +14,10 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A key that is missing has NAN, -1 or NULL. Where null does not mean the default, it has a number of its own, which no
- * file can contain. */
-#define TE__HF_NULL (-2)                    /* of a TE__HF_COUNT */
-#define TE__HF_NULL_CAP ((double)-INFINITY) /* of a TE__HF_CAP */
+/* A missing key has the value NAN, -1 or NULL. Where null differs from the default, null has a value that no file can
+ * contain: */
+#define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
+#define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */
 
 /* Marks every key of the table as missing in the struct `s`. */
 static void te__hf_clear(void *s, const te__hf_key *keys, int num_keys) {
@@ -35,8 +35,8 @@ static bool te__hf_missing(const char *at, te__hf_kind kind) {
     return *(const int64_t *)(const void *)at == -1;
 }
 
-/* Reads the value of `name` into its field; does nothing where the table has no such key. *known says which. False: a
- * value that the key cannot have, with the error recorded. */
+/* Reads the value of `name` into its field. *known: whether the table has this key; if not, nothing is read. Returns
+ * false, with the error recorded, if the key cannot have this value. */
 static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_keys, const char *name, bool *known) {
     int i;
     for (i = 0; i < num_keys && strcmp(keys[i].name, name) != 0; i++) {}
@@ -62,9 +62,9 @@ static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_ke
     return !j->failed;
 }
 
-/* ---- what values may be ---- */
+/* ---- checks of values ---- */
 
-/* Records an error of the file that `j` reads; returns false. */
+/* Records an error about the file that `j` reads; returns false. */
 TE_PRINTF(3, 4) static bool te__hf_refuse(const te__json *j, te_result code, const char *format, ...) {
     char text[512];
     va_list args;
@@ -74,14 +74,14 @@ TE_PRINTF(3, 4) static bool te__hf_refuse(const te__json *j, te_result code, con
     te__fail(j->te, code, "%s: %s", j->path, text);
     return false;
 }
-/* Is it a whole number from `least` on that an int holds? */
+/* Checks that a count is a whole number from `least` to INT_MAX. */
 static bool te__hf_count(const te__json *j, const char *name, int64_t value, int64_t least) {
     if (value < 0) return te__hf_refuse(j, TE_ERR_FORMAT, "%s is %s", name, value == TE__HF_NULL ? "null" : "missing");
     if (value >= least && value <= INT_MAX) return true;
     return te__hf_refuse(j, TE_ERR_FORMAT, "%s is %lld; %lld to %d are possible", name, (long long)value,
                          (long long)least, INT_MAX);
 }
-/* A positive number that an f32 holds, or `missing` where there is none, into *to. */
+/* Stores a positive number that an f32 holds in *to, or `missing` if `value` is NAN. */
 static bool te__hf_positive(const te__json *j, const char *name, double value, double missing, float *to) {
     const bool fits = isnan(value) || (value > 0 && value <= FLT_MAX && (float)value > 0.0f);
     *to = (float)(isnan(value) ? missing : fits ? value : 0);

@@ -1,7 +1,7 @@
-/* io/folder.c: folders of models and adapters: paths in them, and the lists of tensors that are written there. Knows
- * files and modules; must not know what the files mean. */
+/* io/folder.c: folders of models and adapters: paths in them, and lists of tensors to write there. Knows files and
+ * modules; must not know what the files mean. */
 
-/* The path of a file of a folder, into *t. */
+/* Writes the path of a file in a folder to *t. */
 static bool te__hf_join(te__text *t, te_ctx *te, const char *folder, const char *name) {
     t->memory = &te->host_allocator;
     te__text_clear(t);

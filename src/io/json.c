@@ -1,16 +1,16 @@
-/* io/json.c: a strict JSON parser that works in place, and the writing of strings. Knows the context, for its errors;
- * must not know what a document means.
+/* io/json.c: a strict JSON parser that works in place, and a writer of strings. Knows the context, for its errors; must
+ * not know what a document means.
  *
- * The caller asks for the element that it expects (te__json_open, te__json_string, te__json_uint ...) and may test
- * `failed` late: after the first failure every call is without effect. */
+ * The caller asks for the element that it expects (te__json_open, te__json_string, te__json_uint ...) and may check
+ * `failed` later: after the first failure every call does nothing. */
 
 enum { TE__JSON_MAX_NESTING = 32 };
 
 typedef struct te__json {
     te_ctx *te;
-    const char *path; /* for messages, as this: */
-    const char *part; /* of the file: "the header", "the text" */
-    char *begin, *at, *end; /* *end is 0; strings are unescaped in place: they only get shorter */
+    const char *path; /* file name, for messages */
+    const char *part; /* name of the part of the file that is parsed, for messages: "the header", "the text" */
+    char *begin, *at, *end; /* *end is 0; strings are unescaped in place, which only shortens them */
     bool failed;
 } te__json;
 
@@ -29,7 +29,7 @@ TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) 
 static void te__json_space(te__json *j) {
     while (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r') j->at++;
 }
-/* Consumes `c` if it is the next character that is no space. */
+/* Skips spaces and consumes the next character if it is `c`. */
 static bool te__json_take(te__json *j, char c) {
     te__json_space(j);
     if (*j->at != c || j->at == j->end) return false;
@@ -40,11 +40,11 @@ static bool te__json_expect(te__json *j, char c) {
     if (j->failed) return false;
     return te__json_take(j, c) ? true : te__json_fail(j, "'%c' is missing", c);
 }
-/* Opens a list or an object: true if an element follows, false when it is empty or on an error. */
+/* Opens a list or an object. Returns true if an element follows, false if it is empty or on an error. */
 static bool te__json_open(te__json *j, char open, char close) {
     return te__json_expect(j, open) && !te__json_take(j, close);
 }
-/* After an element: true if another follows, false at the end or on an error. */
+/* Continues after an element. Returns true if another one follows, false at the end or on an error. */
 static bool te__json_more(te__json *j, char close) {
     if (j->failed || te__json_take(j, close)) return false;
     return te__json_expect(j, ',');
@@ -68,7 +68,7 @@ static int te__json_hex4(te__json *j) {
     return value;
 }
 
-/* The code point of an escape; j->at stands behind the backslash. 0: an error. */
+/* Reads an escape and returns its code point, or 0 on an error; j->at is behind the backslash. */
 static unsigned te__json_escape(te__json *j) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     const char *p = *j->at ? strchr(from, *j->at) : NULL;
@@ -91,8 +91,8 @@ static unsigned te__json_escape(te__json *j) {
     return 0x10000u + (((unsigned)high - 0xD800u) << 10) + ((unsigned)low - 0xDC00u);
 }
 
-/* Bytes of the UTF-8 character at p, or 0 if there is none: no overlong forms, no surrogates, nothing above
- * U+10FFFF. */
+/* Returns the bytes of the UTF-8 character at the start of `text`, or 0 if it is invalid: overlong, a surrogate, or
+ * above U+10FFFF. */
 static int te__utf8_length(const char *text) {
     const unsigned char *p = (const unsigned char *)text;
     int n = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : p[0] < 0xF5 ? 4 : 0, i;
@@ -121,7 +121,7 @@ static char *te__utf8_put(char *out, unsigned c) {
     return out;
 }
 
-/* A string, unescaped and closed by a zero; NULL on an error. */
+/* Reads a string, unescapes it and ends it by a zero; returns NULL on an error. */
 static const char *te__json_string(te__json *j) {
     char *start, *out;
     if (!te__json_expect(j, '"')) return NULL;
@@ -148,7 +148,7 @@ static const char *te__json_string(te__json *j) {
     return start;
 }
 
-/* A whole number, zero or more, that 63 bits can hold. */
+/* Reads a whole number from 0 on that 63 bits can hold. */
 static uint64_t te__json_uint(te__json *j) {
     uint64_t value = 0;
     if (j->failed) return 0;
@@ -189,7 +189,7 @@ static void te__json_skip_number(te__json *j) {
         te__json_digits(j);
     }
 }
-/* Which of the three words comes next: 0, 1, 2 as in the list, -1 none. It is taken. */
+/* Reads one of the three words, if it comes next, and returns its index in `words`; else returns -1. */
 static int te__json_word(te__json *j) {
     static const char *const words[3] = {"false", "true", "null"};
     int i;
@@ -205,7 +205,7 @@ static int te__json_word(te__json *j) {
 static void te__json_skip_word(te__json *j) {
     if (te__json_word(j) < 0) te__json_fail(j, "a value is missing");
 }
-/* A number that an f64 holds. */
+/* Reads a number that an f64 can hold. */
 static double te__json_number(te__json *j) {
     const char *start;
     double value = 0;
@@ -218,7 +218,7 @@ static double te__json_number(te__json *j) {
         te__json_fail(j, "a number that is too large");
     return j->failed ? 0 : value;
 }
-/* Skips a value. */
+/* Skips a value of any kind. */
 static void te__json_skip(te__json *j, int depth) {
     bool more;
     if (j->failed) return;

@@ -1,14 +1,14 @@
 /* io/rope_keys.c: the keys of a rotary embedding in a config.json ("rope_parameters", or the older "rope_scaling"), and
- * the te_rope_scaling that they describe, by the rules of transformers. Must not know models. */
+ * the te_rope_scaling that they describe, by the rules of the transformers library. Must not know models. */
 
-/* Such an object. Missing: NAN, -1, NULL. */
+/* The object of a rotary embedding in a config.json. Missing keys are NAN, -1 or NULL. */
 typedef struct te__hf_rope {
     bool given;
-    char *type, *older_type; /* "rope_type", "type"; they point into the text, NULL where they are not given */
+    char *type, *older_type; /* "rope_type" and "type"; they point into the text; NULL: missing */
     double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor, beta_fast, beta_slow, mscale,
         mscale_all_dim, attention_factor;
     int64_t original, truncate;
-    float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS]; /* of longrope */
+    float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS]; /* for longrope */
     int num_short_factors, num_long_factors;
 } te__hf_rope;
 
@@ -29,7 +29,7 @@ static const te__hf_key te__hf_rope_keys[] = {TE__HF_KEY(TE__HF_STRING, "rope_ty
                                               TE__HF_KEY(TE__HF_COUNT, "original_max_position_embeddings", original)};
 #undef TE__HF_KEY
 
-/* Reads the value of a key, a list of longrope, behind the *n numbers of `list`. */
+/* Reads the value of a key that is a list of longrope, and appends it to the *n numbers of `list`. */
 static bool te__hf_factors(te__json *j, const char *name, float *list, int *n) {
     bool more;
     if (te__json_word(j) == 2) return true;
@@ -42,7 +42,7 @@ static bool te__hf_factors(te__json *j, const char *name, float *list, int *n) {
     return !j->failed;
 }
 
-/* Reads the value of the key `name` of such an object into *rope, or skips it. */
+/* Reads the value of the key `name` into *rope, or skips an unknown key. */
 static bool te__hf_rope_take(te__json *j, te__hf_rope *rope, const char *name) {
     bool known;
     if (strcmp(name, "short_factor") == 0) return te__hf_factors(j, name, rope->short_factor, &rope->num_short_factors);
@@ -53,9 +53,9 @@ static bool te__hf_rope_take(te__json *j, te__hf_rope *rope, const char *name) {
     return !j->failed;
 }
 
-/* ---- what the keys mean ---- */
+/* ---- meaning of the keys ---- */
 
-/* YaRN's own numbers: those that are missing stay 0, the default of te_rope_scaling. */
+/* Reads YaRN's own numbers; missing ones stay 0, the default of te_rope_scaling. */
 static bool te__hf_yarn(const te__json *j, const te__hf_rope *r, te_rope_scaling *s) {
     s->no_truncate = r->truncate == 0;
     if (!te__hf_positive(j, "beta_fast", r->beta_fast, 0, &s->beta_fast) ||
@@ -70,7 +70,7 @@ static bool te__hf_yarn(const te__json *j, const te__hf_rope *r, te_rope_scaling
         "rope_type is \"yarn\", beta_fast %g and beta_slow %g (0: missing, 32 and 1); the first must be the larger one",
         (double)s->beta_fast, (double)s->beta_slow);
 }
-/* LongRoPE's own lists for `pairs` pairs of channels; *s borrows those of *r. */
+/* Reads LongRoPE's own lists, for `pairs` pairs of channels; *s borrows the lists of *r. */
 static bool te__hf_longrope(const te__json *j, const te__hf_rope *r, int64_t pairs, te_rope_scaling *s) {
     int i;
     if (r->num_short_factors != pairs || r->num_long_factors != pairs)
@@ -88,16 +88,16 @@ static bool te__hf_longrope(const te__json *j, const te__hf_rope *r, int64_t pai
     s->long_factor = r->long_factor;
     return te__hf_positive(j, "attention_factor", r->attention_factor, 0, &s->attention_factor);
 }
-/* What a config says beside the object of a rotary embedding. */
+/* Numbers of a config that are outside of the rotary embedding's object. */
 typedef struct te__hf_lengths {
-    int64_t original, max_position; /* original_max_position_embeddings, max_position_embeddings; -1: missing */
-    int64_t pairs;                  /* of channels that are rotated */
+    int64_t original, max_position; /* original_max_position_embeddings and max_position_embeddings; -1: missing */
+    int64_t pairs;                  /* pairs of channels that are rotated */
 } te__hf_lengths;
 
 static const char *te__hf_rope_type(const te__hf_rope *r) {
     return r->type ? r->type : r->older_type ? r->older_type : "default";
 }
-/* Fills *s, which is zero, by r's type; *s borrows r's lists. */
+/* Fills *s, which must be zero, according to r's type; *s borrows r's lists. */
 static bool te__hf_scaling(const te__json *j, const te__hf_rope *r, const te__hf_lengths *l, te_rope_scaling *s) {
     static const struct {
         const char *name;
@@ -106,7 +106,7 @@ static bool te__hf_scaling(const te__json *j, const te__hf_rope *r, const te__hf
                  {"llama3", TE_ROPE_LLAMA3},   {"yarn", TE_ROPE_YARN},     {"longrope", TE_ROPE_LONGROPE}};
     const char *name = te__hf_rope_type(r);
     double factor = r->factor;
-    int64_t original = l->original; /* this one counts where the object has one, too */
+    int64_t original = l->original; /* takes precedence over the object's own number */
     int i = 0;
     while (i < TE__COUNT(types) && strcmp(types[i].name, name) != 0) i++;
     if (i == TE__COUNT(types))
@@ -124,7 +124,7 @@ static bool te__hf_scaling(const te__json *j, const te__hf_rope *r, const te__hf
     if (s->type != TE_ROPE_LINEAR) s->original_max_position_embeddings = original;
     if (isnan(factor) && (s->type == TE_ROPE_YARN || s->type == TE_ROPE_LONGROPE) && l->max_position > 0)
         factor = (double)l->max_position / (double)original;
-    /* longrope's is for the default of attention_factor alone */
+    /* longrope needs the factor only for the default of attention_factor */
     if (isnan(factor) && (s->type != TE_ROPE_LONGROPE || isnan(r->attention_factor)))
         return te__hf_refuse(j, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", name);
     if (!te__hf_positive(j, "factor", factor, 1, &s->factor)) return false;

@@ -1,13 +1,13 @@
-/* io/safetensors.c: reading and writing safetensors files: 8 bytes of header length, a JSON header, the data. Knows
- * files and tensors; must not know modules.
+/* io/safetensors.c: reads and writes safetensors files: 8 bytes of header length, a JSON header, the data. Knows files
+ * and tensors; must not know modules.
  *
- * No file is trusted: the length is checked against the file before the header is read, every size and
+ * No file is trusted: the header length is checked against the file before the header is read, and every size and
  * offset against the data before a tensor is made. The rules are those of the reference implementation: data without
- * holes and overlaps, no name twice, every byte accounted for. */
+ * holes and overlaps, no name twice, every byte belongs to a tensor. */
 
 enum { TE__ST_MAX_HEADER = 100000000, TE__ST_CHUNK = 8 << 20 };
 
-/* Formats that the files know. NONE: te.h has no tensors of it, so it can be listed and not read. */
+/* The formats of safetensors files. TE_DTYPE_NONE: te.h has no such tensors, so entries can be listed but not read. */
 typedef struct te__st_dtype {
     const char *name;
     int bits;
@@ -25,7 +25,7 @@ static const te__st_dtype te__st_dtypes[] = {{"F32", 32, TE_F32},           {"F1
                                              {"F6_E2M3", 6, TE_DTYPE_NONE}, {"F6_E3M2", 6, TE_DTYPE_NONE}};
 
 typedef struct te__st_entry {
-    te_safetensors_entry e; /* first, so that te_safetensors_at can hand it out */
+    te_safetensors_entry e; /* first member, so that te_safetensors_at can return a pointer to it */
     const te__st_dtype *type;
 } te__st_entry;
 
@@ -41,18 +41,18 @@ struct te_safetensors {
     char *header; /* [header_size + 1]; names and metadata point into it */
     size_t header_size;
     uint64_t data_start, data_size; /* in bytes; data_start from the start of the file */
-    te__st_entry *entries; /* in the order of their data */
+    te__st_entry *entries; /* in the order of their data in the file */
     int num_entries, cap_entries;
-    te__st_name *by_name;  /* [num_entries] */
+    te__st_name *by_name;  /* [num_entries], sorted by name */
     te_metadata *metadata; /* sorted by key */
     int num_metadata, cap_metadata;
-    void *staging; /* host memory between the file and the device; NULL until it is needed */
+    void *staging; /* host memory for copies between file and device; NULL until needed */
     te__closable closable;
 };
 
 /* ---- the header ---- */
 
-/* A name as messages show it: not longer than a line. */
+/* Format of a name in messages: cut off at 120 characters. */
 #define TE__ST_NAME "\"%.120s\""
 
 TE_PRINTF(3, 4) static bool te__st_fail(te_safetensors *f, te_result code, const char *format, ...) {
@@ -98,7 +98,7 @@ static bool te__st_parse_shape(te_safetensors *f, te__json *j, te_safetensors_en
     return !j->failed;
 }
 
-/* "dtype", "shape" and "data_offsets" in any order, each once; other fields are skipped. */
+/* Parses "dtype", "shape" and "data_offsets" in any order, each once; other fields are skipped. */
 static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name) {
     te__st_entry *x;
     uint64_t begin = 0, end = 0;
@@ -146,7 +146,7 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
     return true;
 }
 
-/* The offsets must span the shape's number of elements times the format's size. */
+/* Checks that the entry's bytes equal the number of elements times the size of one. */
 static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
     char text[TE__SHAPE_TEXT];
     uint64_t n = 1;
@@ -169,7 +169,8 @@ static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
 static int te__st_by_offset(const void *a, const void *b) {
     const te_safetensors_entry *x = &((const te__st_entry *)a)->e, *y = &((const te__st_entry *)b)->e;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1; /* empty ones before the one that begins there */
+    /* empty tensors come before the one that begins at the same byte */
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
     return strcmp(x->name, y->name);
 }
 static int te__st_by_name(const void *a, const void *b) {
@@ -240,7 +241,7 @@ static bool te__st_parse_header(te_safetensors *f) {
     return j.at == j.end ? true : te__json_fail(&j, "something follows the end");
 }
 
-/* The length of the header and the header itself. */
+/* Reads the length of the header, and the header. */
 static bool te__st_read_header(te_safetensors *f, te__text *why) {
     unsigned char raw[8];
     uint64_t size = te__file_size(&f->file), length = 0;
@@ -345,7 +346,7 @@ TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *
     return found ? found->value : NULL;
 }
 
-/* The entry, if a tensor can be made of it. */
+/* Returns the entry `name` if te.h can make a tensor of it, else NULL with an error. */
 static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) {
     const te__st_entry *x = te__st_find(f, name);
     if (!x) {
@@ -363,14 +364,14 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     return NULL;
 }
 
-/* Allocates the staging memory, the only memory that reading into existing tensors needs. False with the error on
- * failure. */
+/* Allocates the staging memory, the only memory that reading into existing tensors needs. Returns false with the error
+ * recorded on failure. */
 static bool te__st_stage(te_safetensors *f) {
     if (!f->staging) f->staging = te__alloc(f->te, te__st_staging_bytes(f));
     return f->staging != NULL;
 }
 
-/* The bytes of an entry into a contiguous tensor of its size. */
+/* Reads the bytes of an entry into a contiguous tensor of the same size. */
 static te_result te__st_load(te_safetensors *f, const te__st_entry *x, te_tensor *dst) {
     te_ctx *te = f->te;
     te__text why = TE_ZERO;
@@ -401,7 +402,7 @@ TE_API te_tensor *te_safetensors_read(te_safetensors *f, const char *name) {
     return y ? te__checked(y, te__st_load(f, x, y)) : NULL;
 }
 
-/* Could this entry be read into dst? */
+/* Checks that the entry `name` can be read into dst: same context, shape and format. */
 static te_result te__st_fits(te_safetensors *f, const char *name, const te_tensor *dst) {
     const te__st_entry *x = te__st_readable(f, name);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -442,18 +443,18 @@ TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, t
 
 /* ---- writing ---- */
 
-/* What a file gets: a tensor, or bytes in host memory that were read from another file without being understood. */
+/* One entry of a file to be written: a tensor, or bytes in host memory that were copied from another file. */
 typedef struct te__st_part {
-    const char *name; /* owned by those that te__st_keep made, as data is */
+    const char *name; /* owned, as is data, by parts that te__st_keep made */
     const te__st_dtype *type;
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     uint64_t bytes;
-    const te_tensor *tensor; /* NULL: */
+    const te_tensor *tensor; /* NULL: `data` has the bytes */
     void *data;
 } te__st_part;
 
-/* Frees parts that te__st_keep made, and their list. */
+/* Frees parts that te__st_keep made, and the list of them. */
 static void te__st_free_kept(te_ctx *te, te__st_part *list, int n) {
     int i;
     for (i = 0; i < n; i++) {
@@ -462,7 +463,7 @@ static void te__st_free_kept(te_ctx *te, te__st_part *list, int n) {
     }
     te__free(te, list, (size_t)n * sizeof(te__st_part));
 }
-/* Reads tensor `index` of a file into *to, which is zero, and has to be freed after an error as well. */
+/* Copies tensor `index` of a file into *to, which must be zero and must be freed even after an error. */
 static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     const te__st_entry *x = &f->entries[index];
     te__text why = TE_ZERO;
@@ -483,8 +484,8 @@ static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     return fine;
 }
 
-/* Wide formats first, as the reference does, so that each tensor is aligned to its own elements; then by name: equal
- * content gives equal files. */
+/* Orders by descending element width, as the reference does, so that each tensor is aligned to its elements; then by
+ * name, so that equal content gives equal files. */
 static int te__st_by_width(const void *a, const void *b) {
     const te__st_part *x = (const te__st_part *)a, *y = (const te__st_part *)b;
     int wide = y->type->bits - x->type->bits;
@@ -541,7 +542,7 @@ static void te__st_put_header(te__text *t, const te__st_part *parts, int num_par
     while (t->n % 8 && !t->oom) te__text_put(t, " ");
 }
 
-/* One tensor, chunk by chunk. A failed write is remembered by `out`. */
+/* Writes one tensor chunk by chunk. `out` remembers a failed write. */
 static te_result te__st_store(te_ctx *te, te__file_out *out, const te_tensor *x, void *staging) {
     te_result result = TE_OK;
     const te_tensor *flat = x;
@@ -561,7 +562,7 @@ static te_result te__st_store(te_ctx *te, te__file_out *out, const te_tensor *x,
     return result;
 }
 
-/* Puts the temporary file into its place, or removes it where something has failed. Frees why. */
+/* Moves the temporary file into place, or removes it if something failed. Frees `why`. */
 static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_result result) {
     if (result != TE_OK)
         te__file_out_abort(out);
@@ -571,7 +572,7 @@ static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_res
     return result;
 }
 
-/* Header and data to a temporary file, then into place. `parts` are sorted and valid. */
+/* Writes header and data to a temporary file, then moves it into place. `parts` must be sorted and valid. */
 static te_result te__st_write(te_ctx *te, const char *path, const te__st_part *parts, int num_parts,
                               const te__text *header) {
     te__file_out out;
@@ -593,7 +594,7 @@ static te_result te__st_write(te_ctx *te, const char *path, const te__st_part *p
     return te__st_end(te, &out, &why, result);
 }
 
-/* Sorts the parts, which are valid, and writes them. */
+/* Sorts the parts, which must be valid, and writes them. */
 static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *parts, int n,
                                     const te_metadata *metadata, int num_metadata) {
     te__text header = TE_ZERO;
@@ -615,7 +616,7 @@ static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *p
     te__text_free(&header);
     return result;
 }
-/* te_safetensors_write, with parts that te__st_keep made beside the items. */
+/* Does te_safetensors_write with additional parts that te__st_keep made. */
 static te_result te__st_write_with(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                    const te__st_part *kept, int num_kept, const te_metadata *metadata,
                                    int num_metadata) {
@@ -623,7 +624,7 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     te__st_part *parts;
     te_result result = TE_OK;
     int i, k;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written, and must not
                                                          * replace a good file */
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
     if (result != TE_OK) return result;

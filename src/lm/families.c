@@ -51,8 +51,8 @@ static const te__lm_inner te__lm_gemma3_inner = {
 enum { TE__LM_LAYOUTS = 2 };
 typedef struct te__lm_family {
     const char *model_type;
-    const char *reads;  /* JSON: the keys that this family reads in addition to te__lm_keys, each with its default (null:
-                         * no default). Keys of te__lm_keys appear here if the family's default differs */
+    const char *reads;  /* JSON: keys that this family reads in addition to te__lm_keys, each with its default (null: no
+                         * default). Keys of te__lm_keys appear here if the family's default differs */
     const char *always; /* JSON: keys whose value overrides the file, and traits (te__lm_traits) */
     const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* sets of tensor names that the files may have; NULL ends the list */
     const te__lm_inner *inner;                  /* NULL: the whole model is a text model */

@@ -1,5 +1,5 @@
-/* lora/adapters.c: giving adapters to a site, and taking them away. Knows the forward passes with adapters; must
- * not know how sites are chosen, or files. */
+/* lora/adapters.c: creates the adapters of a site and removes them. Knows the forward passes with adapters; must not
+ * know how sites are chosen, or files. */
 
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);
@@ -18,11 +18,11 @@ static void te__lora_take_away(const te__lora_site *s) {
         te_module_set_forward(s->owner, NULL);
 }
 
-/* One of a site's two adapters. */
+/* How to create one adapter of a site, lora_A or lora_B. */
 typedef struct te__lora_adapter {
     const char *name;
     int64_t in, out;
-    te_parallel_mode mode; /* by which the owner's ranks share it, if they share the site so */
+    te_parallel_mode mode; /* the adapter is sharded over the owner's ranks only if the site has this same mode */
     te_init init;
     te_dtype dtype;
 } te__lora_adapter;
@@ -48,6 +48,7 @@ static te_module *te__lora_create_linear(const te__lora_site *site, const te__lo
     }
     return te__linear_create(m->te, &d, divided && a->mode == TE_PARALLEL_COLUMN ? shape.rows : NULL);
 }
+#ifndef TE_NO_MOE
 static te_module *te__lora_create_grouped(const te__lora_site *site, const te__lora_adapter *a,
                                           te_params_device device) {
     te_grouped_linear_desc d = TE_ZERO;
@@ -61,7 +62,8 @@ static te_module *te__lora_create_grouped(const te__lora_site *site, const te__l
     d.gemm.device = device;
     return te_grouped_linear_create(site->owner->te, &d);
 }
-/* An Embedding's lora_A: rows of lora_embedding_A's transpose. */
+#endif
+/* Creates lora_A of an Embedding, as an Embedding: its table is the transpose of peft's lora_embedding_A. */
 static te_module *te__lora_create_table(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
     te_embedding_desc d = TE_ZERO;
     d.num_embeddings = a->in;
@@ -72,13 +74,16 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     d.device = device;
     return te_embedding_create(site->owner->te, &d);
 }
-/* Adds it to the holder. Under sequence parallelism ranks have different rows, so the gradient of an adapter that is
- * not divided is this rank's part. */
+/* Creates adapter `a` and adds it to the holder. Under sequence parallelism each rank has other rows, so an adapter
+ * that is not sharded is marked: its gradient must be summed over the ranks. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
-    if (m->cls == &te__grouped_class) child = te__lora_create_grouped(site, a, device);
-    else if (m->cls == &te__embedding_class && a->mode == TE_PARALLEL_ROW)
+#ifndef TE_NO_MOE
+    if (te__is_grouped(m)) child = te__lora_create_grouped(site, a, device);
+    else
+#endif
+    if (m->cls == &te__embedding_class && a->mode == TE_PARALLEL_ROW)
         child = te__lora_create_table(site, a, device);
     else child = te__lora_create_linear(site, a, device);
     if (!te__lora_attach(holder, child)) return false;
@@ -86,7 +91,8 @@ static bool te__lora_add(const te__lora_site *site, te_module *holder, const te_
         te_tensor_set_sequence_parallel(te_module_parameter(child, "weight"), true);
     return true;
 }
-/* lora_A and lora_B: of an Embedding the second one begins with numbers, and the first with zeros, as in peft. */
+/* Adds lora_A and lora_B. lora_A starts random and lora_B at zero; of an Embedding, as in peft, lora_A starts at
+ * zero and lora_B random. */
 static bool te__lora_add_both(const te__lora_site *site, te_module *holder, const te_lora_desc *d, te_dtype dtype) {
     const te__lora_shape shape = te__lora_shape_of(site, 0);
     const bool table = site->owner->cls == &te__embedding_class;
@@ -111,20 +117,20 @@ static bool te__lora_add_both(const te__lora_site *site, te_module *holder, cons
     return te__lora_add(site, holder, &a);
 }
 
-/* The module that holds the adapters: the owner, or a new child of it; NULL with the error. */
+/* Returns the module that is to hold the adapters: the owner, or for LayerNormMLP a new child; NULL with an error. */
 static te_module *te__lora_open_holder(const te__lora_site *site) {
     te_module *holder;
     if (site->owner->cls != &te__layernorm_mlp_class) return site->owner;
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
     return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
-/* The rank of a site's adapters. */
+/* Returns the rank of a site's adapters: dim, or with moe_rank_scaling dim / (experts per token) for experts. */
 static int te__lora_rank(const te__lora_site *s, const te_lora_desc *d) {
     return d->moe_rank_scaling && te__is_experts(s->owner)
-               ? d->dim / te__experts_state(s->owner)->config.n_activated_experts
+               ? d->dim / te__experts_chosen(s->owner)
                : d->dim;
 }
-/* Gives a site its adapters; after a failure it has none. */
+/* Creates the adapters of a site and sets the owner's forward; after a failure the site has no adapters. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;
@@ -138,7 +144,7 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
     l->te = m->te;
     l->dim = te__lora_rank(site, d);
     l->alpha = d->alpha;
-    l->dropout = te__is_experts(m) ? 0.0f : d->dropout; /* Automodel's have none */
+    l->dropout = te__is_experts(m) ? 0.0f : d->dropout; /* experts have no dropout in Automodel */
     l->position = d->dropout_position;
     l->dora = d->use_dora;
     holder = te__lora_open_holder(site);
@@ -147,7 +153,7 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
         if (holder && holder != m) te__module_drop(m, holder->name);
         return te_error_code(m->te);
     }
-    off.disabled = true; /* adapters are trained: they are never stored quantized */
+    off.disabled = true; /* adapters are never stored quantized, because they are trained */
     fine = te_quantized_model_init_begin(m->te, &off) == TE_OK;
     if (fine) {
         fine = te__is_experts(m) ? te__adapters_add(m, l->dim, d->lora_A_init, dtype)
@@ -160,8 +166,10 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
         return te_error_code(m->te);
     }
     te_module_set_forward(m, m->cls == &te__layernorm_mlp_class ? te__lora_mlp_forward
-                             : te__is_experts(m)                ? te__lora_experts_forward
-                             : te__is_block_gate(m)             ? te__lora_gate_forward
+#ifndef TE_NO_MOE
+                             : te__is_experts(m)    ? te__lora_experts_forward
+                             : te__is_block_gate(m) ? te__lora_gate_forward
+#endif
                              : l->dora                          ? te__dora_forward
                                                                 : te__lora_forward);
     return TE_OK;

@@ -1,5 +1,5 @@
-/* lora/apply.c: te_lora_apply: which sites of a tree get adapters, and what is trained beside them. Knows
- * patterns of names and how adapters are given; must not know files. */
+/* lora/apply.c: te_lora_apply: chooses the sites of a tree that get adapters, and the parameters trained in addition.
+ * Knows name patterns and how adapters are created; must not know files. */
 
 /* ---- options ---- */
 
@@ -15,7 +15,7 @@ static bool te__lora_list_ok(te_ctx *te, const char *field, const char *const *n
     te__fail(te, TE_ERR_INVALID, "te_lora_apply: %s: name %d of %d is NULL", field, i, n);
     return false;
 }
-/* *d: the desc with its defaults; false with the error. */
+/* Copies the desc to *d with defaults filled in and checks it; false with an error. */
 static bool te__lora_desc_ok(te_ctx *te, const te_lora_desc *desc, te_lora_desc *d) {
     bool targets, excludes;
     if (desc) *d = *desc;
@@ -63,7 +63,8 @@ static bool te__has_no_graphs(void *user, te_module *m) {
     (void)user;
     return !m->graphed;
 }
-/* May modules of this tree change? Graphs of theirs would go on as they were captured. */
+/* Checks that modules of this tree may be changed: not inside a capture or a hook, and not if a module of the tree has
+ * graphs, which would replay the old computation. */
 static te_result te__lora_open(te_module *model, const char *who) {
     const te_module *up;
     bool graphed;
@@ -88,20 +89,21 @@ typedef struct te__lora_choice {
     te__name_list to_save;
     te__lora_list sites;
     te__trained_list trained;
-    int saved;            /* modules that modules_to_save names */
-    int given;            /* sites that have got adapters in this call */
+    int saved;            /* number of modules that modules_to_save names */
+    int given;            /* number of sites that this call has given adapters */
 } te__lora_choice;
 
-/* Can a site have adapters? False with the error. */
+/* Checks that a site can have adapters; false with an error. */
 static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
     const te_module *holder = te__lora_holder(s);
-    if (m->cls == &te__te_experts_class || te__experts_above(m))
+    if (dora && te__dora_allowed(m->te, path) != TE_OK) return false;
+    if (te__has_no_adapters(m) || te__experts_above(m))
         te__fail(m->te, TE_ERR_UNSUPPORTED,
                  "LoRA: \"%s\" multiplies for a GroupedExpertsTE, which cannot have adapters, as in Automodel; "
                  "leave these experts out, or create others",
                  path);
-    else if (m->cls == &te__grouped_class && m->parallel.size > 1)
+    else if (te__is_grouped(m) && m->parallel.size > 1)
         te__fail(m->te, TE_ERR_UNSUPPORTED,
                  "LoRA: \"%s\" is a GroupedLinear that %d ranks share, and exchanges nothing: gradients of its "
                  "adapters would be parts; leave it out",
@@ -124,9 +126,9 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
         return true;
     return false;
 }
-/* Is there a rank for experts m? */
+/* Checks that moe_rank_scaling leaves experts m a rank of at least 1; warns if the rank is rounded down. */
 static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char *path) {
-    const int chosen = te__experts_state(m)->config.n_activated_experts;
+    const int chosen = te__experts_chosen(m);
     if (!c->desc->moe_rank_scaling) return true;
     if (c->desc->dim < chosen) {
         te__fail(m->te, TE_ERR_INVALID,
@@ -142,7 +144,7 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
                  c->desc->dim, chosen, path, c->desc->dim / chosen);
     return true;
 }
-/* How many products of experts m the names mean: all by m's path. */
+/* Returns how many Linears of experts m the names match; the path of m itself matches them all. */
 static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     const int products = te__expert_products(m);
     char text[TE__TREE_PATH + 64], name[64];
@@ -154,7 +156,8 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     }
     return n;
 }
-/* Experts that are modules count as the Linears that their files have, and others as no Linears. */
+/* Adds the site of experts m to the list if the options choose it. The experts of moe/block.c count as Linears, as in
+ * the model's files; other experts do not. */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;
     const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;
@@ -172,8 +175,8 @@ static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char
     if (others ? !block || n : !n && !(block && d->num_target_modules == 0)) return true;
     return te__lora_can(&s, path, d->use_dora) && te__lora_rank_ok(c, m, path) && te__lora_list_add(&c->sites, s);
 }
-/* Do the options name it? Patterns may well name norms, containers and embeddings, and pass over them: an Embedding
- * gets adapters by its plain name alone. */
+/* Returns true if the options choose module m at `path`. An Embedding must be given by its plain name, because patterns
+ * that also match embeddings, norms and containers pass over them. */
 static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *path) {
     const bool linear = m->cls == &te__linear_class || te__is_block_gate(m);
     bool plain;
@@ -181,7 +184,7 @@ static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *p
     if (c->desc->num_exclude_modules) return linear && !te__name_list_match(&c->names, path, NULL);
     return te__name_list_match(&c->names, path, &plain) && (plain || m->cls != &te__embedding_class);
 }
-/* Is m, or what it is below, one of modules_to_save? */
+/* Returns true if m or a module above m is one of modules_to_save. */
 static bool te__lora_is_saved(te__lora_choice *c, const te_module *m) {
     char path[TE__TREE_PATH];
     for (; m != c->sites.root; m = m->parent)
@@ -197,9 +200,9 @@ static bool te__lora_choose(void *user, te_module *m) {
         c->saved++;
         return true;
     }
-    /* the second: an adapter */
+    /* the second condition: m is itself an adapter */
     if (!te__lora_has_sites(m, &sites) || (m->parent && te__lora_of(m->parent))) return true;
-    if (te__experts_above(m) && te__is_block(te__experts_above(m))) return true; /* with its experts */
+    if (te__experts_above(m) && te__is_block(te__experts_above(m))) return true; /* chosen together with its experts */
     if (te__is_experts(m)) {
         const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));
         return te__lora_choose_experts(c, m, path[0] ? path : m->name);
@@ -208,7 +211,7 @@ static bool te__lora_choose(void *user, te_module *m) {
     for (s.gemm = 0; s.gemm < sites; s.gemm++) {
         const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));
         bool wanted = te__lora_wants(c, m, path[0] ? path : m->name);
-        /* the module names both, "PATH.fc1" one */
+        /* a name of the module chooses both sites, "PATH.fc1" only one */
         if (sites > 1) path = te__lora_path(c->sites.root, &s, buffer, sizeof(buffer));
         if (sites > 1 && !wanted) wanted = te__lora_wants(c, m, path);
         if (wanted &&
@@ -218,7 +221,7 @@ static bool te__lora_choose(void *user, te_module *m) {
     return true;
 }
 
-/* ---- what is trained beside adapters ---- */
+/* ---- parameters trained in addition to adapters ---- */
 
 static bool te__lora_train_saved(void *user, te_module *m) {
     te__lora_choice *c = (te__lora_choice *)user;
@@ -238,8 +241,8 @@ static te_result te__lora_train_beside(te__lora_choice *c) {
 
 /* ---- the base model's name ---- */
 
-#define TE__LORA_BASE "te.lora.base" /* an attribute of the module that te_lora_apply or te_lora_load was called with:
-                                      * te__lora_name */
+#define TE__LORA_BASE "te.lora.base" /* attribute, a te__lora_name, of the module that te_lora_apply or te_lora_load was
+                                      * called with */
 typedef struct te__lora_name {
     te_ctx *te;
     char *text;
@@ -290,7 +293,7 @@ static te_result te__lora_apply(te__lora_choice *c, te_module *model) {
             model->name, d->modules_to_save[0]);
     for (c->given = 0; c->given < c->sites.n; c->given++) {
         result = te__lora_give(&c->sites.list[c->given], d);
-        if (result != TE_OK) return result; /* this one has none */
+        if (result != TE_OK) return result; /* site number c->given has no adapters */
     }
     result = te__lora_train_beside(c);
     if (result == TE_OK && d->base_model_name_or_path) result = te__lora_set_name(model, d->base_model_name_or_path);

@@ -1,14 +1,14 @@
-/* lora/dora.c: DoRA on Linears: a trained length for each row of W + alpha / dim B A (Liu et al. 2024). Knows Linear,
- * its adapters and the factors of rows; must not know how adapters are chosen, or files.
+/* lora/dora.c: DoRA on Linears (Liu et al. 2024): a trained magnitude m for each row of V = W + alpha / dim B A. Knows
+ * Linear, its adapters and row scaling; must not know how adapters are chosen, or files.
  *
- * y = x V^T * m / |V| + b, V = W + alpha / dim B A, with the lengths |V| of V's rows taken as constants in the backward
- * pass, as in section 4.3 of the paper and in peft. */
+ * Computes y = x V^T * m / |V| + b, where |V| has the L2 norms of V's rows. The backward pass treats |V| as a constant,
+ * as in section 4.3 of the paper and in peft. */
 
 #define TE__MAGNITUDE "lora_magnitude_vector"
-#define TE__DORA_EPS 1e-30f /* what lengths' squares are raised by: a row of zeros has the length 1e-15, and the others
-                             * have theirs */
+#define TE__DORA_EPS                                                                                                   \
+    1e-30f /* added to the squared norm: a row of zeros gets the norm 1e-15, other norms do not change */
 
-/* Columns of u [.., N] times g, f32 [N]. Differentiable in both. */
+/* Multiplies column i of u [.., N] by g[i], f32 [N]. Differentiable in u and g. */
 static te_tensor *te__scale_columns(te_tensor *u, te_tensor *g) {
     int64_t shape[2];
     te_tensor *y;
@@ -22,7 +22,7 @@ static te_tensor *te__scale_columns(te_tensor *u, te_tensor *g) {
     return y ? te_tensor_view(y, u->ndim, u->shape) : NULL;
 }
 
-/* V, f32 [out, in], without history. */
+/* Returns V, f32 [out, in], not recorded on the tape. */
 static te_tensor *te__dora_weight(te_module *m) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora_site site = te__lora_site_of(m);
@@ -32,7 +32,7 @@ static te_tensor *te__dora_weight(te_module *m) {
     m->te->tape.no_grad--;
     return v;
 }
-/* Makes every row of v, f32, one of length 1, and gives the factors, f32 [rows], that did so. */
+/* Normalises every row of v, f32, in place to L2 norm 1; returns the reciprocal norms, f32 [rows]. */
 static te_tensor *te__dora_normalize(te_tensor *v) {
     te_op_l2normalize_fwd_args args = TE_ZERO;
     args.x = args.y = v;
@@ -48,7 +48,7 @@ static te_result te__magnitude_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "%s: it is a vector beside its Linear's adapters; run the Linear",
                     m->cls->name);
 }
-/* The lengths of V's rows, so that the Linear computes what it did. Waits for the device. */
+/* Sets the magnitudes to the norms of V's rows, so that the Linear's output does not change. Waits for the device. */
 static te_result te__magnitude_reset(te_module *m) {
     te_tensor *weight = te_module_parameter(m, "weight"), *rnorm, *value;
     const size_t bytes = te_tensor_bytes(weight) / (size_t)te__dtype_size(weight->dtype) * sizeof(float);
@@ -70,7 +70,7 @@ static te_result te__magnitude_reset(te_module *m) {
 }
 static const te_module_class te__magnitude_class = {"Magnitude", 0, te__magnitude_forward, NULL, te__magnitude_reset};
 
-/* Gives Linear m, which has lora_A and lora_B, its magnitude. */
+/* Adds the magnitude child to Linear m, which has lora_A and lora_B already. */
 static bool te__magnitude_add(te_module *m, te_dtype dtype) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     te_module *child = te_module_create(m->te, &te__magnitude_class, TE__MAGNITUDE);
@@ -85,7 +85,7 @@ static bool te__magnitude_add(te_module *m, te_dtype dtype) {
 
 /* ---- forward, and merging ---- */
 
-/* m / |V|, f32 [out]. */
+/* Returns the row factors magnitude / |V|, f32 [out], differentiable in the magnitude. */
 static te_tensor *te__dora_factors(te_module *m) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight"), *factors;
     int64_t shape[2];
@@ -100,7 +100,7 @@ static te_tensor *te__dora_factors(te_module *m) {
     weight = weight ? te__scale_rows(weight, factors) : NULL;
     return weight ? te_tensor_view(weight, 1, shape) : NULL;
 }
-/* The Linear's own product of x, without its bias. */
+/* Returns x W^T, the Linear's own product, without bias. */
 static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *x) {
     te__quant_call quant;
     te__linear_call call;
@@ -108,8 +108,8 @@ static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *
     call.x = x;
     return te__linear_biased(&call, NULL, false);
 }
-/* With dropout in front of lora_A it reaches W's part in what the magnitudes change, too, and not the Linear's own
- * output: y = x W^T + b + (x' V^T * m / |V| - x' W^T), as in peft. */
+/* Forward of a Linear with DoRA. With dropout before lora_A (x' = dropout(x)) it computes, as peft does,
+ * y = x W^T + b + (x' V^T * m / |V| - x' W^T): dropout acts on the correction, not on the Linear's own output. */
 static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);
@@ -130,7 +130,8 @@ static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return te__output(m, args, y);
 }
-/* Rows first .. of the merged weight from the same of V, f32, which change: of length 1, times the magnitude. */
+/* Returns rows of the merged weight: the rows `v` of V, f32, which start at row `first`, scaled to norm 1 and
+ * multiplied by their magnitudes. Overwrites v. */
 static te_tensor *te__dora_merged(te_module *m, te_tensor *v, int64_t first) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight");
     if (!v || !weight || !te__dora_normalize(v)) return NULL;

@@ -1,28 +1,37 @@
-/* lora/experts.c: the memory of adapters of a mixture's experts. Knows experts; must not know how adapters are chosen,
- * or files.
+/* lora/experts.c: the parameters of adapters of MoE experts. Knows experts; must not know how adapters are chosen, or
+ * files.
  *
- * The adapters of one product of all experts are a pair of stacks, as those of NeMo Automodel's GroupedExpertsLoRA:
- * gate and up share lora_A. They are children of the experts, each with a parameter "weight":
+ * Each linear layer (up, down) of all experts has two stacks of adapters, as in NeMo Automodel's GroupedExpertsLoRA;
+ * gate and up share lora_A. The stacks are children of the experts module, each with a parameter "weight":
  *
  *     lora_gate_and_up_A [E, dim, r]    lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter])
  *     lora_down_A [E, inter, r]         lora_down_B [E, r, dim]
  *
- * In files each Linear of an expert has adapters of its own. Number n of the site's products is such a Linear: those of
- * expert 0 come first, gate (of gated ones), up, down. */
+ * In files each Linear of an expert has adapters of its own. The site counts these Linears as products: n = 0, 1, 2 are
+ * gate (of gated experts), up and down of expert 0, then those of expert 1, and so on. */
+
+static bool te__is_grouped(const te_module *m) { return m->cls == &te__grouped_class; }
 
 static const char *const te__expert_adapter_names[TE__EXPERTS_PRODUCTS][2] = {
     {"lora_gate_and_up_A", "lora_gate_and_up_B"}, {"lora_down_A", "lora_down_B"}};
 
 static bool te__is_block(const te_module *m) { return m->cls == &te__block_experts_class; }
+/* Returns true for GroupedExpertsTE, which cannot have adapters, as in Automodel. */
+static bool te__has_no_adapters(const te_module *m) { return m->cls == &te__te_experts_class; }
+static te_result te__dora_allowed(te_ctx *te, const char *path) {
+    (void)te, (void)path;
+    return TE_OK;
+}
 static bool te__is_experts(const te_module *m) {
     return m && (te__is_block(m) || m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class ||
                  m->cls == &te__te_experts_class);
 }
-/* Is m the gate of a language model's mixture, a Linear in its files? Automodel's gates have no adapters. */
+/* Returns true if m is the gate of a language model's MoE block, which is a Linear in the model's files. Other gates
+ * have no adapters, as in Automodel. */
 static bool te__is_block_gate(const te_module *m) {
     return m->cls == &te__gate_class && ((const te__gate_module *)m->state)->maps;
 }
-/* The experts that m is a part of: its parent, or the parent's; NULL: none. */
+/* Returns the experts module above m: m's parent or grandparent; NULL if there is none. */
 static te_module *te__experts_above(const te_module *m) {
     te_module *up = m->parent;
     return te__is_experts(up) ? up : up && te__is_experts(up->parent) ? up->parent : NULL;
@@ -31,26 +40,29 @@ static te_module *te__experts_above(const te_module *m) {
 /* ---- Linears of experts ---- */
 
 static const te__experts_module *te__experts_state(const te_module *m) { return (const te__experts_module *)m->state; }
-/* The first of gate, up and down that the experts have. */
+static int te__experts_chosen(const te_module *m) { return te__experts_state(m)->config.n_activated_experts; }
+static int te__experts_local(const te_module *m) { return te__experts_state(m)->local; }
+static int te__experts_ranks(const te_module *m) { return te__experts_state(m)->ranks; }
+/* Returns the first projection that the experts have: gate if they are gated, otherwise up. */
 static int te__first_proj(const te_module *m) {
     return te__expert_is_gated(te__experts_state(m)->config.expert_activation) ? TE__GATE_PROJ : TE__UP_PROJ;
 }
 static int te__expert_products(const te_module *m) {
     return te__experts_state(m)->local * (TE__PROJS - te__first_proj(m));
 }
-/* The expert and the projection of product n. */
+/* Returns the expert of product n; *proj receives its projection. */
 static int te__product_expert(const te_module *m, int n, int *proj) {
     const int each = TE__PROJS - te__first_proj(m);
     *proj = te__first_proj(m) + n % each;
     return n / each;
 }
-/* "3.w1": the names behind the experts' own. */
+/* Writes the name of product n below the experts, "3.w1" for instance, to `buffer` and returns it. */
 static const char *te__product_name(const te_module *m, int n, char *buffer, size_t size) {
     int proj, expert = te__product_expert(m, n, &proj);
     snprintf(buffer, size, "%d.%s", expert, te__experts_state(m)->proj[proj]);
     return buffer;
 }
-/* Which product has these names; -1: none. */
+/* Returns the product with this name below the experts; -1 if there is none. */
 static int te__product_named(const te_module *m, const char *name) {
     const int products = te__expert_products(m), each = TE__PROJS - te__first_proj(m);
     char text[64];
@@ -61,19 +73,19 @@ static int te__product_named(const te_module *m, const char *name) {
         if (strcmp(te__product_name(m, n, text, sizeof(text)), name) == 0) return n;
     return -1;
 }
-/* The module that has the weight of product n among its parameters. */
+/* Returns the module that owns the weight of product n. */
 static te_module *te__product_owner(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_find(te__block_expert(m, expert), te__experts_state(m)->proj[proj]) : m;
 }
-/* The weight of a product, [out, in]: a parameter, or a view of a part of a stack; NULL: it has no memory. */
+/* Returns the weight of product n, [out, in]: a parameter, or a view of a part of a stack; NULL if it has no memory. */
 static te_tensor *te__product_base(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_parameter(te__product_owner(m, n), "weight")
                            : te__proj_view(m, proj, false, expert);
 }
 
-/* A parameter that has the experts' format, with memory or without. */
+/* Returns a parameter with the experts' dtype; it may be without memory. */
 static const te_tensor *te__experts_base(te_module *m) {
     return te__is_block(m) ? te__product_base(m, 0)
                            : te_module_parameter(m, te_experts_tensor_name(TE_EXPERTS_DOWN_PROJS));
@@ -81,12 +93,12 @@ static const te_tensor *te__experts_base(te_module *m) {
 
 /* ---- stacks ---- */
 
-/* One of the two stacks of TE__EXPERTS_UP or TE__EXPERTS_DOWN; NULL: it is gone. */
+/* Returns the stack lora_A (b 0) or lora_B (b 1) of TE__EXPERTS_UP or TE__EXPERTS_DOWN; NULL if it was removed. */
 static te_tensor *te__adapter_stack(te_module *m, int product, int b) {
     return te_module_parameter(te_module_find(m, te__expert_adapter_names[product][b]), "weight");
 }
-/* What product n has of the stacks, as the weight of a Linear, lora_A [r, in] or lora_B [out, r]: a view; NULL: there
- * is none. */
+/* Returns the adapter of product n as a view in the layout of a Linear: lora_A [r, in] (b 0) or lora_B [out, r] (b 1);
+ * NULL if the stack is gone or has no memory. */
 static te_tensor *te__product_adapter(te_module *m, int n, int b) {
     int proj, expert = te__product_expert(m, n, &proj);
     te_tensor *x = te__adapter_stack(m, proj == TE__DOWN_PROJ ? TE__EXPERTS_DOWN : TE__EXPERTS_UP, b),
@@ -97,45 +109,14 @@ static te_tensor *te__product_adapter(te_module *m, int n, int b) {
     return y;
 }
 
-/* ---- first values ---- */
+/* ---- making ---- */
 
-/* Uniform numbers of +- 1 / sqrt(numbers that one output is made of). */
-static te_result te__lora_fill_within(te_tensor *weight, int64_t numbers) {
-    te_op_random_args args = TE_ZERO;
-    te__draw draw = te__rng_draw(weight->te, 1);
-    args.dst = weight;
-    args.kind = TE_RANDOM_UNIFORM;
-    args.b = 1.0f / sqrtf((float)numbers);
-    args.a = -args.b;
-    args.seed = draw.seed;
-    args.offset = draw.offset;
-    args.rng = draw.rng;
-    return te_op_random(weight->te, &args);
-}
-static te_result te__lora_fill_uniform(void *user, te_tensor *weight) {
-    (void)user;
-    return te__lora_fill_within(weight, te__cols(weight));
-}
 static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in, r] */
     (void)user;
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
-static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
-    (void)user;
-    return te_tensor_fill(weight, 0.0);
-}
 
-/* Adds `child` to m, which needs it from here on. Destroys it and returns false where that fails; child may be NULL. */
-static bool te__lora_attach(te_module *m, te_module *child) {
-    if (child && m->te->error_code == TE_OK && te_module_add_child(m, NULL, child) && te__module_need(child)) {
-        child->evaluating = m->evaluating;
-        return true;
-    }
-    te_module_destroy(child);
-    return false;
-}
-
-/* One stack, as a module that begins with values of its own. */
+/* State of the module of one stack: how its reset fills the stack. */
 typedef struct te__adapter {
     te_init init;
 } te__adapter;
@@ -162,8 +143,8 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     child->built_in = true;
     return meta || te__adapter_reset(child) == TE_OK;
 }
-/* Gives experts m their four stacks of rank r. Normal numbers have torch's deviation for a tensor of three dimensions,
- * sqrt(2 / ((in + E) r)), and uniform ones its bound, 1 / sqrt(in r), with the experts of all ranks. */
+/* Adds to experts m their four stacks of rank r. lora_A starts as torch fills a 3-D tensor: normal with deviation
+ * sqrt(2 / ((in + E) r)), E the experts of all ranks, or uniform within 1 / sqrt(in r). lora_B starts at zero. */
 static bool te__adapters_add(te_module *m, int64_t r, te_lora_init first, te_dtype dtype) {
     const te__experts_module *s = te__experts_state(m);
     const te_tensor *base = te__experts_base(m);

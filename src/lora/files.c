@@ -1,12 +1,13 @@
-/* lora/files.c: writing adapters as the peft library's folders: adapter_config.json and
- * adapter_model.safetensors. Knows the sites of adapters, what is trained beside them, and the files; must not know
- * what adapters compute. */
+/* lora/files.c: te_lora_save: writes adapters as a folder of the peft library: adapter_config.json and
+ * adapter_model.safetensors. Knows the sites of adapters, the parameters trained in addition, and the files; must not
+ * know what adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
-/* The name of an adapter's tensor in the file: "lora_A", "lora_B" or TE__MAGNITUDE of a site, of its group `product`.
- * An Embedding's have other names, and its first one is transposed. */
+/* Writes to `name` and returns the name in the file of an adapter tensor: `adapter` is "lora_A", "lora_B" or
+ * TE__MAGNITUDE, `product` the group or expert Linear of the site. Adapters of an Embedding have names of their own,
+ * and the file has lora_A of an Embedding transposed. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
@@ -18,13 +19,13 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
         snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%slora_embedding_%s", path, dot, adapter + strlen("lora_"));
     else if (strcmp(adapter, TE__MAGNITUDE) == 0)
         snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s" TE__MAGNITUDE, path, dot);
-    else if (s->owner->cls == &te__grouped_class)
+    else if (te__is_grouped(s->owner))
         snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight%d", path, dot, adapter, product);
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* The name of a parameter of the model. peft moves those that adapters stand beside to a child base_layer, but saves
- * modules_to_save without. */
+/* Writes to `name` and returns the name in the file of a parameter of the model. As in peft, a module with adapters has
+ * its parameters in a child base_layer; modules of modules_to_save have none. */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];
@@ -36,8 +37,8 @@ static const char *te__peft_parameter(const te_module *root, const te_module *m,
 
 /* ---- adapter_config.json ---- */
 
-/* The names of peft's modules that a site's adapters are, each with `value` behind it, if there is one: the site's
- * path, or those of the experts' Linears. *n: how many stand there. */
+/* Appends to a JSON list or object the peft module names of a site: the site's path, or the paths of all its experts'
+ * Linears. `value`, if not NULL, follows each name. *n counts the names written so far. */
 static void te__peft_put_site(te__text *t, const te_module *root, const te__lora_site *s, const double *value, int *n) {
     const int names = te__is_experts(s->owner) ? te__expert_products(s->owner) : 1;
     char path[TE__TREE_PATH + 64];
@@ -56,7 +57,7 @@ static void te__peft_put_site(te__text *t, const te_module *root, const te__lora
         if (value) te__text_number(t, *value);
     }
 }
-/* Ranks and alphas that are not the first one's. */
+/* Writes alpha_pattern or rank_pattern: the sites whose alpha or rank differs from that of the first site. */
 static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char *key, bool alpha) {
     const te__lora *first = te__lora_of(te__lora_holder(&l->list[0]));
     int i, n = 0;
@@ -69,12 +70,12 @@ static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char
     }
     te__text_put(t, "},\n");
 }
-/* What is trained beside adapters. */
+/* Result of a walk over the parameters trained in addition to adapters. */
 typedef struct te__peft_beside {
-    te__text *text;      /* modules_to_save as a list in JSON, or NULL */
+    te__text *text;      /* receives modules_to_save as a JSON list; NULL: not wanted */
     const te_module *root;
-    int saved;
-    bool biases, others; /* there are trained biases; some of modules without adapters */
+    int saved;           /* number of modules in that list */
+    bool biases, others; /* some biases are trained; some of these belong to modules without adapters */
 } te__peft_beside;
 static bool te__peft_look(void *user, te_module *m) {
     te__peft_beside *b = (te__peft_beside *)user;
@@ -91,13 +92,14 @@ static bool te__peft_look(void *user, te_module *m) {
     }
     return true;
 }
-/* Is the table of a tied model trained? */
+/* Returns true if the model is tied and its embedding table is trained. */
 static bool te__peft_ties(const te_module *root) {
     const te_module *table = te__tied_table(root);
     const te__trained *t = table ? te__trained_of(table) : NULL;
     return t && t->whole;
 }
-/* The base model: what the program has said, or the folder that it came from. */
+/* Returns the base model's name: the name that the program gave, or the folder that the model was opened from; NULL if
+ * there is none in UTF-8. */
 static const char *te__peft_base(const te_module *model) {
     const te_module *m;
     void *value;
@@ -140,7 +142,7 @@ static void te__peft_put_config(te__text *t, const te__lora_list *l) {
 
 /* ---- adapter_model.safetensors ---- */
 
-/* The tensors of one site. */
+/* Adds the adapter tensors of site `index` to `items`. */
 static te_result te__peft_list_site(const te__lora_list *l, int index, te__hf_list *items) {
     static const char *const adapters[] = {"lora_A", "lora_B"};
     const te__lora_site *s = &l->list[index];
@@ -203,7 +205,7 @@ static bool te__peft_list_trained(void *user, te_module *m) {
         const te__entry *e = &m->entries[t->items[i].entry];
         if (!te__hf_list_add(w->items, m, te__peft_parameter(w->root, m, e, name), e->tensor, TE_ENTRY_PARAMETER))
             return false;
-        /* peft has two modules there, and with ensure_weight_tying it trains and saves both as one */
+        /* with ensure_weight_tying peft saves the tied weight under both names, embedding and lm_head */
         if (te__is_tied_table(m) && te__peft_ties(w->root) &&
             !te__hf_list_add(w->items, m, TE__PEFT_PREFIX "lm_head.weight", e->tensor, TE_ENTRY_PARAMETER))
             return false;

@@ -86,6 +86,7 @@ static te_result te__lora_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__lora_added(m, args, x, y));
 }
 
+#ifndef TE_NO_MOE
 static te_tensor *te__adapters_apply(te_module *m, const te__experts_call *c, int product, te_tensor *x, te_tensor *y) {
     const te__expert_way way = c->way == TE__EXPERTS_MXFP8 ? TE__EXPERTS_GROUPED : c->way; /* in high precision */
     te_tensor *a = te__adapter_stack(m, product, 0), *b = te__adapter_stack(m, product, 1), *z;
@@ -110,6 +111,7 @@ static te_tensor *te__lora_gate_add(te_module *m, const te_forward_args *args, t
 static te_result te__lora_gate_forward(te_module *m, te_forward_args *args) {
     return te__gate_run(m, args, te__lora_gate_add);
 }
+#endif
 
 static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* by TE__FC1 and TE__FC2 */
 
@@ -153,7 +155,7 @@ static te__lora_site te__lora_site_of(te_module *holder) {
 }
 /* How many ranks share a site, and have parts of its adapters? */
 static int te__lora_ranks(const te__lora_site *s) {
-    return te__is_experts(s->owner) ? te__experts_state(s->owner)->ranks : s->owner->parallel.size;
+    return te__is_experts(s->owner) ? te__experts_ranks(s->owner) : s->owner->parallel.size;
 }
 /* Has one of m's sites adapters? */
 static bool te__lora_is_owner(te_module *m) {
@@ -175,7 +177,7 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
-           m->cls == &te__grouped_class || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
+           te__is_grouped(m) || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
 /* The site of experts that has a product of that path, "PATH.3.w1", whose number is *product; false: there is none. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
@@ -224,6 +226,7 @@ typedef struct te__lora_shape {
 static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) {
     te_module *m = site->owner;
     te__lora_shape x = TE_ZERO;
+    (void)product; /* without experts */
     x.products = x.parts = 1;
     if (m->cls == &te__linear_class) {
         const te__linear_module *s = (const te__linear_module *)m->state;
@@ -249,7 +252,8 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) 
         x.mode = te__mlp_mode(s, site->gemm);
         if (site->gemm == TE__FC1) x.rows = &s->fc1_sharding;
         x.weights = (int)(te__module_entry(m, site->gemm == TE__FC1 ? "fc1_weight" : "fc2_weight") - m->entries);
-    } else if (m->cls == &te__grouped_class) {
+#ifndef TE_NO_MOE
+    } else if (te__is_grouped(m)) {
         const te__grouped_module *s = (const te__grouped_module *)m->state;
         x.in = s->desc.in_features;
         x.out = s->desc.out_features;
@@ -265,6 +269,7 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) 
         const te_moe_config *c = &((const te__gate_module *)m->state)->config;
         x.in = c->dim;
         x.out = c->n_routed_experts;
+#endif
     } else {
         const te_embedding_desc *d = (const te_embedding_desc *)m->state;
         x.in = d->num_embeddings;
@@ -281,7 +286,7 @@ static te_tensor *te__lora_weight(const te__lora_site *s, const char *adapter, i
     te_module *m = te_module_find(te__lora_holder(s), adapter);
     char name[32] = "weight";
     if (te__is_experts(s->owner)) return te__product_adapter(s->owner, product, strcmp(adapter, "lora_B") == 0);
-    if (s->owner->cls == &te__grouped_class) snprintf(name, sizeof(name), "weight%d", product);
+    if (te__is_grouped(s->owner)) snprintf(name, sizeof(name), "weight%d", product);
     return te_module_parameter(m, name);
 }
 

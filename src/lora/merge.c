@@ -147,8 +147,8 @@ static te_result te__lora_merge(const te__lora_site *s) {
     te_result result = TE_OK;
     int i, k, each;
     if (!te__is_experts(m)) return te__lora_merge_some(s, 0, products, NULL);
-    each = products / te__experts_state(m)->local;
-    for (i = 0; i < te__experts_state(m)->local && result == TE_OK; i++) {
+    each = products / te__experts_local(m);
+    for (i = 0; i < te__experts_local(m) && result == TE_OK; i++) {
         te_tensor *zero[TE__EXPERTS_PRODUCTS];
         te__frame_begin(m->te);
         for (k = 0; k < TE__EXPERTS_PRODUCTS; k++) zero[k] = te__of_expert(te__adapter_stack(m, k, 1), i);

@@ -161,8 +161,8 @@ static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, c
             (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
 /* Returns why the module does not take a call, and which counter such calls have; NULL: it takes the call, as *call. */
-static const char *te__sdpa_refusal(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args,
-                                    te_forward_args *call, size_t *counter) {
+static const char *te__sdpa_refusal(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v,
+                                    const te_sdpa_args *args, te_forward_args *call, size_t *counter) {
     const te_make_te_sdpa_desc *d = &f->desc;
     const te__dpa_module *dpa = te__dpa_of(d->attn_module);
     te_attn_call *c = &call->attention;
@@ -202,7 +202,8 @@ static const char *te__sdpa_refusal(te_sdpa_patch *f, te_tensor *q, te_tensor *k
     call->value = te__heads_unrepeated(v, d->num_kv_heads);
     return NULL;
 }
-static te_tensor *te__te_sdpa_run(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+static te_tensor *te__te_sdpa_run(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v,
+                                  const te_sdpa_args *args) {
     te_forward_args call = TE_ZERO;
     size_t counter;
     const char *why = te__sdpa_refusal(f, q, k, v, args, &call, &counter);
@@ -217,8 +218,8 @@ TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_
     te_sdpa_patch *f = (te_sdpa_patch *)user;
     te_sdpa_args zero = TE_ZERO;
     if (!f) return NULL;
-    if (!q || !k || !v || !te__same_ctx(q, f->te, "te_sdpa_patch_call") || !te__same_ctx(k, f->te, "te_sdpa_patch_call") ||
-        !te__same_ctx(v, f->te, "te_sdpa_patch_call"))
+    if (!q || !k || !v || !te__same_ctx(q, f->te, "te_sdpa_patch_call") ||
+        !te__same_ctx(k, f->te, "te_sdpa_patch_call") || !te__same_ctx(v, f->te, "te_sdpa_patch_call"))
         return te__sdpa_fails(f);
     te__frame_begin(f->te);
     return te__frame_return(f->te, te__te_sdpa_run(f, q, k, v, args ? args : &zero));

@@ -18,7 +18,7 @@ struct te__graphed {
                                                * (retained) */
     int num_frozen, cap_frozen;
     uint64_t launches; /* launches of the forward graph */
-    te_microbatch microbatch; /* te_step_set_is_first_microbatch's when they were captured */
+    te_microbatch microbatch; /* the step's microbatch when the graphs were captured */
 };
 
 static void te__graphed_release(te__graphed *g) {
@@ -94,10 +94,11 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
                         "was captured with, with other tensors aux",
                         args->attention.score_mod ? "given" : "NULL", args->attention.score_mod ? "NULL" : "given");
     if (te__quant_of(te)->is_first_microbatch != g->microbatch && !args->is_first_microbatch)
-        return te__fail(te, TE_ERR_STATE,
-                        "te_make_graphed_callables: te_step_get_is_first_microbatch is %d and was %d when the module was "
-                        "graphed; a graph repeats what it was captured with",
-                        (int)te__quant_of(te)->is_first_microbatch, (int)g->microbatch);
+        return te__fail(
+            te, TE_ERR_STATE,
+            "te_make_graphed_callables: te_step_get_is_first_microbatch is %d and was %d when the module was "
+            "graphed; a graph repeats what it was captured with",
+            (int)te__quant_of(te)->is_first_microbatch, (int)g->microbatch);
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)
         return te__fail(te, TE_ERR_INVALID,
                         "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph "

@@ -72,7 +72,7 @@ struct te_module {
 typedef struct te__modules_state {
     te_module *making; /* module whose create function is making children now, or NULL */
     int num_gone;      /* records of destroyed children, in all trees of the context */
-    bool is_optim_step; /* te_step_set_is_optim_step */
+    bool is_optim_step; /* set by te_step_set_is_optim_step */
 } te__modules_state;
 static const te__slot te__modules_slot = {sizeof(te__modules_state)};
 static te__modules_state *te__modules_of(const te_ctx *te) {

@@ -4,9 +4,10 @@
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;
     if ((int)value < 0 || value > TE_MICROBATCH_LATER)
-        te__fail(te, TE_ERR_INVALID,
-                 "te_step_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible",
-                 (int)value, (int)TE_MICROBATCH_LATER);
+        te__fail(
+            te, TE_ERR_INVALID,
+            "te_step_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible",
+            (int)value, (int)TE_MICROBATCH_LATER);
     else te__quant_of(te)->is_first_microbatch = value;
 }
 TE_API te_microbatch te_step_get_is_first_microbatch(const te_ctx *te) {

@@ -1,28 +1,29 @@
-/* moe/block.c: the mixture of experts of a language model that exists: an MoE whose experts are modules of their own.
- * Knows Linears, GroupedLinears and MoE; must not know models, or files.
+/* moe/block.c: the MoE block of a published language model: an MoE in which each expert is a module of its own.
+ * Knows Linears, GroupedLinears and MoE; must not know models or files.
  *
- * The weights are those of experts.E.GATE, UP and DOWN, Linears with the names that the model's files have. Three
- * GroupedLinears of the same names beside them, children of `experts`, multiply the rows of all experts at once, by
- * sizes that stay on the device: no forward waits for the gate's choice. */
+ * Expert E owns its weights: the Linears experts.E.GATE, experts.E.UP and experts.E.DOWN, named as in the model's
+ * files. `experts` has three more children, GroupedLinears GATE, UP and DOWN, which borrow these weights and
+ * multiply the rows of all experts at once. Group sizes stay on the device, so the host never waits for the gate's
+ * choice. */
 
-/* What a model says about its mixture. Zero-initialised. */
+/* Arguments of te__moe_block_create. Zero-initialised. */
 typedef struct te__moe_block {
-    te_moe_config config; /* the gate's fields, sizes, expert_bias, dtype, device, name. Not read: those of shared
-                           * experts and latent projections, expert_activation, init_std */
+    te_moe_config config; /* read: the gate's fields, sizes, expert_bias, dtype, device, name. Not read: the fields of
+                           * shared experts and latent projections, expert_activation, init_std */
     te_init init;
-    te_activation activation;     /* a gated one */
-    const char *gate, *up, *down; /* names of an expert's Linears; literals */
+    te_activation activation;     /* must be gated */
+    const char *gate, *up, *down; /* names of an expert's Linears; string literals */
 } te__moe_block;
 
 static te_module *te__block_expert(const te_module *experts, int i) { return te_module_child(experts, i); }
 
-/* The parameter of expert i for `m`, the GroupedLinear that is named as the experts' Linears are. */
+/* Returns parameter `kind` of the Linear of expert i that has the same name as `m`, a GroupedLinear. */
 static te_tensor *te__block_parameter(te_module *m, const char *kind, int i) {
     return te_module_parameter(te_module_find(te__block_expert(te_module_parent(m), i), m->name), kind);
 }
 
-/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where
- * they are. Those that are stored quantized have codes of their own. */
+/* Allocates the weights of all experts in one buffer, contiguous, so that a grouped GEMM reads them without a copy.
+ * Weights that are stored quantized are skipped: each has memory of its own. */
 static te_result te__block_experts_reset(te_module *m) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;
@@ -36,7 +37,7 @@ static te_result te__block_experts_reset(te_module *m) {
         if (!all) result = te_error_code(m->te);
         for (i = 0; i < s->local && all; i++) {
             te_tensor *x = te_module_parameter(te_module_find(te__block_expert(m, i), s->proj[part]), "weight");
-            if (x->buffer || x->quantized) continue; /* it has been given values by itself */
+            if (x->buffer || x->quantized) continue; /* this weight already has memory and values */
             x->buffer = all->buffer;
             x->buffer->refs++;
             x->offset = i * te__numel(x) * te__dtype_size(x->dtype);
@@ -50,8 +51,8 @@ static const te_module_class te__block_experts_class = {"LinearExperts", sizeof(
 
 /* ---- making ---- */
 
-/* A Linear of an expert, which has no memory before te__block_experts_reset; or the product of all experts by their
- * weights. */
+/* Adds to `parent` a Linear with meta parameters, which te__block_experts_reset allocates; or with `grouped` a
+ * GroupedLinear that borrows the weights of all experts. */
 static void te__block_linear(te_module *parent, const te__moe_block *b, const char *name, int64_t in, int64_t out,
                              bool grouped) {
     te_linear_desc l = TE_ZERO;
@@ -117,11 +118,11 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
     return m;
 }
 
-/* The mixture of a language model's layer; NULL with the error. */
+/* Creates the MoE block of a language model's layer; NULL with the error recorded. */
 static te_module *te__moe_block_create(te_ctx *te, const te__moe_block *given) {
     te__moe_block b = *given;
     te_module *outer, *m;
-    /* In f32: the shares of a token's experts are not rounded, as in transformers. */
+    /* router weights in f32, applied after `down`: as in transformers, the weights are not rounded */
     b.config.router_weights_fp32 = b.config.apply_router_weight_after_down = true;
     b.config.n_shared_experts = 0;
     b.config.moe_latent_size = 0;

@@ -1,24 +1,24 @@
-/* moe/dispatch.c: tokens on their way to the ranks of their experts and back: gathered by all ranks, or exchanged
- * between them. Knows groups and maps of rows; must not know what experts compute. */
+/* moe/dispatch.c: the two dispatchers, which bring tokens to the ranks of their experts and results back. One
+ * gathers all tokens on all ranks, the other exchanges rows between ranks. Knows groups and row maps; must not know
+ * what experts compute. */
 
-/* Where a rank's tokens go. Of both dispatchers: the copies of tokens are sorted by expert, and `map` says where each
- * stands. */
+/* State of one dispatch. Both dispatchers sort the copies of tokens by expert; `map` has the place of each copy. */
 typedef struct te__dispatch {
     te_group *group;
-    int ranks, local;    /* ranks that share the experts, experts of each */
-    te_tensor *map;      /* index map of the tokens that this rank sorts, or, where topk is 0, mask map */
-    int64_t topk, tokens; /* of a token; this rank's */
-    int64_t copies;      /* at most so many of all tokens, of a mask map */
+    int ranks, local;    /* ranks that share the experts; experts on each rank */
+    te_tensor *map;      /* row map of the tokens that this rank sorts: an index map, or a mask map if topk is 0 */
+    int64_t topk, tokens; /* experts chosen for each token; tokens of this rank */
+    int64_t copies;      /* with a mask map: upper bound of the copies of all tokens together */
     te_dtype dtype;      /* of the tokens */
-    te_tensor *weights;  /* f32 [tokens that this rank sorts, topk], or [tokens, experts] */
-    int64_t longest;     /* gathered: the most tokens of a rank; each rank's places among the gathered ones are so
-                          * many */
-    int64_t *send, *recv; /* exchanged: rows to and from each rank */
-    int64_t *chunks;     /* [ranks, local]: rows of each local expert, from each rank */
-    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device: chunks as they arrive; as the experts have them,
-                                                       * and the order in which they go back */
-    int64_t *host;       /* the memory of the lists above, and of rows.host */
-    size_t bytes;
+    te_tensor *weights;  /* router weights, f32: [tokens that this rank sorts, topk], or [tokens, experts] (mask map) */
+    int64_t longest;     /* gather: the largest number of tokens of a rank; each rank has so many rows in the gathered
+                          * tensor */
+    int64_t *send, *recv; /* exchange: rows sent to each rank, received from each rank */
+    int64_t *chunks;     /* [ranks, local]: rows received from each rank for each local expert */
+    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device: chunk sizes in order of arrival; chunk sizes
+                                                       * sorted by expert; order that sorts them back by rank */
+    int64_t *host;       /* one allocation, which holds the three lists above and rows.host */
+    size_t bytes;        /* of `host` */
 } te__dispatch;
 
 static void te__dispatch_close(te_ctx *te, te__dispatch *d) {
@@ -40,7 +40,7 @@ typedef struct te__gather_state {
     int64_t tokens, longest;
 } te__gather_state;
 
-/* x [tokens, N] with zeros behind it, [longest, N]; without history. */
+/* Returns x [tokens, N] extended to [longest, N] with rows of `fill`; not recorded on the tape. */
 static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {
     int64_t shape[2];
     te_tensor *y;
@@ -62,8 +62,8 @@ static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_te
     dx[0] = te__rows_of(sum, te__group_rank(s->group) * s->longest, s->tokens);
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* The tokens x [T, N] of all ranks, each in a place of its rank, [ranks * longest, N]. Its backward pass adds the
- * ranks' gradients up. NULL with an error on all ranks. */
+/* Gathers the tokens x [T, N] of all ranks into [ranks * longest, N]: rank r has the rows from r * longest on. The
+ * backward pass sums the gradients over the ranks. After an error all ranks get NULL. */
 static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double fill) {
     te__gather_state s = TE_ZERO;
     te_tensor *y = te__gather(d->group, te__padded_tokens(x, d->longest, fill));
@@ -72,7 +72,7 @@ static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double 
     s.longest = d->longest;
     if (!y) return NULL;
     y = te__record("gather_tokens", y, te__gather_tokens_backward, &s, sizeof(s), &x, 1, NULL, 0);
-    if (!y) te__refuse(d->group, TE__ALL_GATHER, te_error_code(d->group->te)); /* others are at the next one */
+    if (!y) te__refuse(d->group, TE__ALL_GATHER, te_error_code(d->group->te)); /* others wait in the next gather */
     return y;
 }
 static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
@@ -82,7 +82,8 @@ static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tenso
     dx[0] = te__gather(s->group, te__padded_tokens(te_tensor_contiguous(dy[0]), s->longest, 0.0));
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* This rank's tokens of the sum over the ranks of y [ranks * longest, N]; y NULL: this rank could not make its own. */
+/* Sums y [ranks * longest, N] over the ranks and returns the rows of this rank's tokens. y NULL: this rank failed to
+ * compute y; the rank still joins the collective, so that all ranks get an error. */
 static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
     te__gather_state s = TE_ZERO;
     te_tensor *sum = y ? te__empty_like(y, y->dtype) : NULL, *own;
@@ -94,7 +95,7 @@ static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
     s.longest = d->longest;
     return own ? te__record("sum_tokens", own, te__sum_tokens_backward, &s, sizeof(s), &y, 1, NULL, 0) : NULL;
 }
-/* The longest of the ranks. */
+/* Sets d->longest to the largest number of tokens of a rank. Waits for the device. */
 static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
     int64_t one = 1;
     te_tensor *x = te_tensor_from_host(te, TE_I64, 1, &one, &d->tokens);
@@ -106,8 +107,8 @@ static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
 
 /* ---- sorting by expert ---- */
 
-/* The place of each of `indices` among `count` experts from `first` on, i32, and how many copies each of these gets,
- * i64 [count]. */
+/* Converts expert numbers to local ids: i32, shaped as `indices`, relative to `first`, and -1 outside of the `count`
+ * local experts and for padding. *sizes receives the copies of each local expert, i64 [count]. */
 static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count,
                                 te_tensor **sizes) {
     te_op_moe_local_ids_args args = TE_ZERO;
@@ -119,7 +120,8 @@ static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t 
     args.tokens_per_expert = *sizes = te__empty_1d(indices->te, TE_I64, count);
     return args.local && *sizes && te_op_moe_local_ids(indices->te, &args) == TE_OK ? args.local : NULL;
 }
-/* The first `rows` copies of x's tokens in the order of their ids, with their weights. */
+/* Sorts copies of x's tokens by expert id and returns the first `rows` of them; *probs receives their router weights.
+ * Sets d->map. */
 static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids, int64_t rows, te_tensor **probs) {
     te_op_moe_index_map_args args = TE_ZERO;
     args.experts = ids;
@@ -128,11 +130,11 @@ static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids,
     if (!d->map || te_op_moe_index_map(x->te, &args) != TE_OK) return NULL;
     return te__permute("dispatch", x, d->map, d->topk, NULL, d->weights, probs, rows);
 }
-/* The ids [T, K] in the order of the rows, i32 [rows]. */
+/* Returns the expert ids [T, K] in the order of the sorted rows, i32 [rows]. */
 static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t rows) {
     te_ctx *te = ids->te;
     te_op_moe_permute_args args = TE_ZERO;
-    /* ids are exact in f32 */
+    /* moved as f32, which holds expert ids exactly */
     te_tensor *floats = te__empty_like(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows),
               *y = te__empty_1d(te, TE_I32, rows);
     args.x = te__empty_2d(te, TE_F32, te__rows(ids), 0);
@@ -146,7 +148,8 @@ static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t 
         return NULL;
     return te_tensor_copy(y, sorted) == TE_OK ? y : NULL;
 }
-/* The sums of each token's copies, in f32, rounded once; times the weights of the choice, if `weighted`. */
+/* Sums the copies of each token in f32 and rounds once. With `weighted` each copy is first multiplied by its router
+ * weight. */
 static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool weighted) {
     te_moe_unpermute_desc desc = TE_ZERO;
     te__unpermute_state state = TE_ZERO;
@@ -168,7 +171,7 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
                       &state, sizeof(state), &rows, 1, saved, 4);
 }
 
-/* The memory of a dispatch's lists: rows.host, and of an exchange the counts. */
+/* Allocates the host lists of a dispatch: rows.host, and send, recv and chunks of an exchange. */
 static te_result te__dispatch_lists(te_ctx *te, te__dispatch *d, te__expert_rows *r) {
     int64_t all = (int64_t)d->ranks * d->local;
     d->bytes = (size_t)(d->local + 2 * d->ranks + all) * sizeof(int64_t);
@@ -181,7 +184,7 @@ static te_result te__dispatch_lists(te_ctx *te, te__dispatch *d, te__expert_rows
     return TE_OK;
 }
 
-/* The expert of each of the rows that host sizes count. */
+/* Returns the expert of each row, i32 [sum of sizes], from the n group sizes on the host. */
 static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     int64_t rows = te__count_all(sizes, n), at = 0, i;
     size_t bytes = (size_t)(rows + 1) * sizeof(int32_t);
@@ -196,8 +199,8 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
-/* The rows of all experts, which this rank has, by a map u8 [tokens, experts] of the choice. Their numbers stay on the
- * device. weighted: with their weights. */
+/* Fills *r with the rows of all experts, on one rank that has them all. `choice` is the routing map u8 [tokens,
+ * experts]. Group sizes stay on the device. With `weighted` r->probs is filled in. */
 static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
     if (d->copies > INT32_MAX)
         return te__fail(x->te, TE_ERR_SHAPE,
@@ -209,15 +212,15 @@ static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choic
                   : NULL;
     return r->x ? TE_OK : te_error_code(x->te);
 }
-/* torch: the rows of this rank's experts, of the tokens of all ranks. on_host: their numbers are wanted on the host as
- * well, and no other rows; ids: and the expert of each row. */
+/* Dispatcher "torch": fills *r with the rows of this rank's experts, from the tokens of all ranks. With `on_host` group
+ * sizes are copied to the host (a wait), and r->x has only rows of groups. With `ids` r->ids is filled in. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
     te_tensor *local, *sizes;
     int64_t rows;
     te_result result = te__dispatch_lists(te, d, r);
-    /* what is padding is -1 from here on */
+    /* padding tokens have id -1 from here on */
     local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL;
     if (d->ranks > 1) {
         if (!local) return te__refuse(d->group, TE__ALL_REDUCE, te_error_code(te));
@@ -237,9 +240,11 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
         if (r->x && ids) r->ids = on_host ? te__ids_of_sizes(te, r->host, d->local) : te__sorted_ids(d, local, rows);
     }
     if (r->x && (!ids || r->ids)) return TE_OK;
-    return te__refuse(d->group, TE__ALL_REDUCE, te_error_code(te)); /* others are on their way back */
+    return te__refuse(d->group, TE__ALL_REDUCE,
+                      te_error_code(te)); /* other ranks wait in the all-reduce of the way back */
 }
-/* Back: [T, dim] of this rank, in x's format. y NULL: this rank could not make its own. */
+/* Returns the results [T, dim] of this rank's tokens, in y's dtype, from the experts' output y. y NULL: this rank
+ * failed; it still joins the collective. */
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
     if (d->ranks == 1) return te__sum_copies(d, y, weighted);
@@ -255,13 +260,13 @@ typedef struct te__exchange_state {
     int64_t cols;
     te_dtype dtype;
     bool probs;
-} te__exchange_state; /* rows sent to each rank and received from each follow it */
+} te__exchange_state; /* followed in memory by int64_t send[ranks], recv[ranks] */
 static int64_t *te__exchange_counts(const te__exchange_state *s) {
     return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state));
 }
 
-/* Rows x to the ranks that `send` counts; what comes from them. x NULL: this rank has none to send, and all get an
- * error. */
+/* Sends rows of x, send[r] of them to rank r, and returns the rows received, recv[r] of them from rank r. x NULL: this
+ * rank failed, and all ranks get an error. */
 static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
                                      const int64_t *recv) {
     te_ctx *te = group->te;
@@ -276,7 +281,7 @@ static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dty
     }
     return te__checked(y, te__lines_exchanged(group, x, send, y, recv));
 }
-/* The gradient as it came, or zeros: every rank takes part in every exchange. */
+/* Returns the gradient g as a matrix, or zeros if g is NULL: every rank must take part in every exchange. */
 static te_tensor *te__given_or_zeros(te_ctx *te, te_tensor *g, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
     shape[0] = rows;
@@ -297,7 +302,8 @@ static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor 
     if (dx[1]) dx[1] = te__alias_1d(dx[1], 0, TE_F32, te__numel(dx[1]));
     return dx[1] ? TE_OK : te_error_code(te);
 }
-/* Rows x [S, N], and their weights probs f32 [S] if given, with their history. */
+/* Exchanges rows x [S, N], and their router weights `probs` f32 [S] if not NULL, and records both on the tape. Returns
+ * the rows received; *got receives their weights. */
 static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dtype, int64_t cols, te_tensor *probs,
                                const int64_t *send, const int64_t *recv, te_tensor **got) {
     te_ctx *te = d->group->te;
@@ -321,15 +327,15 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         in[1] = probs;
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    /* the exchanges went well, and others are on their way back */
+    /* both exchanges succeeded but recording failed: other ranks wait in the exchange of the way back */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     if (s) te__free(te, s, bytes);
     if (got) *got = recorded ? p : NULL;
     return recorded ? y : NULL;
 }
 
-/* Fills the counts in: of copies that go to each rank, from `counts` i64 [E] of this rank's copies, and of those that
- * come. */
+/* Fills in d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has this rank's copies for each expert
+ * of all ranks. Waits for the device. */
 static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
@@ -346,8 +352,8 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     d->chunk_sizes = recv;
     return TE_OK;
 }
-/* The orders in which chunks stand by expert, and go back by rank: as they arrive chunk r * local + e is that of rank r
- * for expert e. */
+/* Returns the order that sorts received chunks by expert, and sets d->back_order, which sorts them back by rank, and
+ * d->back_sizes. Adds up r->host. In order of arrival, chunk k * local + e comes from rank k for local expert e. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
@@ -370,7 +376,8 @@ static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te__free(te, sizes, 3 * (size_t)experts * sizeof(int64_t));
     return d->back_sizes && d->back_order ? order : NULL;
 }
-/* deepep, uccl_ep, hybridep: the rows of this rank's experts, from all ranks. */
+/* Dispatchers "deepep", "uccl_ep" and "hybridep": fills *r with the rows of this rank's experts, received from all
+ * ranks. */
 static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool ids,
                                     te__expert_rows *r) {
     te_ctx *te = x->te;
@@ -388,7 +395,8 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     if (r->sizes && ids) r->ids = te__ids_of_sizes(te, r->host, d->local);
     return r->sizes && (!ids || r->ids) ? TE_OK : te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
 }
-/* Back: [T, cols] of this rank, in `dtype`. y NULL: this rank could not make its own. */
+/* Returns the results [T, cols] of this rank's tokens, in `dtype`, from the experts' output y. y NULL: this rank
+ * failed; it still joins the exchange. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
     y = y ? te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order) : NULL;
     return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);

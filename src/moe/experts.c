@@ -1,35 +1,35 @@
-/* moe/experts.c: what experts are made of: products with a stack of weights, one for each group of rows, biases that
- * the choice weights, activations. Knows rows that are sorted by expert; must not know where they come from. */
+/* moe/experts.c: building blocks of experts: GEMMs of sorted rows with a stack of weights, biases scaled by router
+ * weights, and activations. Knows rows that are sorted by expert; must not know how rows were routed. */
 
-/* How the products of groups are made. */
+/* The implementation of the GEMMs of all experts. */
 typedef enum te__expert_way {
-    TE__EXPERTS_LOOP,    /* a product for each expert; the host knows the sizes */
-    TE__EXPERTS_GROUPED, /* one launch for all experts; the sizes are on the device */
-    TE__EXPERTS_MXFP8    /* the same, of operands that were quantized to MXFP8 and decoded */
+    TE__EXPERTS_LOOP,    /* one GEMM for each expert; group sizes are on the host */
+    TE__EXPERTS_GROUPED, /* one grouped GEMM for all experts; group sizes are on the device */
+    TE__EXPERTS_MXFP8    /* as TE__EXPERTS_GROUPED, with operands quantized to MXFP8 and decoded before */
 } te__expert_way;
 
-/* Rows of tokens, sorted by expert; those behind the last expert's are 0. */
+/* Rows of tokens, sorted by expert. Rows behind those of the last expert are 0. */
 typedef struct te__expert_rows {
     te_tensor *x;     /* [R, dim] */
-    te_tensor *probs; /* f32 [R]: the weights of the choice */
+    te_tensor *probs; /* f32 [R]: the router weight of each row */
     te_tensor *sizes; /* i64 [E]: rows of each expert, on the device */
-    int64_t *host;    /* [E] the same in host memory, or NULL: not known */
+    int64_t *host;    /* [E]: rows of each expert, on the host; NULL: not known */
     te_tensor *ids;   /* i32 [R]: the expert of each row, -1 behind the last; NULL without biases */
 } te__expert_rows;
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 typedef struct te__expert_mm {
     te__expert_way way;
     int n;
     int64_t rows, in, out;
     te_dtype bias_dtype;
-} te__expert_mm; /* with TE__EXPERTS_LOOP n sizes follow it */
+} te__expert_mm; /* with TE__EXPERTS_LOOP followed in memory by int64_t sizes[n] */
 static int64_t *te__mm_sizes(const te__expert_mm *s) {
     return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__expert_mm));
 }
 
-/* x with the values of its MXFP8 copy that has scales along `which`. */
+/* Returns x rounded to MXFP8: quantized along `which` (TE_ROWWISE or TE_COLUMNWISE) and decoded. */
 static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
     const te_recipe recipe = te_recipe_mxfp8();
     te__quant_spec spec = te__recipe_spec(&recipe, false, TE__SLOT_INPUT, NULL);
@@ -39,8 +39,8 @@ static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
     return y ? te__copy_dequantize(y, which, x->dtype) : NULL;
 }
 
-/* Rows of d = rows of a times the matrix of their group, [k, n] or, transposed, [n, k]. d holds zeros behind the last
- * group. */
+/* Computes d = a w[g] + bias[g] for the rows of each group g: w[g] is [k, n], or [n, k] if `transposed`. The caller has
+ * filled d with zeros, which stay behind the last group. */
 static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed,
                              te_tensor *bias, te_tensor *sizes, te_tensor *d) {
     int64_t size = te__cols(a) * te__cols(d) * te__dtype_size(w->dtype), at = 0;
@@ -76,7 +76,7 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
     }
     return result;
 }
-/* d [n * in, out]: x^T dy of each group's rows; 0 of one without. */
+/* Computes d [n * in, out], the weight gradients x^T dy over the rows of each group; 0 for an empty group. */
 static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x, te_tensor *dy, te_tensor *sizes,
                                 te_tensor *d) {
     int64_t at = 0;
@@ -142,7 +142,8 @@ static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor
     }
     return result;
 }
-/* x [R, in] times w [n, in, out] of each row's group, + bias [n, out] or NULL -> [R, out]. */
+/* Returns x [R, in] times the group's matrix of w [n, in, out], plus the group's row of bias [n, out] (or NULL): [R,
+ * out]. Differentiable in x, w and bias. */
 static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way way, te_tensor *x, te_tensor *w,
                                      te_tensor *bias) {
     te_ctx *te = x->te;
@@ -180,7 +181,7 @@ static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way wa
     return y;
 }
 
-/* ---- biases that the choice weights ---- */
+/* ---- biases scaled by router weights ---- */
 
 /* saved: bias, ids, probs, sizes; inputs: y, bias, probs. */
 static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_tensor *const *saved,
@@ -189,7 +190,7 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     te_result result = g && factors ? TE_OK : te_error_code(te);
     (void)state;
     dx[0] = dy[0];
-    if (result == TE_OK && needs[1]) { /* sums of p dy over each expert's rows */
+    if (result == TE_OK && needs[1]) { /* the bias gradient: sum of probs[i] dy[i] over the rows of each expert */
         te_op_moe_unpermute_args scale = TE_ZERO;
         te_op_grouped_column_sum_args sum = TE_ZERO;
         scale.x = g;
@@ -216,7 +217,8 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     }
     return result;
 }
-/* Row i of y, plus probs[i] times the bias of its expert: a table of biases is read by a map as rows are. */
+/* Returns y with probs[i] times the bias of the row's expert added to row i. The unpermute kernel gathers the biases:
+ * r->ids is its row map, r->probs its weights. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
     te_ctx *te = y->te;
     te_op_moe_unpermute_args rows = TE_ZERO;
@@ -239,15 +241,15 @@ static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_t
 
 /* ---- the activation ---- */
 
-/* What an activation of experts is made of. */
+/* One te_expert_activation: the activation function and the config fields that it reads. */
 typedef struct te__expert_activation_row {
     te_activation activation;
-    bool reads_limit;  /* activation_limit and activation_alpha are its numbers */
-    bool reads_swiglu; /* swiglu_limit, if there is one, clamps it */
-    bool alternate;    /* columns of the halves alternate */
-    bool shared;       /* shared experts may have it */
+    bool reads_limit;  /* limit and alpha are activation_limit and activation_alpha */
+    bool reads_swiglu; /* a swiglu_limit above 0 clamps the activation */
+    bool alternate;    /* columns of gate and up alternate, instead of two halves */
+    bool shared;       /* shared experts may use this activation */
 } te__expert_activation_row;
-/* In the order of te_expert_activation. */
+/* Indexed by te_expert_activation. */
 static const te__expert_activation_row te__expert_activations[] = {
     {TE_SWIGLU, false, true, false, true},         {TE_CLAMPED_SWIGLU, true, false, false, false},
     {TE_CLAMPED_SWIGLU, true, false, true, false}, {TE_GEGLU, false, false, false, false},
@@ -258,7 +260,7 @@ TE__STATIC_ASSERT(sizeof(te__expert_activations) / sizeof(te__expert_activations
 static bool te__expert_is_gated(te_expert_activation a) {
     return te_activation_is_gated(te__expert_activations[a].activation);
 }
-/* Returns the activation that experts use, and its numbers in *params, which is cleared. */
+/* Returns the activation that experts use and sets its parameters in *params, which must be zero before. */
 static te_activation te__expert_function(te_expert_activation activation, const te_moe_config *c,
                                          te_activation_params *params) {
     const te__expert_activation_row *row = &te__expert_activations[activation];
@@ -275,7 +277,8 @@ static te_activation te__expert_function(te_expert_activation activation, const 
     return clamped ? TE_CLAMPED_SWIGLU : row->activation;
 }
 
-/* MXFP8 where its blocks stay within an expert's weight; what a context says about it, it says once. */
+/* Returns TE__EXPERTS_MXFP8 if both sizes are multiples of 32, so that no block spans two experts; otherwise
+ * TE__EXPERTS_GROUPED with a warning. Each message is logged once for a context. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
         if (!te__moe_of(te)->told_mxfp8)

@@ -1,9 +1,9 @@
-/* moe/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and
+/* moe/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and load-balancing bias, and
  * FakeBalancedGate. Knows the router's operations; must not know experts. */
 
 typedef struct te__moe_state {
-    float moe_aux_loss_scale;          /* te_set_moe_aux_loss_scale; 0: 1 */
-    bool told_mxfp8, told_mxfp8_plain; /* experts: that products are in MXFP8, or cannot be */
+    float moe_aux_loss_scale;          /* set by te_set_moe_aux_loss_scale; 0 means 1 */
+    bool told_mxfp8, told_mxfp8_plain; /* already logged: experts use MXFP8, experts cannot use MXFP8 */
 } te__moe_state;
 static const te__slot te__moe_slot = {sizeof(te__moe_state)};
 static te__moe_state *te__moe_of(const te_ctx *te) {
@@ -13,7 +13,7 @@ static const te__room te__moe_room = TE__ROOM(&te__moe_slot, NULL, NULL);
 
 static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
 
-/* Experts are made by a backend, which says by what they compute. */
+/* Checks that `backend`, which selects the kernels of experts, is not NULL; `who` is named in the error. */
 static bool te__has_moe_backend(te_ctx *te, const te_moe_backend *backend, const char *who) {
     if (backend) return true;
     te__fail(te, TE_ERR_INVALID,
@@ -22,7 +22,7 @@ static bool te__has_moe_backend(te_ctx *te, const te_moe_backend *backend, const
              who);
     return false;
 }
-/* Every maker of this chapter asks this of its config first: *c is `given` with the defaults that the others read. */
+/* Checks `given` and copies it to *c with defaults filled in. Every create function of moe/ calls it first. */
 static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *given, te_moe_config *c) {
     if (!te || !te__has_desc(te, given, who)) return false;
     *c = *given;
@@ -58,7 +58,7 @@ static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *
     return false;
 }
 
-/* x [.., size] as a matrix, with its history; NULL with an error. */
+/* Returns x [.., size] viewed as a matrix [T, size], recorded on the tape; NULL with an error. */
 static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     char text[TE__SHAPE_TEXT];
     int64_t shape[2];
@@ -73,7 +73,7 @@ static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     shape[1] = size;
     return x && x->ndim != 2 ? te_tensor_view(x, 2, shape) : x;
 }
-/* The call's padding, u8 [T], in *padding, or NULL; false with an error. */
+/* Sets *padding to the call's padding mask, u8 [T], or NULL if the call has none; returns false with an error. */
 static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t tokens, te_tensor **padding) {
     te_tensor *x = args->attention.attention_mask;
     char text[TE__SHAPE_TEXT];
@@ -96,15 +96,15 @@ typedef struct te__gate_module {
     te_moe_config config;
     te_init init;
     te_dtype precision;
-    bool maps; /* weights and choice are [T, E], f32 and a map of bytes; else lists [T, K] */
+    bool maps; /* true: weights and choice (a u8 map) are [T, E]; false: both are lists [T, K] */
     te_group *cp_group;
-    te_tensor *load;       /* f32 [E] */
-    uint64_t load_cleared; /* its version while nothing has been counted */
-    float *master;         /* the bias in f32, where the buffer is of another format: [E], once it has been updated */
-    uint64_t master_of;    /* the version of the buffer that holds it, rounded */
+    te_tensor *load;       /* f32 [E]: tokens counted for each expert since the last bias update */
+    uint64_t load_cleared; /* the tensor version of `load` after it was last cleared; same version: nothing counted */
+    float *master;         /* [E]: the bias in f32 if its buffer has another dtype; NULL before the first update */
+    uint64_t master_of;    /* the version of the bias buffer that `master` was rounded to */
 } te__gate_module;
 
-/* The router of a gate with this bias of the choice, or NULL. */
+/* Returns the router arguments of a gate. `bias` is e_score_correction_bias, or NULL. */
 static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tensor *bias) {
     te_op_moe_router_fwd_args y = TE_ZERO;
     bool sigmoid = c->score_func == TE_GATE_SIGMOID || c->score_func == TE_GATE_SIGMOID_WITH_BIAS;
@@ -127,7 +127,8 @@ static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tens
     }
     return y;
 }
-/* The choice, and its weights in `dtype`: *indices [T, K], or of maps the map u8 [T, E]. */
+/* Chooses experts: returns the router weights in `dtype` and sets *indices to the choice, i32 [T, K]; with s->maps the
+ * choice is a routing map u8 [T, E]. */
 static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args router,
                                   te_dtype dtype, te_tensor **indices) {
     te_ctx *te = logits->te;
@@ -146,7 +147,7 @@ static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, t
 
 /* ---- load and auxiliary loss ---- */
 
-/* How many tokens each expert gets, f32 [E]. */
+/* Counts the tokens that each expert gets: f32 [E]. */
 static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, te_tensor *padding) {
     const int64_t experts = s->config.n_routed_experts;
     te_ctx *te = indices->te;
@@ -164,8 +165,7 @@ static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, t
     return te__checked(load, te_tensor_copy(load, counts));
 }
 
-/* The sum over the ranks of a number of which this rank has a summand: the gradient of the summand is that of the
- * sum. */
+/* Returns the sum of x over the ranks. In the backward pass the gradient of x is the gradient of the sum. */
 static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
     if (y && te_tensor_copy(y, x) != TE_OK) y = NULL;
@@ -173,8 +173,8 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division
- * is by 1. *met: the exchanges between ranks have begun. */
+/* Returns the auxiliary loss L of api/experts.h. The loads are divided by the number of tokens squared beforehand, and
+ * the loss operation is told total_num_tokens = 1. *met becomes true once the collectives between ranks have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
@@ -206,7 +206,7 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     sum.x = keep;
     sum.out = tokens;
     if (!scores || !keep || te_op_sum(te, &sum) != TE_OK) return NULL;
-    load = te__axpby(load, NULL, 1.0f, 0.0f); /* the gate keeps its own */
+    load = te__axpby(load, NULL, 1.0f, 0.0f); /* a copy, because it is overwritten below */
     *met = cp;
     if (cp && (te__all_reduce(s->cp_group, tokens, TE_REDUCE_SUM) != TE_OK ||
                te__all_reduce(s->cp_group, load, TE_REDUCE_SUM) != TE_OK))
@@ -224,7 +224,8 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     return cp ? te__sum_of_ranks(s->cp_group, scores) : scores;
 }
 
-/* The weights as they are; their backward pass begins that of the loss. */
+/* Backward of te__attach_loss, which returns the weights unchanged: passes their gradient through, and starts the
+ * gradient of the loss with moe_aux_loss_scale. */
 static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     int64_t one = 1;
@@ -256,12 +257,13 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
 static bool te__gate_has_loss(const te_module *m) {
     return ((const te__gate_module *)m->state)->config.aux_loss_coeff > 0.0f && te_module_is_training(m);
 }
-/* A call of gate m that ends before its exchanges: the ranks that share its sequences would wait for it. */
+/* Reports that a call of gate m fails before its collectives, so that the ranks of cp_group do not wait for it. Returns
+ * `result`. */
 static te_result te__gate_misses(te_module *m, te_result result) {
     return te__gate_has_loss(m) ? te__refuse(((const te__gate_module *)m->state)->cp_group, TE__ALL_REDUCE, result)
                                 : result;
 }
-/* Returns the logits of x with something added to them. */
+/* Returns the logits of x with a term added (of LoRA adapters, say). */
 typedef te_tensor *(*te__gate_add_fn)(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits);
 static te_result te__gate_route(te_module *m, te_forward_args *args, te__gate_add_fn add, bool *met) {
     te__gate_module *s = (te__gate_module *)m->state;
@@ -285,7 +287,7 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, te__gate_ad
     if (!weights) return te_error_code(te);
     if (counts || aux) load = te__gate_count(s, indices, padding);
     if ((counts || aux) && !load) return te_error_code(te);
-    if (counts && !te__quant_of(te)->replaying && !te->warming) { /* a checkpoint's second run has been counted */
+    if (counts && !te__quant_of(te)->replaying && !te->warming) { /* not again in a checkpoint's recomputation */
         te_op_axpby_args add = TE_ZERO;
         add.x = load;
         add.y = add.out = s->load;
@@ -324,7 +326,7 @@ static void te__gate_destroy(te_module *m) {
 static const te_module_class te__gate_class = {"Gate", sizeof(te__gate_module), te__gate_forward, te__gate_destroy,
                                                te__gate_reset};
 
-/* c: checked. */
+/* Creates a Gate; `c` has passed te__moe_config_ok. */
 static te_module *te__gate_create(te_ctx *te, const te_moe_config *c, const te_init *init, bool maps,
                                   te_dtype precision, te_group *cp_group) {
     const int64_t experts = c->n_routed_experts;
@@ -378,7 +380,8 @@ TE_API te_tensor *te_gate_expert_load(te_module *m) {
     return s && s->load && te_tensor_version(s->load) != s->load_cleared ? s->load : NULL;
 }
 
-/* The bias from `host`, which begins as the load and ends as the bias. */
+/* Updates the bias: adds gate_bias_update_factor for experts with less than the mean load, subtracts it for those with
+ * more. `load` [E] has the loads; `host` [E] is scratch memory for the bias. */
 static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, float *load) {
     te__gate_module *s = (te__gate_module *)m->state;
     const int n = s->config.n_routed_experts;
@@ -390,8 +393,8 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     if (bias->dtype != TE_F32 && s->master && s->master_of == te_tensor_version(bias))
         memcpy(host, s->master, (size_t)n * sizeof(float));
     else
-        result = te_tensor_to_f32(bias, host); /* an f32 buffer, the first update, or a value that was written since:
-                                                * from a checkpoint, say */
+        result = te_tensor_to_f32(bias, host); /* the buffer is f32, or this is the first update, or the buffer was
+                                                * written since (a checkpoint was loaded, say) */
     if (result == TE_OK && bias->dtype != TE_F32 && !s->master) {
         s->master = (float *)te__alloc_zero(m->te, (size_t)n * sizeof(float));
         if (!s->master) return TE_ERR_OUT_OF_MEMORY;
@@ -457,10 +460,10 @@ typedef struct te__fake_gate {
     te_moe_config config;
     int skip;
     float noise;
-    te_tensor *indices, *weights; /* of the last call without noise: others of its size take them */
+    te_tensor *indices, *weights; /* cached result of the last call without noise; reused if size and dtype match */
 } te__fake_gate;
 
-/* Random numbers, one after the other. */
+/* A stream of random 32-bit words from Philox. */
 typedef struct te__draws {
     uint64_t seed, count;
     uint32_t word[4];
@@ -470,7 +473,8 @@ static uint32_t te__draw_word(te__draws *d) {
     return d->word[d->count++ % 4];
 }
 
-/* Room of one token's choice. */
+/* Fills `weights` and `indices`, both [tokens, K]. Without noise experts are chosen round robin with weights 1 / K;
+ * with noise they are random, determined by `seed`. */
 static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights,
                                  int32_t *indices) {
     const int topk = s->config.n_activated_experts, experts = s->config.n_routed_experts - s->skip;
@@ -508,13 +512,13 @@ static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t 
     }
     return TE_OK;
 }
-/* The seed that the first four elements of x give. */
+/* Sets *seed to a number derived from the first four elements of x. Waits for the device. */
 static te_result te__fake_seed(te_tensor *x, uint64_t *seed) {
     float host[4] = {0.0f, 0.0f, 0.0f, 0.0f}, sum;
     int64_t n = te__min(4, te__numel(x));
     te_result result = n ? te_tensor_to_f32(te__alias_1d(x, 0, x->dtype, n), host) : TE_OK;
     sum = (host[0] + host[1] + host[2] + host[3]) * 1e6f;
-    *seed = fabsf(sum) < 9e18f ? (uint64_t)(int64_t)sum & 0x7fffffff : 0; /* NaN as well */
+    *seed = fabsf(sum) < 9e18f ? (uint64_t)(int64_t)sum & 0x7fffffff : 0; /* 0 for NaN, too */
     return result;
 }
 static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
@@ -541,7 +545,7 @@ static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
         if (indices) te__free(te, indices, bytes);
         if (!made[0] || !made[1]) return te_error_code(te);
         args->outputs.topk_indices = made[1];
-        if (s->noise <= 0.0f && !te->capture) { /* a graph's memory is its own */
+        if (s->noise <= 0.0f && !te->capture) { /* memory of a captured graph must not be cached */
             te_tensor_release(s->weights);
             te_tensor_release(s->indices);
             s->weights = te_tensor_retain(made[0]);

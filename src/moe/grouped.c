@@ -1,30 +1,30 @@
-/* moe/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product,
- * and GroupedLinear's state; must not know its parameters, or what chooses the groups.
+/* moe/grouped.c: GEMMs of groups of rows, with group sizes on the host or on the device. Knows the linear product and
+ * the state of GroupedLinear; must not know GroupedLinear's parameters, or how groups are chosen.
  *
- * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies
- * all groups at once, and reads the weights as one stack: they are made as parts of one, and copied together where they
- * are not (any more). */
+ * With sizes on the host and a recipe in force, each group has a GEMM of its own, as in Linear. Otherwise
+ * te_op_grouped_gemm multiplies all groups at once and reads the weights as one stack. The weights are allocated as
+ * parts of one stack; if they no longer are, they are copied into one. */
 
-/* The weight (kind "weight") or the bias (kind "bias") of group i, which is a parameter of another module. */
+/* Returns the weight (kind "weight") or the bias (kind "bias") of group i, a parameter of another module. */
 typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
 
 typedef struct te__grouped_module {
-    te_grouped_linear_desc desc; /* in_features and out_features: of this rank */
+    te_grouped_linear_desc desc; /* in_features and out_features are the sizes on this rank */
     te__group_parameter_fn borrow; /* NULL: weight0, weight1 ... are the module's own */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
 
-/* One call: the module's parameters and what it was given. */
+/* One call of a GroupedLinear: the module's parameters and the arguments. */
 typedef struct te__grouped_call {
     te_module *m;
     te__grouped_module *s;
     te__quant_call quant;
     te_microbatch microbatch;
-    te_tensor *x, *y; /* x [M, in], contiguous, without history; y [M, out] */
+    te_tensor *x, *y; /* x [M, in], contiguous, not recorded on the tape; y [M, out] */
     te_tensor **weights, **biases; /* [num_gemms]; biases NULL: none are added */
-    const int64_t *splits;         /* of the host, or NULL */
-    te_tensor *sizes;              /* on the device */
+    const int64_t *splits;         /* group sizes on the host, or NULL */
+    te_tensor *sizes;              /* group sizes on the device */
 } te__grouped_call;
 
 static void te__release_all(te_tensor *const *x, int n) {
@@ -32,11 +32,11 @@ static void te__release_all(te_tensor *const *x, int n) {
     for (i = 0; i < n; i++) te_tensor_release(x[i]);
 }
 
-/* Rows first .. first + rows - 1 of a matrix, without history. */
+/* Returns rows first .. first + rows - 1 of a matrix as an alias, not recorded on the tape. */
 static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
     return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
 }
-/* The rows behind the last group are 0. */
+/* Sets the rows of x from `first` on, those behind the last group, to 0. */
 static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
     te_tensor *rest;
     if (!x) return te_error_code(te);
@@ -47,11 +47,11 @@ static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
 
 /* ---- groups one by one ---- */
 
-/* A node's state; `each` and then the sizes follow it. */
+/* State of the tape node; followed in memory by te__linear_state[n] and then int64_t sizes[n]. */
 typedef struct te__each_state {
     int n;
     bool biases;
-    int64_t rows, in, used; /* of x; used: rows that belong to groups */
+    int64_t rows, in, used; /* x is [rows, in]; used: rows that belong to groups */
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     te_dtype dtype;
@@ -136,7 +136,7 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
         call.made = &all[i];
         if (!call.x || !call.out) result = te_error_code(te);
         if (result != TE_OK) break;
-        call.x->requires_grad = input->requires_grad; /* a part without a history of its own */
+        call.x->requires_grad = input->requires_grad; /* the alias has no tape node of its own */
         if (!te__linear(&call)) {
             result = te_error_code(te);
             break;
@@ -151,7 +151,7 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
         state->used = at;
         result = te__zero_rows_from(te, c->y, at);
     }
-    if (result == TE_OK) { /* from here on the node, or its record, releases the state */
+    if (result == TE_OK) { /* te__record_owning takes over the state and releases it, even if it fails */
         if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in,
                                1 + n + (c->biases ? n : 0), saved, 3 * n))
             result = te_error_code(te);
@@ -166,7 +166,8 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
 
 /* ---- all groups at once ---- */
 
-/* n matrices [rows, cols] as one [n * rows, cols]: where they lie behind each other it is there already. */
+/* Returns n matrices [rows, cols] as one [n * rows, cols]: an alias if they are contiguous in one buffer, otherwise a
+ * copy. */
 static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]),
             bytes = rows * cols * te__dtype_size(x[0]->dtype);
@@ -184,12 +185,13 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     return all;
 }
 
-/* How te_op_grouped_gemm takes copies that meet: the codes themselves; codes times the scales of their blocks, exactly,
- * as bf16, which is how te_op_gemm multiplies them; or, with rounding, their values. */
+/* The form in which quantized operands go to te_op_grouped_gemm: CODES: the codes and scales themselves. EXACT: codes
+ * times block scales as bf16, which is exact and is how te_op_gemm multiplies them, too. VALUES: decoded values, with
+ * rounding. */
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
-/* The way of a's copy and those of all n others. Of blocks it multiplies 1 x 128 by 128 x 128 along rows, and 1 x 128
- * by 1 x 128 along k. */
+/* Returns the form that copy `a_which` of a and copy `w_which` of all n tensors w can take. With block scales, CODES
+ * needs 1 x 128 by 128 x 128 blocks, or 1 x 128 by 1 x 128 if the groups lie along k. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
@@ -206,8 +208,8 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
     }
     return way;
 }
-/* Codes times the scales of their blocks, without the amaxes and as a transform has left them: bf16 [M, N], groups
- * apart where the copy has them so. */
+/* Returns codes times block scales as bf16 [M, N]. The amax factor is left out, and a Hadamard transform is not undone.
+ * If the copy pads its groups, so does the result. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
@@ -221,14 +223,14 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     own->rht = false;
     if (own->amax) {
         te_tensor_release(own->amax);
-        /* a factor of 1, but for less than bf16 can tell */
+        /* amax 0 decodes with a factor that rounds to 1 in bf16 */
         own->amax = te_tensor_retain(te_tensor_zeros(x->te, TE_F32, 1, &one));
         if (!own->amax) return NULL;
     }
     return own->cls->decode(y, own, which, TE_BF16);
 }
-/* The scale that te_op_gemm multiplies a product with, if the copy is decoded to its exact codes: one for each group,
- * or one for all. NULL: the product needs none, or there was an error. */
+/* Returns the scale of the GEMM for an operand in form EXACT, computed from its amax: one for each group, or one for
+ * all. NULL: the operand needs no scale (amax NULL), or there was an error. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     te_op_axpby_args args = TE_ZERO;
     if (!amax) return NULL;
@@ -237,7 +239,7 @@ static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     args.alpha = te__gemm_nvfp4_factor(c->e4m3_max_256);
     return args.out && te_op_axpby(amax->te, &args) == TE_OK ? args.out : NULL;
 }
-/* One operand of all groups, and its scales. */
+/* Returns operand x of a grouped GEMM in form `way`; sets *scale and *scaling if the form has scales. */
 static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype,
                                       const te_tensor **scale, te_scaling *scaling) {
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, which);
@@ -251,7 +253,7 @@ static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way w
     return c->data;
 }
 
-/* D rows of g = A rows of g times w[g], or its transpose. */
+/* Computes for each group i: its rows of g->d = its rows of a times w[i], or times w[i]^T if `w_transposed`. */
 static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed,
                                           te_op_grouped_gemm_args *g) {
     int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
@@ -270,14 +272,14 @@ static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *c
         g->a = te__grouped_operand(a, TE_ROWWISE, way, g->d->dtype, &g->scale_a, &g->scaling_a);
         g->b = te__stack(te, list, n);
         if (scale[0]) g->scale_b = te__stack(te, scale, n);
-        g->b_transposed = w_transposed || way == TE__GROUPED_CODES; /* column-wise codes lie transposed */
+        g->b_transposed = w_transposed || way == TE__GROUPED_CODES; /* column-wise codes are stored transposed */
         result = g->a && g->b && (!scale[0] || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
     }
     te__frame_end(te, NULL, 0);
     te__free(te, list, bytes);
     return result;
 }
-/* D[g] = dy^T x over the rows of g. */
+/* Computes for each group i: matrix i of g->d = dy^T x over the rows of group i. */
 static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
     te__grouped_way way = te__grouped_way_of(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE, true);
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, TE_COLUMNWISE);
@@ -299,18 +301,19 @@ static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, 
     return result;
 }
 
-/* How a slot of all products is quantized, each group by itself. */
+/* The quantization of one slot (input or output gradient) of all groups, each group by itself. */
 typedef struct te__grouped_spec {
-    te__quant_spec spec, child[2]; /* spec.row and spec.col */
+    te__quant_spec spec, child[2]; /* spec.row and spec.col may point to child[0] and child[1] */
 } te__grouped_spec;
 
-/* Numbers `first`, first + step ... of an f32 tensor, n of them, as a vector. */
+/* Returns elements first, first + step, ... of an f32 tensor as a strided vector [n]. */
 static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     te_tensor *y = te__alias_1d(x, first * (int64_t)sizeof(float), TE_F32, n);
     if (y) y->stride[0] = step;
     return y;
 }
-/* Codes of a scale that the program gives have that one in all groups; so have what functions of the program make. */
+/* Makes *spec quantize each group by itself, with the scale and amax of the group. Leaves *spec alone if the scale
+ * comes from the program, which is then the same in all groups, or if the class makes no codes of te.h. */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
@@ -331,7 +334,7 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
     spec->sizes = sizes;
     return TE_OK;
 }
-/* *s stays where it is: the spec points into it. */
+/* Fills *s with the quantization of `slot`. *s must not be moved afterwards, because s->spec points into *s. */
 static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int slot, int usage, te_tensor *sizes,
                                      te__grouped_spec *s) {
     te_result result = TE_OK;
@@ -347,8 +350,8 @@ static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int
     return result;
 }
 
-/* Sizes of a call as a product's fields. Every byte is set, the padding between fields too, which a struct's copy may
- * leave out: te_onnx_export compares bytes. */
+/* Fills *g with the sizes of a grouped GEMM. Sets every byte, padding between fields too (an assignment of a struct may
+ * skip it), because te_onnx_export compares bytes. */
 static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows,
                                 int64_t cols, int64_t inner, bool split) {
     memset(g, 0, sizeof(*g));
@@ -364,12 +367,12 @@ static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *siz
 typedef struct te__all_state {
     int n;
     bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
-    int quantize_x; /* the copy that is made of saved[0]; 0: it is what the product takes */
+    int quantize_x; /* the copy that the backward pass makes of saved[0]; 0: saved[0] is used as it is */
     int64_t rows, in, out;
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     te_dtype dtype, weight_dtype, bias_dtype;
-    te__scaling *delays; /* a reference, or NULL */
+    te__scaling *delays; /* an owned reference if weight gradients are deferred to te_backward_dw, or NULL */
     te__quant_call quant;
 } te__all_state;
 static void te__all_release(te_ctx *te, void *state) {
@@ -378,7 +381,8 @@ static void te__all_release(te_ctx *te, void *state) {
     te__scaling_release(((te__all_state *)state)->delays);
 }
 
-/* The gradients of all weights: what they take, with references of its own once they are deferred. `vars` follow. */
+/* Operands of the gradients of all weights; holds references to tensors and vars only if the gradients are deferred.
+ * Followed in memory by te__var *vars[n]. */
 typedef struct te__all_wgrad {
     te_tensor *dy, *x, *sizes;
     int64_t out, in, rows;
@@ -391,7 +395,7 @@ static te__var **te__wgrad_vars(const te__all_wgrad *g) {
     return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad));
 }
 
-/* Adds into the main_grads, or gives the gradients in dw[]. */
+/* Computes the weight gradients. Adds each into its main_grad if fused and present, otherwise returns it in dw[i]. */
 static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
     te__var **vars = te__wgrad_vars(g);
     te_dtype dtype = g->dtype;
@@ -551,7 +555,7 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
     return weights && result == TE_OK ? te__all_weight_grads(te, s, gq, x, saved[1], dx) : result;
 }
 
-/* The weight of one product, quantized or not, as the recipe has it. */
+/* Returns the weight of group i, quantized as the recipe says. */
 static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage) {
     te__linear_call call = TE_ZERO;
     call.quant = &c->quant;
@@ -562,7 +566,7 @@ static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage
     return te__quantized_weight(&call, usage);
 }
 
-/* Calibration of delayed scaling: the input's groups are measured as they would be quantized. */
+/* Calibrates delayed scaling: records the amax of each group of the input and of each weight, without quantizing. */
 static te_result te__grouped_calibrate(const te__grouped_call *c) {
     te__grouped_spec how;
     te_op_amax_args amax = TE_ZERO;
@@ -583,7 +587,7 @@ static te_result te__grouped_calibrate(const te__grouped_call *c) {
     return result;
 }
 
-/* in, and saved: room for all; te__grouped_all frees it. */
+/* Runs the forward of te__grouped_all and fills in[], saved[] and w[], which te__grouped_all has allocated. */
 static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in,
                                       te_tensor **saved, te_tensor **w) {
     te_ctx *te = c->m->te;
@@ -638,7 +642,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
         gemm.bias = te__stack(te, c->biases, n);
         if (!gemm.bias) result = te_error_code(te);
     }
-    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows behind the last group */
+    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows behind the last group stay 0 */
     if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
     for (i = 0; i < n && result == TE_OK; i++) {
         te_tensor *x = c->weights[i];

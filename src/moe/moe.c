@@ -1,7 +1,7 @@
-/* moe/moe.c: MoE: a gate, experts, shared experts and projections as one module. Knows gates and experts as modules;
- * must not know how tokens travel, or who makes its children. */
+/* moe/moe.c: the module MoE: a gate, experts, shared experts and latent projections. Knows gates and experts as
+ * modules; must not know how tokens are dispatched, or who creates the children. */
 
-/* m's new child, or NULL with an error. */
+/* Adds `child` to m and returns it; NULL if it is NULL or the context has an error. */
 static te_module *te__moe_child(te_module *m, const char *name, te_module *child) {
     if (child) te__adopt(m, name, child);
     return m->te->error_code == TE_OK ? child : NULL;
@@ -9,10 +9,10 @@ static te_module *te__moe_child(te_module *m, const char *name, te_module *child
 typedef struct te__moe_module {
     te_moe_config config;
     bool fake_gate;
-    bool in_layer; /* of a language model, whose call's mask is attention's: no token is padding */
+    bool in_layer; /* part of a language model: the call's attention_mask belongs to attention and is no padding mask */
 } te__moe_module;
 
-/* The shared experts' output, times sigmoid of the gate's. */
+/* Returns the output of the shared experts, multiplied by sigmoid(shared_expert_gate(x)) if there is such a gate. */
 static te_tensor *te__moe_shared(te_module *m, te_tensor *x, const te_forward_args *outer) {
     te_forward_args call = TE_ZERO;
     te_tensor *z, *g, *half[2];
@@ -65,7 +65,7 @@ static te_result te__moe_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__moe_class = {"MoE", sizeof(te__moe_module), te__moe_forward, NULL, NULL};
 
-/* An MoE without its children, which its maker adds before te__close_part. c: checked. */
+/* Opens an MoE without children, which the caller adds before te__close_part. `c` has passed te__moe_config_ok. */
 static te_module *te__moe_open(te_ctx *te, const te_moe_config *c, te_module **outer) {
     te_module *m = te__open_part(te, &te__moe_class, c->name ? c->name : "moe", outer);
     if (!m) return NULL;

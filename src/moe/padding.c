@@ -1,12 +1,12 @@
-/* moe/padding.c: Fp8Padding, Fp8Unpadding: rows of zeros behind groups of rows, by maps of chunks. Knows the sizes of a
- * call as GroupedLinear takes them; must not know products. */
+/* moe/padding.c: the modules Fp8Padding and Fp8Unpadding, which add rows of zeros behind each group of rows and remove
+ * them. Knows group sizes as GroupedLinear takes them, and chunk maps; must not know GEMMs. */
 
 typedef struct te__padding_module {
     te_fp8_padding_desc desc;
 } te__padding_module;
 
-/* That of the desc, or of the recipe in force for m: asked at each call, since a first call outside of autocast says
- * nothing about later ones. */
+/* Returns align_size of the desc, or if that is 0 the alignment of the recipe in force for m. Evaluated at each call,
+ * because a later call may run under another autocast. */
 static int64_t te__padding_align(const te_module *m) {
     const te__padding_module *s = (const te__padding_module *)m->state;
     te__autocast cast;
@@ -14,7 +14,7 @@ static int64_t te__padding_align(const te_module *m) {
     if (!te__autocast_of(m, &cast)) return 16;
     return te__recipe_class_of(&cast.recipe)->align;
 }
-/* The gradient of rows that were moved back. */
+/* Moves padded rows back to their unpadded places by the index map. */
 static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
     te_moe_unpermute_desc desc = TE_ZERO;
     desc.map_type = TE_MAP_INDEX;
@@ -41,7 +41,7 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     if (args->m_splits && rows != (unpad ? after : before))
         return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name,
                         (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
-    if (!args->m_splits) { /* room for any sizes */
+    if (!args->m_splits) { /* sizes are on the device: an upper bound for any sizes */
         before = rows;
         after = rows + n * (align - 1);
     }
@@ -51,7 +51,7 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     map = sizes ? te__chunk_map(te, sizes, NULL, offsets, before) : NULL;
     if (!map) return te_error_code(te);
     if (!unpad) args->outputs.m_splits = padded;
-    for (i = 0; !unpad && args->m_splits && args->padded_m_splits && i < n; i++) /* at the end: both may be one array */
+    for (i = 0; !unpad && args->m_splits && args->padded_m_splits && i < n; i++) /* last: both may be one array */
         args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
     return te__output(m, args,
                       unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
@@ -66,7 +66,7 @@ static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc
                                      const char *who, const char *name) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
-    if (desc->align_size < 0 || desc->align_size > INT32_MAX) { /* rows stand in maps as i32 */
+    if (desc->align_size < 0 || desc->align_size > INT32_MAX) { /* maps store row numbers as i32 */
         te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible",
                  who, (long long)desc->align_size);
         return NULL;

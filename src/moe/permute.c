@@ -1,7 +1,7 @@
-/* moe/permute.c: differentiable functions that move rows of tokens to their experts and back. Knows raw operations;
- * must not know modules, or how experts are chosen. */
+/* moe/permute.c: differentiable functions that move token rows to their experts and back. Knows raw operations; must
+ * not know modules, or how experts are chosen. */
 
-/* Records two outputs, of which either may get no gradient. */
+/* Records a node with outputs y and z (z may be NULL). In its backward pass either dy may be NULL. */
 static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state,
                            size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                            int num_saved) {
@@ -25,7 +25,7 @@ static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_back
 /* ---- permute ---- */
 
 typedef struct te__permute_state {
-    int64_t topk; /* 0: a mask map */
+    int64_t topk; /* 0: the row map is a mask map */
     int64_t tokens, copies, h, rows;
     te_dtype dtype, probs_dtype;
     int probs_ndim;
@@ -40,7 +40,7 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
     args.row_id_map = saved[0];
     args.pad_offsets = saved[1];
     args.topk = s->topk;
-    args.x = move ? te_tensor_contiguous(dy[0]) : te__empty_2d(te, s->dtype, s->rows, 0); /* probabilities alone */
+    args.x = move ? te_tensor_contiguous(dy[0]) : te__empty_2d(te, s->dtype, s->rows, 0); /* no columns: only probs */
     args.y = te__empty_2d(te, s->dtype, s->tokens, move ? s->h : 0);
     if (!args.x || !args.y) return te_error_code(te);
     if (move) dx[0] = args.y;
@@ -58,7 +58,7 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
 
 /* ---- rows of codes ---- */
 
-/* Can the rows of inp travel as codes, each with its scales? Records the error if not. */
+/* Checks that the quantized rows of inp can be moved as codes with their scales; records an error if not. */
 static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
     const te__quant_copy *row = &inp->quantized->row;
     char why[96] = "";
@@ -85,8 +85,8 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
     return false;
 }
 
-/* Scales by rows, [R, n], from those of the tokens, [T, n], both possibly strided, where the map sends them. 0 in rows
- * that nothing comes to. */
+/* Moves the scales of the tokens, `from` [T, n], by the row map into `to` [R, n]; rows without a token get 0. Both
+ * may be strided. */
 static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tensor *from, te_tensor *to) {
     te_op_moe_permute_args args = *codes;
     args.probs = NULL;
@@ -97,15 +97,15 @@ static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tens
     return te_tensor_copy(to, args.y);
 }
 
-/* The tensor that holds inp's row-wise codes where the map sends them; its scales have moved along. args: all but x and
- * y. */
+/* Moves inp's row-wise codes and their scales by the row map and returns the new quantized tensor. args has all fields
+ * but x and y. */
 static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_permute_args *args, int64_t rows) {
     te__quant_copy *from = &inp->quantized->row, *to;
     te__quant_spec spec;
     te_tensor *y;
     te_result result;
     int64_t shape[2];
-    int dim; /* of the scales, along the tokens, which may be rounded up there */
+    int dim; /* the dimension of the scales that runs along the tokens; its size may be rounded up */
     bool one_scale;
     if (!te__moe_codes_ok(inp, name)) return NULL;
     spec = te__copy_spec(from);
@@ -128,7 +128,8 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     return te__checked(y, result);
 }
 
-/* inp's rows where the map sends them. probs [tokens, copies] and permuted_probs: NULL, or both given. */
+/* Moves the rows of inp by the row map into `rows` new rows. If `probs` [tokens, copies] is not NULL, *permuted_probs
+ * receives the probs moved alike. Differentiable in inp and probs. */
 static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets,
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
@@ -164,11 +165,11 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     in[1] = probs;
     saved[0] = map;
     saved[1] = pad_offsets;
-    /* codes and plain rows alike: the gradient is plain */
+    /* the same node for quantized and plain rows, because the gradient is plain in both cases */
     return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
 }
 
-/* A float matrix of tokens, contiguous, or NULL. Where rows are only moved (moved), also a quantized one. */
+/* Returns inp as a contiguous float matrix of tokens; NULL with an error. With `moved` inp may also be quantized. */
 static te_tensor *te__token_matrix(te_tensor *inp, const char *name, bool moved) {
     char text[TE__SHAPE_TEXT];
     if (!(moved && inp->quantized) && !te__need_float(inp, name)) return NULL;
@@ -181,7 +182,7 @@ static te_tensor *te__token_matrix(te_tensor *inp, const char *name, bool moved)
     return inp->quantized ? inp : te_tensor_contiguous(inp);
 }
 static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) { return te__token_matrix(inp, name, false); }
-/* A routing map with one row for each token, contiguous, or NULL. */
+/* Returns the routing map, contiguous, after a check that it has one row for each token; NULL with an error. */
 static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!te__operand(inp, routing, false, name)) return NULL;
@@ -245,7 +246,7 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
     return y;
 }
 
-/* Both functions with probabilities of a mask map; padding by offsets, or NULL. */
+/* Implements te_moe_permute_with_probs and te_moe_permute_and_pad_with_probs. pad_offsets NULL: no padding. */
 static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                     te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
                                     te_tensor **row_id_map) {
@@ -288,8 +289,9 @@ TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te
                              row_id_map);
 }
 
-/* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL
- * with an error. */
+/* Returns group sizes rounded up to `align`, i64 [n] on the device, from `sizes` on the device or, if that is NULL,
+ * from `values` on the host. If `offsets` is not NULL, *offsets receives the padding before each group. NULL with an
+ * error. */
 static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align,
                                  te_tensor **offsets) {
     te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
@@ -297,7 +299,7 @@ static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64
     te_op_moe_splits_args args = TE_ZERO;
     int64_t at;
     if (!padded || (offsets && !made)) return NULL;
-    if (!sizes && n > TE_MOE_HOST_SPLITS) { /* piece by piece to the device, then as those that are there */
+    if (!sizes && n > TE_MOE_HOST_SPLITS) { /* too many for one launch: uploaded in pieces */
         plain = te__empty_1d(te, TE_I64, n);
         if (!plain) return NULL;
     }
@@ -316,14 +318,14 @@ static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64
     return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
 }
 
-/* The sum of padded sizes, i64, on the host; negative with an error. Waits for the device. */
+/* Returns the sum of the padded sizes x, i64; negative with an error. Waits for the device. */
 static int64_t te__moe_sum(const te_tensor *x, const char *who) {
     int64_t n = te__numel(x), sum = 0, i;
     size_t bytes = (size_t)n * sizeof(int64_t);
     int64_t *host = (int64_t *)te__alloc(x->te, bytes);
     if (!host || te_tensor_to_host(x, host) != TE_OK) sum = -1;
     for (i = 0; i < n && sum >= 0; i++) {
-        if (host[i] >= 0 && host[i] <= INT32_MAX - sum) { /* rows stand in maps as i32 */
+        if (host[i] >= 0 && host[i] <= INT32_MAX - sum) { /* maps store row numbers as i32 */
             sum += host[i];
             continue;
         }
@@ -348,7 +350,7 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
     memset(made, 0, sizeof(*made));
     if (!inp) return NULL;
     te = inp->te;
-    if (align_size < 1 || align_size > INT32_MAX || num_out_tokens < 0) { /* rows stand in maps as i32 */
+    if (align_size < 1 || align_size > INT32_MAX || num_out_tokens < 0) { /* maps store row numbers as i32 */
         te__fail(te, TE_ERR_INVALID,
                  "%s: align_size is %lld and num_out_tokens %lld; 1 to 2^31 - 1, and at least 0, are needed", name,
                  (long long)align_size, (long long)num_out_tokens);
@@ -477,7 +479,8 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 
 /* ---- chunks ---- */
 
-/* The map of an index map with topk 1: chunks sorted, or padding put between them. */
+/* Returns an index map (topk 1) that sorts chunks by `sorted_index`, or shifts each chunk by its padding in
+ * `offsets`. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;
@@ -525,15 +528,15 @@ TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tens
                : NULL;
 }
 
-/* ---- factors of rows ---- */
+/* ---- row factors ---- */
 
-/* The index map that leaves n rows where they are. */
+/* Returns an index map that leaves n rows in place. */
 static te_tensor *te__identity_map(te_ctx *te, int64_t n) {
     int64_t none = 0;
     te_tensor *sizes = te__moe_splits(te, NULL, &none, 1, 1, NULL);
     return sizes ? te__chunk_map(te, sizes, NULL, NULL, n) : NULL;
 }
-/* Row i of x [R, N] times factors[i], f32 [R], rounded once. Differentiable in both. */
+/* Multiplies row i of x [R, N] by factors[i], f32 [R], and rounds once. Differentiable in x and factors. */
 static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factors) {
     te_moe_unpermute_desc desc = TE_ZERO;
     te_tensor *map = x && factors ? te__identity_map(x->te, te__rows(x)) : NULL;

@@ -1,8 +1,8 @@
-/* moe/router.c: differentiable functions of a router: the choice of experts, scores of all of them, auxiliary loss.
- * Knows raw operations; must not know modules, or what moves by the choice. */
+/* moe/router.c: differentiable router functions: the top-k choice of experts, scores of all experts, auxiliary loss.
+ * Knows raw operations; must not know modules, or how tokens move. */
 
-/* The backward pass of every router. state: the forward's args, of which the numbers are read. saved: logits; the
- * choice as bytes, or of topk_probs as indices; the bias, where probabilities are of the biased scores. */
+/* Backward of every router. state: the forward's args (tensors in it are not read). saved[0]: logits. saved[1]: the
+ * routing map u8, or the indices if the forward made topk_probs. saved[2]: the bias, if bias_in_probs. */
 static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te_op_moe_router_fwd_args *f = (const te_op_moe_router_fwd_args *)state;
@@ -28,7 +28,7 @@ static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *c
     args.bias_in_probs = f->bias_in_probs;
     return g && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
 }
-/* Runs a router whose args have everything but the logits, and records it: its probs or topk_probs. */
+/* Runs the router on `logits` with the other args given, records it, and returns its topk_probs or probs. */
 static te_tensor *te__run_router(const char *name, te_tensor *logits, te_op_moe_router_fwd_args *args) {
     te_tensor *saved[3], *y = args->topk_probs ? args->topk_probs : args->probs;
     args->logits = logits;
@@ -70,7 +70,7 @@ static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_
     as_bits = routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8;
     if (as_bits) bits = te_tensor_empty(te, TE_U8, logits->ndim, shape);
     args.expert_bias = d->expert_bias;
-    args.routing_map = te__empty_like(logits, TE_U8); /* the backward pass reads it, too */
+    args.routing_map = te__empty_like(logits, TE_U8); /* always made, because the backward pass reads it */
     args.probs = te__empty_like(logits, all_scores ? TE_F32 : logits->dtype);
     args.routing_bits = bits;
     args.topk_indices = d->topk_indices;
@@ -112,7 +112,7 @@ typedef struct te__aux_loss_state {
     int64_t shape[TE_MAX_DIMS];
 } te__aux_loss_state;
 
-/* saved: tokens_per_expert, the number of tokens on the device. */
+/* saved[0]: tokens_per_expert. saved[1]: total_num_tokens_tensor, the number of tokens on the device, or NULL. */
 static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                        te_tensor **dx, const bool *needs) {
     const te__aux_loss_state *s = (const te__aux_loss_state *)state;

@@ -1,31 +1,33 @@
-/* nn/core_attention.c: the attention core: its options and those of a call become a rule (te_attn_rule), and an
- * implementation attends by it. DotProductAttention and SDPA are implementations; rooms above add theirs. Knows
- * functions and the module tree; must not know MultiheadAttention. */
+/* nn/core_attention.c: the attention core. The options of a core and of a call become a rule (te_attn_rule), by which
+ * an implementation attends. DotProductAttention and SDPA are implementations; rooms above add more. Knows functions
+ * and the module tree; must not know MultiheadAttention. */
 
-/* The options of a core. The state of each core begins with them. */
+/* The options of an attention core. The state of every core begins with this struct. */
 typedef struct te__attn_core {
-    te_sdpa_desc desc;            /* for what a call does not give; without a name */
+    te_sdpa_desc desc;            /* defaults for what a call leaves out; has no name */
     const struct te__attn_impl *impl;
-    int heads, groups;            /* of all ranks; 0: as the tensors of a call have them */
-    int64_t channels, v_channels; /* of a head, and of one of values; likewise */
+    int heads, groups;            /* of all ranks; 0: taken from the tensors of a call */
+    int64_t channels, v_channels; /* channels of a head of queries and keys, and of a head of values; 0: taken from the
+                                   * tensors of a call */
 } te__attn_core;
 
-/* What an implementation reads of a call. */
+/* What an implementation needs to know of a call. */
 typedef struct te__attn_run {
     te_tensor *part[3];     /* queries, keys and values [.., heads, d] */
-    te_attn_desc told; /* their format, and the rule */
-    te_tensor *packed;      /* DotProductAttention: what `part` lies in, if it reads them there, */
-    te__packing packing;    /* and how they lie */
+    te_attn_desc told; /* format of the tensors, and the rule */
+    te_tensor *packed;      /* DotProductAttention: the packed tensor that `part` are views of, or NULL */
+    te__packing packing;    /* layout of `packed` */
     bool fp8_output;
 } te__attn_run;
 
-/* An implementation of the core: a class of modules whose state begins with te__attn_core, and whose forward is
+/* An implementation of the core: a class of modules whose state begins with te__attn_core and whose forward function is
  * te__attn_core_forward. */
 typedef struct te__attn_impl {
     te_module_class cls;
-    const char *who;      /* makes its modules, */
-    const char *names[5]; /* from fields of these names: mask, format, softmax type, diagonal, dropout */
-    te_result (*prepare)(te_module *m, const te_forward_args *args, te__attn_run *run); /* fills it; told.format is */
+    const char *who;      /* name of the function that creates its modules, for messages */
+    const char *names[5]; /* names of option fields, for messages: mask, format, softmax type, diagonal, dropout */
+    /* fills `run`; told.format is set already */
+    te_result (*prepare)(te_module *m, const te_forward_args *args, te__attn_run *run);
     te_tensor *(*attend)(te_module *m, te__attn_run *run);
 } te__attn_impl;
 
@@ -35,7 +37,7 @@ static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
     const te__attn_impl *const impl = te__attn_core_of(m)->impl;
     te__attn_run run = TE_ZERO;
     te_result result;
-    if (!impl) /* of a copy of the class */
+    if (!impl) /* the class was copied by the program */
         return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" has no options; its class's create function gives them",
                         m->cls->name, m->name);
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
@@ -53,7 +55,7 @@ static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, impl->attend(m, &run));
 }
 
-/* Checks that queries, keys and values are there, with the heads that the core was made for, if it knows them. `who`
+/* Checks that queries, keys and values are given, with the heads for which the core was made, if these are known. `who`
  * begins the error. */
 static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *const part[3]) {
     const te__attn_core *s = te__attn_core_of(m);
@@ -78,7 +80,7 @@ static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *
                     (long long)channels, (long long)groups, (long long)channels, (long long)groups, size, n);
 }
 
-/* Writes the rule of a call to *x, by the options of the core and of the call. No other place makes one of them. */
+/* Writes the rule of a call to *x, from the options of the core and of the call. Rules are made here only. */
 static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule *x) {
     te_tensor *const parameter = te_module_parameter(m, "softmax_offset");
     *x = te__attn_core_of(m)->desc.rule;
@@ -93,7 +95,7 @@ static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule
     if (c->score_mod) x->score_mod = *c->score_mod;
 }
 
-/* Are the numbers of a desc possible ones? False with the error recorded. */
+/* Checks the numbers of a desc; returns false with the error recorded. */
 static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdpa_desc *d) {
     const te_attn_rule *x = &d->rule;
     const char *const *names = impl->names;
@@ -113,7 +115,7 @@ static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdp
     else return true;
     return false;
 }
-/* A module of that implementation, under the desc's name or else `name`. Fills the core's defaults. */
+/* Creates a module of this implementation, named by the desc or else `name`, and fills the core's defaults. */
 static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name, te__attn_core core) {
     te_module *m =
         te__attn_core_ok(te, impl, &core.desc) ? te__module_named(te, &impl->cls, core.desc.name, name) : NULL;
@@ -170,15 +172,15 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
 
 typedef struct te__dpa_module {
     te__attn_core core;
-    bool cross, return_max_logit; /* attention_type, return_max_logit */
-    te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call
-                                   * needs them */
-    te__scaling *scaling;         /* of attention in FP8 */
-    te__context context;          /* the ranks that share sequences */
+    bool cross, return_max_logit; /* the options of the same names (attention_type: cross or self) */
+    te_tensor *slopes;            /* ALiBi slopes of this rank's heads (retained), where ranks share heads; NULL until a
+                                   * call needs them */
+    te__scaling *scaling;         /* scaling state of attention in FP8 */
+    te__context context;          /* the ranks that share sequences (context parallelism) */
     te_cp_comm cp_comm_type;
 } te__dpa_module;
 
-/* Ranks share the heads of attention, whole groups of them. */
+/* Opens parallelism for heads that ranks share, in whole groups; returns false with the error recorded. */
 static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, int heads,
                              int groups) {
     return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", heads) &&
@@ -187,7 +189,7 @@ static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_para
 
 /* ---- queries, keys and values ---- */
 
-/* Part `i` of n in x, packed [.., n, heads, d] (dim -3) or [.., heads, n, d] (-2). */
+/* Returns part `i` of the `n` parts of x, packed as [.., n, heads, d] (dim -3) or [.., heads, n, d] (dim -2). */
 static te_tensor *te__packed_part(te_tensor *x, int n, int dim, int i) {
     const int last = x->ndim - 1;
     int64_t shape[TE_MAX_DIMS];
@@ -209,8 +211,8 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
              ndim + 1);
     return false;
 }
-/* Does x, the packed tensor of a call, have the heads of this module, as *p then says? Tensors of other sizes are told
- * so as q, k and v. */
+/* Returns true if the packed tensor x of a call has the heads of this module, and then describes its layout in *p. For
+ * other sizes te__attn_core_shapes reports the error on q, k and v. */
 static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_tensor *x, int dim,
                             te__packing *p) {
     const te__attn_core *s = te__attn_core_of(m);
@@ -228,9 +230,9 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     if (dim == -2) return of_token[0] == p->groups && of_token[0] * of_token[1] * p->head_dim == te__packing_width(p);
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
-/* Does the core read q, k and v of such a call where they lie? With a cache, with ranks that share sequences, and in
- * FP8 each of them is copied apart. Spread queries (te__packing_spreads) run as one sequence for each group. Such
- * sequences lie side by side under sbhd alone, and have one rule alone: the same for all sequences and heads. */
+/* Returns true if the core can read q, k and v of such a call in place. With a cache, with ranks that share sequences,
+ * and in FP8 each part is copied out instead. Queries with two strides (te__packing_spreads) run with each group viewed
+ * as a sequence: this needs sbhd, and a rule that is the same for all sequences and heads. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;
@@ -243,7 +245,8 @@ static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, con
            !s->return_max_logit;
 }
 
-/* The three of a call, each a tensor or part of a packed one, which run->packed is if they are read where they lie. */
+/* Finds q, k and v of a call: separate tensors, or parts of a packed tensor. run->packed is set if the parts are read
+ * in place. */
 static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__attn_run *run) {
     const te_qkv_format format = run->told.format;
     const te_attn_call *c = &args->attention;
@@ -286,7 +289,7 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__at
 
 /* ---- masks and lengths ---- */
 
-/* The lengths that a padding mask [b, 1, 1, s] leaves, for tokens [s, b, ..] or [b, s, ..]. */
+/* Returns the cu_seqlens of a padding mask [b, 1, 1, s] over the tokens of x [s, b, ..] or [b, s, ..]. */
 static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const te_tensor *x, te_qkv_format format) {
     const int64_t b = x->shape[format == TE_BSHD ? 0 : 1], s = x->shape[format == TE_BSHD ? 1 : 0], n = b + 1;
     te_op_cu_seqlens_args a = TE_ZERO;
@@ -305,7 +308,7 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
     return a.mask && cu ? te__checked(cu, te_op_cu_seqlens(x->te, &a)) : NULL;
 }
 
-/* cu_seqlens_q and _kv of a padding mask. */
+/* Sets cu_seqlens_q and cu_seqlens_kv of the rule under a padding mask. */
 static te_result te__dpa_lengths(te_module *m, const te_attn_call *c, te_tensor *const part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     const bool cross = ((const te__dpa_module *)m->state)->cross;
@@ -364,7 +367,7 @@ static te_result te__dpa_window(te_module *m, te_attn_rule *x) {
     return TE_OK;
 }
 
-/* Under a cache all lengths are known, so every mask is one of padding. */
+/* Returns the mask to use with a cache: all lengths are known, so every mask becomes one with padding. */
 static te_attn_mask te__cached_mask(te_attn_mask mask) {
     if (mask == TE_MASK_NONE) return TE_MASK_PADDING;
     return te__attn_is_causal(mask) ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : mask;
@@ -372,8 +375,8 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 
 /* ---- the call ---- */
 
-/* ALiBi's slopes of this rank's heads, out of those of all heads: te_attention would make slopes for as few heads as
- * the rank has. */
+/* Returns the ALiBi slopes of this rank's heads, taken from the slopes of all heads: te_attention would compute slopes
+ * for the smaller number of heads that the rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const int heads = s->core.heads, first = te__group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
@@ -392,8 +395,8 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* Completes the rule of a call by what TransformerEngine asks of masks, and by lengths. Keys and values go through the
- * cache, if there is one. */
+/* Checks and completes the rule of a call: masks as TransformerEngine requires, windows, lengths. If there is a cache,
+ * keys and values are written to it, and part[1], part[2] become the cache. */
 static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     te_inference_step step;
@@ -454,7 +457,7 @@ static const char *te__cp_name(te_cp_comm comm) {
     return names[comm];
 }
 
-/* The groups of *m become these; `who` speaks. */
+/* Sets the context-parallel groups of m; `who` begins the error. */
 static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_group *p2p, te_cp_comm comm) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     te_result result;
@@ -474,8 +477,8 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
     return TE_OK;
 }
 
-/* Refuses the options that TransformerEngine refuses where ranks share sequences, those that te.h's kernels could
- * compute among them. */
+/* Refuses the options that TransformerEngine refuses where ranks share sequences, also the ones that te.h's kernels
+ * could compute. */
 static te_result te__dpa_context_choices(te_module *m, const te_attn_call *c, const te_attn_rule *x) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;
@@ -590,7 +593,7 @@ static te_result te__dpa_prepare(te_module *m, const te_forward_args *args, te__
         if (!a->max_logit) result = te_error_code(m->te);
     }
     if (result == TE_OK) result = te__fork_begin(m);
-    /* the other ranks are told */
+    /* tells the other ranks */
     if (result != TE_OK && shares) te__context_attention_run(run->part, a, &s->context, result);
     return result;
 }
@@ -620,12 +623,12 @@ static const te__attn_impl te__dpa = {
      "attention.attention_dropout"},
     te__dpa_prepare,
     te__dpa_attend};
-/* The state of a DotProductAttention; NULL for a module of another class. */
+/* Returns the state of a DotProductAttention, or NULL for a module of another class. */
 static te__dpa_module *te__dpa_of(const te_module *m) {
     return m->cls == &te__dpa.cls ? (te__dpa_module *)m->state : NULL;
 }
 
-/* The ranks that share the sequences of m's core; NULL if it is not this class's. */
+/* Returns the ranks that share the sequences of a core, or NULL if it is not a DotProductAttention. */
 static te__context *te__context_of_core(const te_module *core) {
     te__dpa_module *s = core && !core->own_forward ? te__dpa_of(core) : NULL;
     return s ? &s->context : NULL;
@@ -641,7 +644,7 @@ TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group,
     return m ? te__context_set(m, cp_group, cp_p2p_group, cp_comm_type) : TE_ERR_STATE;
 }
 
-/* core: without defaults. o: the options that are not part of it; NULL: none are set. */
+/* Creates a DotProductAttention. core: without defaults; o: options that are not part of the core, or NULL. */
 static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parallel_options *p,
                                  const te_attn_options *o) {
     te__dpa_module *s;

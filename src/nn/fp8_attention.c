@@ -12,8 +12,8 @@
  * of the two columns above is meant. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c):
  * gradients pass through the roundings unchanged. */
 
-/* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of
- * the third. */
+/* TransformerEngine's slots, of three products: q, k and v share an output slot of the first product, o has an input
+ * slot of the second, S has an output slot of the third. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
@@ -26,7 +26,7 @@ enum {
 
 static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r->fp8_mha; }
 
-/* The quantizer that a custom recipe's factory gave to slot i. */
+/* Returns the quantizer that a custom recipe's factory gave for slot i. */
 static const te__quant_spec *te__attention_answer(const te__quant_call *q, bool backward, int i) {
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
     return &te__custom_slots_of(q->scaling, &q->recipe)
@@ -38,8 +38,8 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
                : te__recipe_has(&q->recipe, TE__BLOCKS_IN_ATTENTION);
 }
-/* Refuses what a factory cannot answer: all have one scale a tensor, S and dP a given one; or all but these two are
- * MXFP8. The ranks of one group reduce all amaxes that are measured. */
+/* Refuses quantizers of a factory that do not fit together. Either all have one scale a tensor, and a given scale for S
+ * and dP; or all but S and dP are MXFP8. All must reduce their measured amaxes over the same group. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -73,11 +73,12 @@ static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q
     return TE_OK;
 }
 
-/* Are scales of whole tensors made of amaxes that the call measures? Then S and dP need a recipe of their own. */
+/* Returns true if scales of whole tensors come from amaxes that the call measures. Then S and dP need another
+ * recipe. */
 static bool te__attention_measures(const te_recipe *r) {
     return te__recipe_has(r, TE__TENSOR_SCALED) && !te__recipe_has(r, TE__SCALE_GIVEN);
 }
-/* The recipe of S and dP. */
+/* Returns the recipe of S and dP. */
 static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     te_recipe inner = te_recipe_delayed_scaling();
     if (te__recipe_has(r, TE__SCALE_GIVEN)) return *r;
@@ -87,7 +88,7 @@ static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     return inner;
 }
 
-/* How slot i is quantized by `r`, the recipe of the call or that of S and dP. */
+/* Returns the spec of slot i. r: the recipe of the call, or that of S and dP. */
 static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -104,13 +105,13 @@ static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recip
     return spec;
 }
 
-/* The group that reduces the amaxes of current scaling: its ranks wait for each other. */
+/* Returns the group whose ranks reduce the amaxes of current scaling, and so wait for each other; or NULL. */
 static te_group *te__attention_meets(const te__quant_call *q) {
     if (te__asks_factory(&q->recipe)) return te__attention_answer(q, false, TE__SLOT_QKV)->group;
     return te__attention_measures(&q->recipe) ? q->group : NULL;
 }
 
-/* Current scaling: makes *spec that of the one scale which three tensors have together. */
+/* Current scaling: computes one scale for three tensors together, and changes *spec to use it. */
 static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward,
                                          te__quant_spec *spec) {
     const te_recipe given = te__attention_inner_recipe(r);
@@ -141,7 +142,7 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     return result;
 }
 
-/* [s, b, n, d] or [b, s, n, d] to [b, n, s, d], or back. */
+/* Transposes [s, b, n, d] or [b, s, n, d] to [b, n, s, d]; te__heads_back is the inverse. */
 static te_tensor *te__heads_first(te_tensor *x, te_qkv_format format) {
     if (format == TE_SBHD) x = te_tensor_transpose(x, 0, 1);
     return te_tensor_contiguous(te_tensor_transpose(x, 1, 2));
@@ -151,8 +152,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d].
- * Without history. Where it fails, the ranks of the group hear of it. */
+/* Quantizes q, k, v or their gradients, without history. By blocks, v (of format `kv`) is quantized as [b, h, s, d]. On
+ * failure tells the ranks of the group. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -172,14 +173,14 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
-        /* o comes next */
+        /* in the forward pass the ranks wait for this rank's amax of o next */
         if (!y[i])
             return backward ? te_error_code(x[0]->te)
                             : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
     }
     return TE_OK;
 }
-/* Their values, in the format of the tensors that they were made from. */
+/* Decodes the codes of te__attention_quantize to the format of the tensors from which they were made. */
 static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, bool blocks, te_tensor *x[3]) {
     int i;
     for (i = 0; i < 3; i++) {
@@ -190,7 +191,7 @@ static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, b
     return TE_OK;
 }
 
-/* [.., H, d] as [.., H d]. */
+/* Views [.., H, d] as [.., H d]. */
 static te_tensor *te__heads_joined(te_tensor *x) {
     int64_t shape[4];
     if (!x) return NULL;
@@ -198,7 +199,7 @@ static te_tensor *te__heads_joined(te_tensor *x) {
     shape[x->ndim - 2] *= shape[x->ndim - 1];
     return te_tensor_view(x, x->ndim - 1, shape);
 }
-/* x [.., heads * d], or what is seen as such, as [.., heads, d], with `leading` sizes in front. */
+/* Views x, whose sizes after the first `leading` ones hold heads * d elements, as [.., heads, d]. */
 static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t d) {
     int64_t shape[TE_MAX_DIMS];
     x = te_tensor_contiguous(x);
@@ -210,9 +211,9 @@ static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t
 }
 
 typedef struct te__fp8_attention {
-    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
+    te_op_attn_fwd_args args; /* the saved tensors of the node replace the tensors in here */
     te__quant_call quant;
-    te_dtype s_dtype; /* of the codes of S */
+    te_dtype s_dtype; /* format of the codes of S */
 } te__fp8_attention;
 
 static void te__fp8_attention_release(te_ctx *te, void *state) {
@@ -255,7 +256,7 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     return result == TE_OK ? te__attention_decode(codes, kv, blocks, dx) : result;
 }
 
-/* MXFP8 has whole blocks along d and, for v, along s. */
+/* Checks that MXFP8 has whole blocks along d and, for v, along s. */
 static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
@@ -273,7 +274,8 @@ static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     return false;
 }
 
-/* softmax(q k^T) v -> [.., H dv]; with fp8_output quantized, for a product. `call` is that of a recipe with fp8_dpa. */
+/* Returns softmax(q k^T) v as [.., H dv]; with fp8_output quantized, for a product. `call` must be of a recipe with
+ * fp8_dpa. */
 static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn_desc *desc,
                                         const te__quant_call *call, bool fp8_output) {
     te_ctx *te = parts[0]->te;
@@ -285,7 +287,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    /* which te__hands_fp8 could not know */
+    /* te__hands_fp8 does not know that a factory chose blocks */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args));
@@ -305,7 +307,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
-        /* The update at the end of the region changes the slot, and the backward pass needs this scale. */
+        /* The backward pass needs this scale, and the update at the end of the region changes the slot: keep a copy. */
         saved[TE__ATTENTION_SAVED] = te__empty_like(spec.scale, TE_F32);
         ready = saved[TE__ATTENTION_SAVED] && te_tensor_copy(saved[TE__ATTENTION_SAVED], spec.scale) == TE_OK;
         args->fp8.s_dtype = state.s_dtype = spec.dtype;
@@ -338,13 +340,13 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
 
 /* ---- for DotProductAttention ---- */
 
-/* Does m quantize its core in this region? */
+/* Returns true if m quantizes its core in the current autocast region; *cast is the region as m sees it. */
 static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
     return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe);
 }
 
-/* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS
- * products. */
+/* Runs te_attention, or its FP8 form if the current autocast region has fp8_dpa, and returns [.., H dv]. s: m's scaling
+ * state, for TE__ATTENTION_GEMMS products. */
 static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attn_desc *desc,
                                      bool fp8_output) {
     te__autocast cast;
@@ -356,12 +358,12 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *pa
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
     if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
-    call.group = cast.amax_group; /* heads of other ranks meet in no product */
+    call.group = cast.amax_group; /* only amax_group: no product uses codes of other ranks' heads */
     return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
 }
 
-/* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one
- * scale a tensor. */
+/* Returns true if `core` gives its output to `proj` quantized: both are unchanged modules of te.h, with recipes of the
+ * same kind that have one scale a tensor. */
 static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward &&

@@ -1,15 +1,15 @@
-/* nn/gated_mlp.c: the MLP of two or three Linears with names of its maker's choice: those of language models and the
- * experts of a mixture. Knows activations and the module tree; must not know who makes its Linears. */
+/* nn/gated_mlp.c: an MLP of two or three Linears whose names its maker chooses, as in language models and in experts of
+ * a mixture. Knows activations and the module tree; must not know who makes the Linears. */
 
-/* `gate` is NULL where the activation has one factor. */
+/* State of an MLP; `gate` is NULL if the activation is not gated. */
 typedef struct te__gated_mlp {
-    const char *gate, *up, *down; /* names of the children; literals */
+    const char *gate, *up, *down; /* names of the children (string literals) */
     te_activation activation;
     te_activation_params params;
 } te__gated_mlp;
 
-/* Memory that the children's outputs may go to, one behind the other, so that the activation reads both without a copy;
- * NULL: to memory of their own. A graph of exported nodes has rows of other numbers. */
+/* Returns one block of memory for the outputs of `gate` and `up`, so that the activation reads both without a copy;
+ * NULL: each output gets its own memory. Not while exporting, since the exported graph serves other numbers of rows. */
 static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_module *gate = s->gate ? te_module_find(m, s->gate) : NULL;
@@ -41,7 +41,7 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__gated_mlp_class = {"MLP", sizeof(te__gated_mlp), te__gated_mlp_forward, NULL, NULL};
 
-/* An MLP without its Linears, which its maker adds before te__close_part. */
+/* Creates an MLP without its Linears, which its maker adds before calling te__close_part. */
 static te_module *te__gated_mlp_open(te_ctx *te, const char *name, const te__gated_mlp *state, te_module **outer) {
     te_module *m = te__open_part(te, &te__gated_mlp_class, name, outer);
     if (m) *(te__gated_mlp *)m->state = *state;

@@ -1,23 +1,23 @@
-/* nn/inference.c: keys and values of earlier calls: which sequences there are, the pages that each has, and each
- * layer's memory. Knows functions and the module tree; must not know what any class computes.
+/* nn/inference.c: the cache of keys and values of earlier calls: its sequences, the pages of each sequence, and the
+ * memory of each layer. Knows functions and the module tree; must not know what any class computes.
  *
- * A cache without pages is one whose pages hold whole sequences: there is one way to find a key. Lists that a step
- * replaces are kept twice, so that a step that is refused changes nothing. All numbers that kernels read lie in one
- * tensor, at places that no step moves: a graph that was captured with as many sequences, or more, finds those of its
- * step. */
+ * A cache without pages is a cache whose pages hold whole sequences, so that keys are found in one way only. Lists that
+ * a step replaces exist twice, so that a refused step changes nothing. All numbers that kernels read are in one tensor,
+ * at places that never move. So a graph that was captured with as many sequences, or more, reads the numbers of the
+ * current step. */
 
 typedef struct te__cached_sequence {
-    int64_t id, before, length; /* tokens before the step, and with it */
+    int64_t id, before, length; /* before: tokens before the step; length: with the tokens of the step */
     int64_t num_pages;
 } te__cached_sequence;
 typedef struct te__cached_state {
     te__cached_sequence *sequences; /* [max_batch_size], in the order of the step */
-    int32_t *pages;                 /* [max_batch_size, pages_of_each] of each */
-    int32_t *free;                  /* [num_pages]: those that no sequence has, the first to take first */
+    int32_t *pages;                 /* [max_batch_size, pages_of_each]: pages of each sequence */
+    int32_t *free;                  /* [num_pages]: pages of no sequence; taken from the front */
     int64_t num_sequences, num_free;
 } te__cached_state;
 typedef struct te__cached_layer {
-    te_module *module; /* held: no other one takes its address */
+    te_module *module; /* retained, so that no other module gets its address */
     te_tensor *k, *v;  /* [pages, page_size, heads, d] */
 } te__cached_layer;
 
@@ -25,16 +25,16 @@ struct te_inference_params {
     te_ctx *te;
     te_inference_params_desc desc; /* with defaults */
     int64_t num_pages, page_size, pages_of_each;
-    te__cached_state now, next;    /* next: where a step is prepared */
-    int64_t longest, tokens;       /* of the step: the most tokens of a sequence, and of all */
-    int32_t *numbers;              /* what `device` gets */
+    te__cached_state now, next;    /* next: the state that a step prepares */
+    int64_t longest, tokens;       /* new tokens of the step: of the longest sequence, and of all sequences */
+    int32_t *numbers;              /* host copy of `device` */
     te_tensor *device;             /* i32: cu_seqlens_q, cu_seqlens_kv, start_positions, page_table */
     te__cached_layer *layers;
     int num_layers, cap_layers;
     te__closable closable;
 };
 
-/* Where the four lists of numbers begin. */
+/* Returns the index at which list 0 to 3 of the numbers begins. */
 static int64_t te__cached_at(const te_inference_params *c, int list) {
     const int64_t b = c->desc.max_batch_size;
     return list == 0 ? 0 : list == 1 ? b + 1 : list == 2 ? 2 * (b + 1) : 2 * (b + 1) + b;
@@ -43,7 +43,7 @@ static int64_t te__cached_numbers(const te_inference_params *c) {
     return te__cached_at(c, 3) + c->desc.max_batch_size * c->pages_of_each;
 }
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 static size_t te__cached_bytes(const te_inference_params *c, int list) {
     const size_t b = (size_t)c->desc.max_batch_size;
@@ -81,10 +81,10 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
     te__free(c->te, c, sizeof(*c));
 }
 
-/* Fills the defaults; false with the error recorded. */
+/* Checks a desc and fills its defaults; returns false with the error recorded. */
 static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     const char *const who = "te_inference_params_create";
-    const int64_t most = 1 << 26; /* tokens, and pages: lists of them fit where addresses have 32 bits */
+    const int64_t most = 1 << 26; /* limit of tokens and of pages: lists of them fit into 32-bit address spaces */
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
@@ -159,7 +159,7 @@ TE_API te_result te_inference_params_reset(te_inference_params *c) {
 TE_API int64_t te_inference_params_num_sequences(const te_inference_params *c) { return c ? c->now.num_sequences : 0; }
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c) { return c ? c->now.num_free : 0; }
 
-/* Its place among the sequences of now, where the search begins at `hint`; -1: none. */
+/* Returns the index of sequence `id` in `now`, or -1. Searches from `hint` on. */
 static int64_t te__cached_find(const te_inference_params *c, int64_t id, int64_t hint) {
     const int64_t n = c->now.num_sequences;
     int64_t i;
@@ -174,9 +174,9 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* Fills next.sequences from the lists of the step; pages come later. Makes num_pages negative of each sequence of `now`
- * that goes on. The sign shows a sequence that is listed twice, and later the sequences that have ended, which lack it.
- * The caller turns the signs back, also on failure. */
+/* Fills next.sequences from the lists of the step; te__step_fill assigns pages later. Marks each sequence of `now` that
+ * continues by a negative num_pages. The sign reveals a sequence that is listed twice, and afterwards the sequences
+ * that have ended, which are unmarked. The caller removes the signs, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;
@@ -214,7 +214,7 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
                             (long long)c->desc.max_sequence_length);
         needed += te__div_up(s->length, c->page_size) - s->num_pages;
     }
-    /* pages of those that have ended go behind the free ones */
+    /* append pages of ended sequences to the free ones */
     memcpy(c->next.free, c->now.free, (size_t)c->now.num_free * sizeof(int32_t));
     c->next.num_free = c->now.num_free;
     for (i = 0; i < c->now.num_sequences; i++)
@@ -230,7 +230,7 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
     return TE_OK;
 }
 
-/* Pages for next.sequences, and the numbers of the step. */
+/* Assigns pages to next.sequences, and fills the numbers of the step. */
 static void te__step_fill(te_inference_params *c, int64_t n) {
     int32_t *cu_q = c->numbers, *cu_kv = c->numbers + te__cached_at(c, 1), *start = c->numbers + te__cached_at(c, 2),
             *table = c->numbers + te__cached_at(c, 3);
@@ -246,7 +246,8 @@ static void te__step_fill(te_inference_params *c, int64_t n) {
         memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
         memcpy(table + i * c->pages_of_each, pages, (size_t)s->num_pages * sizeof(int32_t));
     }
-    for (i = n; i < c->desc.max_batch_size; i++) { /* a graph with more sequences finds that these have no tokens */
+    for (i = n; i < c->desc.max_batch_size; i++) { /* unused sequences get no tokens, for graphs that were captured with
+                                                    * more sequences */
         cu_q[i + 1] = cu_q[n];
         cu_kv[i + 1] = cu_kv[n];
         start[i] = 0;
@@ -309,7 +310,7 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     shape[1] = c->page_size;
     shape[2] = d->num_heads_kv;
     shape[3] = d->head_dim_k;
-    warming = te->warming; /* they outlive a warm-up, so they are really filled */
+    warming = te->warming; /* the cache outlives a warm-up, so it must really be filled */
     te->warming = false;
     te__frame_begin(te);
     l.k = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));
@@ -334,19 +335,19 @@ static te_tensor *te__cached_list(te_inference_params *c, int list, int64_t rows
 TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c) {
     return c ? te__cached_list(c, 2, c->now.num_sequences, 0) : NULL;
 }
-/* i32 [b + 1]: where each sequence's tokens of the step begin. */
+/* Returns i32 [b + 1]: where each sequence's tokens of the step begin. */
 static te_tensor *te__inference_cu_seqlens(te_inference_params *c) {
     return te__cached_list(c, 0, c->now.num_sequences + 1, 0);
 }
 
-/* The tokens of the longest sequence. */
+/* Returns the number of tokens of the longest sequence. */
 static int64_t te__inference_longest(const te_inference_params *c) {
     int64_t i, longest = 0;
     for (i = 0; i < c->now.num_sequences; i++) longest = te__max(longest, c->now.sequences[i].length);
     return longest;
 }
 
-/* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
+/* Checks that a call with this cache can run: same context, gradients off, and a step with sequences. */
 static te_result te__inference_ready(const te_inference_params *c, const te_ctx *te, const char *who) {
     if (c->te != te)
         return te__fail((te_ctx *)te, TE_ERR_INVALID,
@@ -361,7 +362,7 @@ static te_result te__inference_ready(const te_inference_params *c, const te_ctx 
     return TE_OK;
 }
 
-/* k or v is what the cache was made for, and has the tokens of the step. */
+/* Checks that k or v has the heads and format of the cache, and the tokens of the step. */
 static te_result te__inference_fits(const te_inference_params *c, const char *name, const te_tensor *x,
                                     int64_t channels, te_qkv_format format) {
     const char *const who = "te_inference_params_step";
@@ -418,7 +419,7 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     return te_op_copy_to_kv_cache(c->te, &a);
 }
 
-/* Every page of each sequence, behind each other. */
+/* Returns all pages of each sequence as one tensor [n, max_sequence_length, heads, d]. */
 static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
     const int64_t n = c->now.num_sequences, heads = pages->shape[2], d = pages->shape[3];
     te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each), *rows;

@@ -1,8 +1,8 @@
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module
- * tree; must not know attention. */
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and what LayerNormMLP shares with them. Knows
+ * the functions and the module tree; must not know attention. */
 
-/* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit
- * into int64_t. */
+/* Checks sizes and format of a desc with weights. A gated activation doubles the rows; the double must fit into
+ * int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
@@ -36,7 +36,8 @@ TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, boo
     m->recipe_off = off;
     return TE_OK;
 }
-/* The region of autocast as m sees it: by the nearest of te_module_set_recipe. False: there is none, or it is off. */
+/* Returns in *cast the autocast region as m sees it, with the recipe of the nearest te_module_set_recipe. Returns false
+ * if there is none, or it is off. */
 static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     const te__autocast *now = te__autocast_now(m->te);
     if (!now || !(now->enabled || now->calibrating)) return false;
@@ -46,18 +47,18 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     return !(m && m->recipe_off);
 }
 
-/* Names of the buffers that hold scales and histories of the forward and of the backward slots. */
+/* Names of the buffers for scale and amax history of the forward slots, then of the backward slots. */
 static const char *const te__scaling_names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"},
                                                     {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-/* The scales and histories of m's slots, as `recipe`, a delayed or a custom one, keeps them: buffers of the module,
- * unless a checkpoint has loaded them as such. */
+/* Finds or makes the scales and histories of m's slots for a delayed or custom recipe. They are buffers of the module;
+ * a loaded checkpoint may have made them already. */
 static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe *recipe, te__quant_call *call) {
     const int length = te__history_length(recipe);
     te_result result = TE_OK;
     bool warming;
     int i;
     if (m->parallel.size > 1) {
-        if (!call->group) call->group = m->parallel.group; /* codes of all ranks meet in one product */
+        if (!call->group) call->group = m->parallel.group; /* one product uses codes of all ranks */
         if (m->parallel.sequence && recipe->delayed.no_reduce_amax)
             return te__fail(m->te, TE_ERR_INVALID,
                             "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that "
@@ -67,7 +68,7 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     }
     if (te__quant_of(m->te)->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
-    warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
+    warming = m->te->warming; /* scales outlive a warm-up, so they must really be filled */
     m->te->warming = false;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__slots *slots = i ? &s->backward : &s->forward;
@@ -96,7 +97,7 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
-/* Fills *call: how the autocast region in force quantizes, as m sees it, with the scales that its recipe keeps. */
+/* Fills *call: how the current autocast region quantizes, as m sees it, with the scales that the recipe keeps. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     te__autocast cast;
     te_result result = te__parallel_ready(m);
@@ -115,18 +116,18 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Can an operation quantize what it makes for slot `slot`? Delayed scaling knows the scale beforehand; to a cast that
- * takes an amax the operation leaves it.
- * A backward pass that reads operands in high precision rules it out, and so does a factory of quantizers:
- * TransformerEngine makes plain numbers for both. */
+/* Returns true if an operation can quantize its own result for slot `slot`: with delayed scaling the scale is known
+ * beforehand, and a cast that takes an amax gets it from the operation.
+ * Not with a backward pass that reads operands in high precision, nor with a factory of quantizers: for both
+ * TransformerEngine makes plain numbers. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
     spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
-/* The spec of such an output, the input of a product; NULL where the product quantizes its input itself. Codes that are
- * gathered are transposed where they arrive. */
+/* Returns the spec by which an operation quantizes the input of product `c`, or NULL if the product quantizes its input
+ * itself. Codes that are gathered get no column-wise copy here; the receiver transposes them. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
@@ -135,14 +136,15 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* The same of an activation's output. The transposed codes of halves that alternate are no kernel's result. */
+/* Returns te__fused_spec for an activation's output. No kernel makes transposed codes of interleaved halves. */
 static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params,
                                                 te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
     return fused && params->glu_interleave_size && fused->cls->facts & TE__SCALE_GIVEN ? NULL : fused;
 }
 
-/* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
+/* Returns the call of a module's product `gemm`, from the module's options and state and the args of its forward
+ * pass. */
 static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode,
                                           te__weight_cache *cache, const te_forward_args *args,
                                           const te_gemm_options *o, te__scaling *scaling) {
@@ -160,8 +162,7 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     return c;
 }
 
-/* y as the recipe in force quantizes an output, for products behind; y itself where it is not quantized. Gradients
- * pass. */
+/* Returns y quantized as an output, for the products that read it. Gradients pass through unchanged. */
 static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
     te_tensor *q;
     te__frame_begin(y->te);
@@ -169,11 +170,12 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
-/* Will a backward pass read what is made now? Also where recording is off for the first run of a checkpoint alone. */
+/* Returns true if a backward pass will read what is made now. Also true in the first run of a checkpoint, which only
+ * hides gradients. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
-/* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it.
- * `returned`: the caller of the module adds it. */
+/* Runs a product and adds the bias: in the product or, where ranks sum the result (by row), after the sum. `returned`:
+ * the module's caller adds the bias. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
@@ -192,7 +194,7 @@ static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool re
 static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) {
     return no_bias ? NULL : te_module_parameter(m, name);
 }
-/* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
+/* Returns true in the second run of m's own checkpoint: nobody reads its output. */
 static bool te__runs_again(const te_module *m) {
     return te__quant_of(m->te)->replaying && te__quant_of(m->te)->replaying->module == m &&
            !te__quant_of(m->te)->recording && !m->own_forward;
@@ -200,7 +202,7 @@ static bool te__runs_again(const te_module *m) {
 
 /* ---- shapes without memory ---- */
 
-/* An output of x's format and `cols` columns that has as little memory as x: described, or empty. */
+/* Returns an output with x's format and `cols` columns: empty if x is empty, described without memory if x has none. */
 static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof(shape));
@@ -209,7 +211,7 @@ static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols)
     return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape)
                      : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
 }
-/* The forward of a module with `in` columns on such an input. */
+/* Runs a module with `in` columns on an input without elements or memory: computes the output's shape. */
 static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
     const te_tensor *x = args->input;
     char text[TE__SHAPE_TEXT];
@@ -229,7 +231,7 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-/* The forward of a Linear in two halves: te__linear_begin fills the product's call, all but its input call->x;
+/* The forward pass of a Linear in two parts. te__linear_begin fills the product's call, all but its input call->x;
  * te__linear_end multiplies and sets the outputs. */
 static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
@@ -246,7 +248,7 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
-/* The same of a shape without memory. Ranks that share the first dimension change it as the exchange would. */
+/* Runs a Linear on a shape without memory. Ranks that share the first dimension change it as the exchange would. */
 static te_result te__linear_shape(te_module *m, te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
@@ -282,7 +284,7 @@ static te_result te__linear_reset(te_module *m) {
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
                                                  te__linear_destroy, te__linear_reset};
 
-/* `sharding`: the blocks of rows that ranks share one by one, or NULL. */
+/* Creates a Linear. `sharding`: blocks of rows of which each rank has a part, or NULL. */
 static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__linear_module *s;
@@ -309,10 +311,10 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { ret
 
 /* ---- LayerNorm, RMSNorm ---- */
 
-/* Parameters that the three classes with a norm share. */
+/* Norm parameters and options, shared by the classes that contain a norm. */
 typedef struct te__norm_params {
-    const char *weight, *bias; /* their names */
-    te_norm_options options;   /* normalization: not 0 */
+    const char *weight, *bias; /* names of the parameters */
+    te_norm_options options;   /* normalization is not 0 */
     bool rounded; /* RMSNorm: the normalised row is rounded before the weight multiplies it */
 } te__norm_params;
 
@@ -331,7 +333,7 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     n->options.normalization = rms ? TE_RMSNORM : TE_LAYERNORM;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
-    if (m->parallel.sequence) { /* each rank has other rows */
+    if (m->parallel.sequence) { /* each rank normalises other rows, so ranks must sum these gradients */
         te_tensor_set_sequence_parallel(te_module_parameter(m, weight), true);
         if (!rms) te_tensor_set_sequence_parallel(te_module_parameter(m, bias), true);
     }
@@ -346,8 +348,8 @@ static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor
                     te__norm_is_rms(n) ? NULL : te_module_parameter(m, n->bias), &n->options, n->rounded, spec);
 }
 
-/* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was
- * quantized. */
+/* Runs the norm, and inspects the result for the product that reads it. If the norm quantizes its result, a second run
+ * makes the plain numbers for the inspection. */
 static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
                                    const te__quant_call *q, int gemm) {
     te_tensor *y = te__norm_run(m, n, x, spec), *plain;
@@ -370,13 +372,13 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* Says how the activation behind product `c` writes the gradient that `c` reads. LayerNormMLP and te.ops round at
+/* Returns how the activation after product `c` writes the gradient that `c` reads. LayerNormMLP and te.ops round at
  * different places, as in TransformerEngine (module/layernorm_mlp.py, ops/basic/activation.py and
  * ops/fused/backward_activation_bias.py):
- *   LayerNormMLP  plain activations under delayed scaling and MXFP8: dbias and codes in one kernel, from f32 (MXFP8's
- *                 codes from rounded numbers); all others: rounded
- *   te.ops        without a bias, and GELU and ReLU with one: activation.cpp and bias.cpp, which take the amax from
- *                 f32, and under delayed scaling the codes; the others' bias rounds first */
+ * LayerNormMLP: plain activations under delayed scaling and MXFP8 make dbias and codes in one kernel, from f32 (MXFP8's
+ * codes from rounded numbers); all others round first.
+ * te.ops: without a bias, and GELU and ReLU with one, activation.cpp and bias.cpp take the amax from f32, and under
+ * delayed scaling the codes too; other activations with a bias round first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;
@@ -392,12 +394,13 @@ static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation acti
     return grad;
 }
 
-/* The output `ln_out`, from the norm's output, which is the input of `c`: this rank's rows, or those of all ranks. They
- * are gathered once, for the caller and the product. */
+/* Returns the output `ln_out` from the norm's output, the input of `c`: this rank's rows or, if `gathered`, the rows of
+ * all ranks. The rows are gathered once, for the caller and for the product. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);
-        c->parallel.mode = TE_PARALLEL_NONE; /* and its gradients meet the caller's before they are added up */
+        c->parallel.mode = TE_PARALLEL_NONE; /* the gathering node sums the gradients of the caller and of the
+                                              * product */
     }
     return c->x;
 }
@@ -424,7 +427,8 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
                          rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__params_on(m, desc->device);
-    m->parallel.sequence = desc->parallel.sequence_parallel; /* a mark on the parameters, whoever shares the rows */
+    m->parallel.sequence = desc->parallel.sequence_parallel; /* only marks the parameters: ranks have other rows,
+                                                              * whichever group they are in */
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, &desc->norm, desc->params_dtype,
                   desc->hidden_size);
     return te__module_built(m);
@@ -443,7 +447,7 @@ typedef struct te__layernorm_linear_module {
     te__weight_cache cache;
 } te__layernorm_linear_module;
 
-/* normed: where the norm's output goes, in high precision, this rank's rows; NULL: nobody else reads it. */
+/* Runs a LayerNormLinear. normed: gets the norm's output of this rank in high precision; NULL: not needed. */
 static te_result te__layernorm_linear_run(te_module *m, te_forward_args *args, te_tensor **normed) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te_tensor *bias = te__product_bias(m, &s->params), *ln_out;
@@ -483,7 +487,7 @@ static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", si
                                                            te__layernorm_linear_forward, te__layernorm_linear_destroy,
                                                            te__layernorm_linear_reset};
 
-/* As te__linear_create. */
+/* Creates a LayerNormLinear; `sharding` as for te__linear_create. */
 static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc,
                                               const te__sharding *sharding) {
     te_module *m;

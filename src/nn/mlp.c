@@ -4,11 +4,11 @@
 typedef struct te__layernorm_mlp_module {
     te_layernorm_mlp_desc desc;
     te__norm_params norm;
-    te__sharding fc1_sharding; /* of a gated activation: both halves are divided, unless they alternate */
+    te__sharding fc1_sharding; /* a gated activation has two blocks of rows, unless its halves are interleaved */
     te__scaling *scaling;
     te__weight_cache fc1, fc2;
 } te__layernorm_mlp_module;
-enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* indices of the products in the scaling state */
 
 static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
     return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE
@@ -16,18 +16,18 @@ static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm
                                                : TE_PARALLEL_ROW;
 }
 
-/* Adds to y, the output of product `gemm`, what a layer above (LoRA's adapters) makes of the product's input x, in high
- * precision. Returns the sum, or y itself where nothing is added. */
+/* Adds to y, the output of product `gemm`, what a layer above (LoRA's adapters) computes from the product's input x in
+ * high precision. Returns the sum, or y itself if nothing is added. */
 typedef te_tensor *(*te__mlp_add)(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y);
 
-/* add: NULL, or called behind each product. */
+/* Runs a LayerNormMLP. add: NULL, or called after each product. */
 static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__mlp_add add) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    /* then the activation's kernels leave codes and sums of columns to the products */
+    /* true: the activation does not make codes and bias gradient for the products */
     bool alternate = add || s->desc.activation_params.glu_interleave_size != 0;
     te_tensor *normed, *y;
     te__linear_call fc1 =
@@ -54,7 +54,7 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
         m->te->tape.no_grad++;
         fc2.x = te__activate(z, s->desc.activation, NULL, NULL, NULL);
         m->te->tape.no_grad--;
-    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
+    } else { /* the activation's backward pass makes fc1's bias gradient, and quantizes its own result if it can */
         te__act_grad grad = te__act_grad_of(&fc1, s->desc.activation, false);
         fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params,
                                  add ? NULL : te__fused_act_spec(&fc2, &s->desc.activation_params, &spec),

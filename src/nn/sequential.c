@@ -1,7 +1,7 @@
-/* nn/sequential.c: Sequential, the small modules that stand in one, and the chains of children that it runs as one.
- * Knows the layers; must not know attention. */
+/* nn/sequential.c: Sequential, the small modules used in one, and chains of children that it runs fused. Knows the
+ * layers; must not know attention. */
 
-/* ---- modules of one function ---- */
+/* ---- modules that apply one function ---- */
 
 static te_result te__activation_forward(te_module *m, te_forward_args *args) {
     const te_activation_desc *d = (const te_activation_desc *)m->state;
@@ -96,7 +96,7 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
 
 /* ---- chains ---- */
 
-/* May m run as a part of its parent's chain? Not where anything has been put between it and its class's forward. */
+/* Returns true if m may run fused with other children: nothing stands between m and its class's forward function. */
 static bool te__chains(const te_module *m) { return !m->own_forward && !m->checkpoint && !te__runs_graphs(m); }
 static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_class || m->cls == &te__rmsnorm_class; }
 static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
@@ -104,25 +104,25 @@ static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_cla
 
 /* The state of a chain between two children. */
 typedef struct te__chain {
-    te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it
-                            * quantizes; NULL: none */
-    bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
-    te_activation activation; /* that one */
-    bool made;             /* the child before was a Linear that left its bias gradient to the activation that comes
-                            * next: its three numbers are below */
+    te_module *front;      /* a norm or an activation that runs inside the following Linear, whose input it may
+                            * quantize; NULL: none */
+    bool leaves_bias;      /* the activation after this Linear makes the gradient of the Linear's bias */
+    te_activation activation; /* the activation after this Linear, with leaves_bias */
+    bool made;             /* the previous child was a Linear that left its bias gradient to the following activation;
+                            * quant, grad and z are set */
     te__quant_call quant;
     te__act_grad grad;
-    te_tensor *z;          /* its output */
+    te_tensor *z;          /* output of this previous Linear */
 } te__chain;
 
-/* y = activation(x), for the product `gemm` of q if spec is given. */
+/* Returns activation(x); if `spec` is given, quantized for product 0 of q. */
 static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec,
                                      const te__quant_call *q) {
     const te_activation_desc *d = (const te_activation_desc *)m->state;
     return te__activate_for(x, d->activation, &d->activation_params, spec, chain->made ? &chain->grad : NULL, q, 0);
 }
 
-/* A Linear with the norm or the activation in front of it. */
+/* Runs a Linear together with the norm or activation in front of it. */
 static te_result te__chain_linear(te_module *m, te_forward_args *args, void *user) {
     te__chain *chain = (te__chain *)user, before = *chain;
     te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params), *x = args->input;
@@ -157,7 +157,7 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     chain->made = true;
     return result;
 }
-/* An activation that no Linear follows. */
+/* Runs an activation that no Linear follows. */
 static te_result te__chain_activation(te_module *m, te_forward_args *args, void *user) {
     te__chain *chain = (te__chain *)user;
     te_tensor *y = te__chain_activate(chain, m, args->input, NULL, NULL);
@@ -165,10 +165,10 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
-/* May the Linear behind m get what m makes quantized? */
+/* Returns true if a following Linear may get m's output quantized. */
 static bool te__leaves_quantized(const te_module *m) { return te__is_norm(m) || te__is_activation(m); }
-/* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks
- * before the bias, keep it where it is. */
+/* Returns true if the activation `act` makes the gradient of this Linear's bias. Not for interleaved halves, nor where
+ * ranks sum the product before the bias is added. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     return te__is_activation(act) && te__chains(act) &&
@@ -177,7 +177,8 @@ static bool te__leaves_bias(const te_module *m, const te_module *act, const te_f
            ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
 }
 
-/* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
+/* Runs the child at *at, together with following children if they form a chain, and moves *at to the last child that
+ * ran. */
 static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
     te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
     const bool chains = te__chains(c) && !te__is_unallocated(call->input);
@@ -200,7 +201,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
 
 /* ---- Sequential ---- */
 
-/* The name of an output that the next child cannot take, and that would be lost; NULL: there is none. */
+/* Returns the name of an output that the next child cannot take, so that it would be lost; or NULL. */
 static const char *te__output_beside(const te_outputs *y) {
 #define TE__BESIDE(field, onnx, passes) \
     if (!(passes) && y->field) return #field;
@@ -208,8 +209,8 @@ static const char *te__output_beside(const te_outputs *y) {
 #undef TE__BESIDE
     return NULL;
 }
-/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child
- * has run, unless the tape retains it. */
+/* Runs the children in order; each gets the output of the previous child as input. The sweep releases this output after
+ * the child has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
@@ -217,7 +218,7 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_result result = TE_OK;
     int i;
     memset(&call.outputs, 0, sizeof(call.outputs));
-    call.outputs.out = args->input; /* the result without children */
+    call.outputs.out = args->input; /* the result if there are no children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
         const char *beside = te__output_beside(&call.outputs);
@@ -243,7 +244,7 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
 
-/* Can these become children, each once? */
+/* Checks that all can become children, each once. */
 static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
     int i, k;
     if (n < 0 || (n > 0 && !children)) {
@@ -276,8 +277,8 @@ static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, i
     return true;
 }
 
-/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed
- * twice. */
+/* Destroys the modules without a parent. Links them in a list first (through `parent`), because one may be inside the
+ * tree of another, and one may be listed twice. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;
@@ -294,7 +295,7 @@ static void te__destroy_orphans(te_module *const *children, int n) {
     }
 }
 
-/* Does child i go by the name that it was given? */
+/* Returns true if child i keeps the name that it was given. */
 static bool te__sequential_keeps_name(te_module *const *children, int n, int i) {
     int k;
     for (k = 0; k < n; k++)
@@ -308,8 +309,8 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     int i;
     if (te && te__sequential_children_ok(te, children, n))
         m = te__module_named(te, &te__sequential_class, NULL, "sequential");
-    if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true; /* its children say what they have, and it runs
-                                                                       * those that there are */
+    /* children check these options themselves, and none is needed */
+    if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true;
     for (i = 0; m && i < n; i++) children[i]->numbered = !te__sequential_keeps_name(children, n, i);
     for (i = 0; m && i < n; i++) {
         snprintf(name, sizeof(name), "%d", i);
@@ -317,7 +318,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     }
     if (m && i == n) {
         m = te__module_built(m);
-        if (m) m->built_in = false; /* a call's options are its children's */
+        if (m) m->built_in = false; /* children read the options of a call */
         return m;
     }
     te__destroy_orphans(children, n);

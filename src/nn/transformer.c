@@ -1,7 +1,7 @@
-/* nn/transformer.c: MultiheadAttention, TransformerLayer: composed of the layers before and of DotProductAttention.
- * Knows modules alone. */
+/* nn/transformer.c: MultiheadAttention and TransformerLayer, composed of the layers and DotProductAttention. Knows
+ * modules only. */
 
-/* Hands the options of a call on to a child's. */
+/* Copies the options of a call to the call of a child. */
 static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->attention = from->attention;
     to->cross = from->cross;
@@ -13,12 +13,13 @@ static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->user = from->user;
 }
 
-/* A child that was just made goes to `parent`, or is destroyed. */
+/* Adds a child that was just created to `parent`; on failure destroys it. */
 static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* A module whose children follow: they are made between these two. */
+/* Creates a module whose children are created until te__close_part; *outer gets the module that was being made
+ * before. */
 static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
     te_module *m = te_module_create(te, cls, name);
     *outer = te__modules_of(te)->making;
@@ -30,15 +31,15 @@ static te_module *te__close_part(te_module *m, te_module *outer) {
     return te__module_built(m);
 }
 
-/* Runs the child of that name, looked up at each call: the program may have replaced it. It is there, or te__tree_whole
- * would have found its mark. */
+/* Runs the child `name`. The child is looked up at each call, because the program may have replaced it. It exists,
+ * because te__tree_whole was checked. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     return te_forward_with(te_module_find(m, name), args);
 }
 
 /* ---- MultiheadAttention ---- */
 
-/* A projection that is a child of m. */
+/* Runs a projection that is a child of m. */
 static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, const te_forward_args *args,
                               te_outputs *outputs) {
     te_forward_args call = TE_ZERO;
@@ -50,13 +51,13 @@ static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, cons
     return y;
 }
 
-/* Is the child a projection of te.h's own, whose output is made anew by each call? */
+/* Returns true if the child is an unchanged Linear or LayerNormLinear, which makes a new output at each call. */
 static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward &&
            (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
-/* Can the core read q, k and v in y, the output of the call's projection? later: the module still changes q or k behind
- * the projection (a norm of each, say), so they have to be apart. */
+/* Returns true if the core can read q, k and v in y, the output of the call's projection. later: the module still
+ * changes q or k after the projection (by norms, for example), so the parts must be separate. */
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
                           bool later) {
     const te_module *core = te_module_find(m, "core_attention");
@@ -75,8 +76,8 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
     return te_tensor_view(y, n + 2, shape);
 }
 
-/* Queries, keys and values of a call, projected, become those of the core's; rotated too if `rotary`. later: as in
- * te__mha_packs. */
+/* Projects the input to queries, keys and values and puts them into the core's call, rotated if `rotary` is given.
+ * later: as for te__mha_packs. */
 static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
                           te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -113,7 +114,7 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
         }
         y = p.interleaved ? te__as_heads(y, leading, p.groups, 2 * p.head_dim)
                           : te__as_heads(y, leading, 2 * p.groups, p.head_dim);
-        for (i = 1; i < 3; i++) { /* the second half follows within a head, or behind all heads */
+        for (i = 1; i < 3; i++) { /* interleaved: keys and values alternate by group; else all keys, then all values */
             int dim = p.interleaved ? leading + 1 : leading;
             int64_t half = y ? y->shape[dim] / 2 : 0;
             parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));
@@ -128,16 +129,16 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
-/* Under a cache a rotation goes on where each sequence stands, unless the caller says where its tokens are, and the
- * longest sequence is the cache's. */
+/* Lets a rotation under a cache continue at the current length of each sequence, unless the caller gives positions. The
+ * longest sequence is taken from the cache. */
 static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
     if (!r->positions) r->start_positions = te_inference_params_get_seqlens_pre_step(cache);
     if (!r->max_seqlen) r->max_seqlen = te__inference_longest(cache);
     return r->positions || r->start_positions;
 }
 
-/* Where ranks share the sequences of m, its tokens are those of chunks of them, unless the caller says where they are.
- * False with the error recorded. */
+/* Where ranks share the sequences of m, makes the rotation use the positions of this rank's chunks, unless the caller
+ * gives positions. Returns false with the error recorded. */
 static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     const te__context *c = te__context_of_core(te_module_find(m, "core_attention"));
     const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
@@ -154,8 +155,8 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     return true;
 }
 
-/* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it
- * goes on behind the tokens that are there. */
+/* Completes the rotation of a call's queries (which 0) or keys (which 1) in *own, and points *rotary to it; NULL: no
+ * rotation. Under a cache the rotation continues after the cached tokens. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
                                 const te_rotary_desc **rotary) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -198,7 +199,8 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
                     cross && which ? "kv" : "q");
 }
 
-/* The tensors of a call have the dimensions of the format, and a cache goes with self attention. */
+/* Checks that the tensors of a call have the dimensions of the format, and that a cache comes with self attention
+ * only. */
 static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
     const bool packed = o->qkv_format == TE_THD, cross = o->attention_type == TE_ATTENTION_CROSS;
@@ -226,7 +228,7 @@ static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
     return te__inference_ready(args->attention.inference_params, m->te, "MultiheadAttention");
 }
 
-/* The state is the desc, with defaults filled in. */
+/* The state is the desc with defaults filled in. */
 static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     static const char *const norms[2] = {"q_norm", "k_norm"};
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -236,7 +238,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     te_forward_args core = TE_ZERO, proj = TE_ZERO;
     te_tensor *ln_out = NULL;
     te_result result = te__mha_call_ok(m, args);
-    bool apart; /* the projections' rows are not rotated where they are split */
+    bool apart; /* true: rotate after splitting the projections, not in the same step */
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) result = te__mha_rotary(m, args, i, &own[i], &rotary[i]);
     if (result != TE_OK) return result;
@@ -265,8 +267,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc),
                                               te__mha_forward, NULL, NULL};
 
-/* Fills the defaults; false with the error recorded when the sizes do not fit, or all heads together have more channels
- * than a layer. */
+/* Fills the defaults. Returns false with the error recorded if the sizes do not fit, or if all heads together have more
+ * channels than a layer may have. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attn_options *o) {
     if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0)
         o->kv_channels = hidden / o->num_attention_heads;
@@ -283,7 +285,7 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
     return false;
 }
 
-/* The options of a child of m: nothing that m does not share is shared by it. */
+/* Returns the parallel options of a child of m. If ranks do not share m, they do not share the child. */
 static te_parallel_options te__child_parallel(const te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te_parallel_options p = *o;
     p.parallel_mode = mode;
@@ -299,9 +301,9 @@ static te_module *te__mha_built(te_module *m, te_module *outer) {
     return te__module_built(m);
 }
 
-/* A projection of m, with the norm in front where `norm` says so. `blocks`: the rows of queries, keys and values that
- * it has, each 0 for none. Not interleaved, each of the three is shared by itself, so that each rank's heads are those
- * that follow its number; not fused, each is a parameter of its own. */
+/* Adds a projection to m, with a norm in front if `norm`. `blocks`: its rows of queries, keys and values; 0: none.
+ * Without interleaving, each of the three blocks is divided among the ranks separately, so that rank r has the r-th
+ * part of the heads. Without fusing, each block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -345,7 +347,7 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
         te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
     }
 }
-/* The norms of heads. All heads share their parameters, so each rank has a part of the gradients. */
+/* Adds the norms of heads. All heads share the parameters, so each rank has only a part of the gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
@@ -363,7 +365,7 @@ static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d)
                                                                                : te_layernorm_create(m->te, &n));
     }
 }
-/* Choices that no other place checks; false with the error recorded. */
+/* Checks choices that no other place checks; returns false with the error recorded. */
 static bool te__mha_choices_ok(te_ctx *te, const te_attn_options *o) {
     if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 ||
         o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
@@ -426,7 +428,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* residual + dropout(y + bias), each index of the first dimension with probability `path` without the second. */
+/* Returns residual + dropout(y + bias). With probability `path` each index of the first dimension gets the residual
+ * alone. */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     bool training = te_module_is_training(m);
@@ -435,8 +438,9 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self
- * attention's keys are its queries. If neither mask has padding, both attentions get the lengths, and refuse them. */
+/* Splits the attention options of a layer's call for its two attentions. Lengths go to the attention whose mask has
+ * padding; self attention has as many keys as queries. If neither mask has padding, both attentions get the lengths,
+ * and refuse them. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
                             te_attn_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
@@ -456,7 +460,7 @@ static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_c
     cross->bottom_right_diagonal = c->enc_dec_bottom_right_diagonal;
     cross->attention_mask = c->enc_dec_attn_mask;
     cross->attention_mask_q = c->enc_dec_attn_mask_q;
-    cross->inference_params = NULL; /* its keys are the same in every step */
+    cross->inference_params = NULL; /* the keys of cross attention are the same in every step */
     if (other)
         other->cu_seqlens_q = other->cu_seqlens_kv = other->cu_seqlens_q_padded = other->cu_seqlens_kv_padded = NULL;
 }
@@ -473,7 +477,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     attention.input = x;
     if (!te__run_child(m, "self_attention", &attention)) return te_error_code(m->te);
     te__hand_on(&mlp, args);
-    if (d->parallel_attention_mlp) { /* both branches see the input; one residual */
+    if (d->parallel_attention_mlp) { /* both branches read the input; one residual */
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         mlp.outputs.out = te_add(attention.outputs.out, mlp.outputs.out);
@@ -486,8 +490,8 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
             te__hand_on(&cross, args);
             cross.input = h;
             cross.attention = calls[1];
-            if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention
-                                                                     * do */
+            /* queries of cross attention have the positions of those of self attention */
+            if (args->attention.inference_params && args->rotary) {
                 rotary = *args->rotary;
                 if (!te__rotary_goes_on(&rotary, args->attention.inference_params)) return te_error_code(m->te);
                 cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
@@ -511,8 +515,8 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc),
                                                 te__layer_forward, NULL, NULL};
 
-/* Choices that no child checks; false with the error recorded. An encoder takes a decoder's at their defaults, written
- * down or not. */
+/* Checks choices that no child checks; returns false with the error recorded. An encoder accepts the options of a
+ * decoder if they have default values, explicit or not. */
 static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
     bool decoder = d->layer_type == TE_LAYER_DECODER,
          bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);

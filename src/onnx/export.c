@@ -1,40 +1,41 @@
-/* onnx/export.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows
+/* onnx/export.c: te_onnx_export: runs the module twice and turns its calls of operations into nodes, one by one. Knows
  * modules from outside, by their args and outputs; must not know what any of them computes. */
 
-/* ---- the calls of a run ---- */
+/* ---- recording the calls of a run ---- */
 
 typedef struct te__onnx_call {
     te_op op;
-    te__any_args args; /* its tensors are retained */
+    te__any_args args; /* tensors are retained */
     char *module;
-    float *inv_freq;     /* of a rotation, which the args lead to: a copy, since theirs lives for the call alone */
+    float *inv_freq;     /* a copy of a rotation's frequencies, which the args point to: the original exists only during
+                          * the call */
     size_t inv_freq_bytes;
-    uint64_t begin, end; /* writes of the context up to the call, and with it */
-    te_tensor *foreign;  /* one of its tensors that something else than an operation has written during the run, or
+    uint64_t begin, end; /* te->writes before and after the call */
+    te_tensor *foreign;  /* a tensor of the call that something else than an operation has written during the run, or
                           * NULL */
 } te__onnx_call;
 typedef struct te__onnx_run {
     te_ctx *te;
-    bool keep; /* else only the order of dimensions is looked for */
+    bool keep; /* keeps the calls; false: the run only finds the order of dimensions */
     te__onnx_call *calls;
     int num_calls, cap_calls;
-    uint64_t begin; /* writes of the context before the run */
-    bool batch_first; /* what the first call with heads says */
+    uint64_t begin; /* te->writes before the run */
+    bool batch_first; /* order of dimensions in the first call that has heads */
     bool has_heads;
 } te__onnx_run;
 
-/* Did the run write this buffer outside of its calls: a collective, or the host? */
+/* Returns true if something else than a recorded call wrote this buffer during the run: a collective, or the host. */
 static bool te__onnx_is_foreign(const te__onnx_run *r, const te__buffer *b) {
     int low = 0, high = r->num_calls;
     if (!b || b->written_at <= r->begin) return false;
-    while (low < high) { /* the first call that ended after the write */
+    while (low < high) { /* finds the first call that ended at or after the write */
         int middle = (low + high) / 2;
         if (r->calls[middle].end < b->written_at) low = middle + 1;
         else high = middle;
     }
     return low == r->num_calls || b->written_at <= r->calls[low].begin;
 }
-/* Asked when the run has ended, before anything else writes. */
+/* Sets `foreign` of all calls. Must run right after the run, before anything else writes. */
 static void te__onnx_look_for_foreign(te__onnx_run *r) {
     te__args l;
     int i, k;
@@ -103,26 +104,26 @@ static void te__onnx_run_free(te__onnx_run *r) {
 
 /* ---- the inputs ---- */
 
-/* The meaning of the dimensions of an input. */
+/* The meaning of an input's dimensions. */
 typedef enum te__onnx_axes {
-    TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of hidden states [.., h] with 2 dimensions the
-                         * first is the batch */
-    TE__ONNX_HIDDEN_KV, /* the same of keys */
+    TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of 2-dimensional hidden states [.., h] the first
+                         * is the batch */
+    TE__ONNX_HIDDEN_KV, /* as TE__ONNX_HIDDEN, for keys */
     TE__ONNX_SCORES,    /* [b or 1, H or 1, s_q or 1, s_kv or 1] */
-    TE__ONNX_SCORES_KV, /* the same of cross attention */
+    TE__ONNX_SCORES_KV, /* as TE__ONNX_SCORES, for cross attention */
     TE__ONNX_PADDING_Q, /* [b, 1, 1, s_q] */
     TE__ONNX_SEQUENCES, /* [b], or [tokens, K] */
     TE__ONNX_POSITIONS, /* [s] or [b, s] */
-    TE__ONNX_POSITIONS_KV, /* the same of keys */
+    TE__ONNX_POSITIONS_KV, /* as TE__ONNX_POSITIONS, for keys */
     TE__ONNX_FREQS,     /* [s or more positions, b or 1, 1, channels] */
-    TE__ONNX_FREQS_KV,  /* the same of keys */
+    TE__ONNX_FREQS_KV,  /* as TE__ONNX_FREQS, for keys */
     TE__ONNX_SLOPES,    /* [H] or [b, H] */
-    TE__ONNX_NONE,      /* all fixed */
-    TE__ONNX_NO_INPUT   /* the tensor is no input of the graph */
+    TE__ONNX_NONE,      /* all sizes are fixed */
+    TE__ONNX_NO_INPUT   /* the tensor is not an input of the graph */
 } te__onnx_axes;
 
-/* What the sizes of each tensor of a call are; TE__ONNX_NO_INPUT: te__onnx_inputs_refuse has refused it, or the export
- * refuses what reads it. */
+/* The te__onnx_axes of each tensor of a call. TE__ONNX_NO_INPUT: te__onnx_inputs_refuse has refused the tensor, or the
+ * export refuses the operation that reads it. */
 enum {
     TE__ONNX_OF_input = TE__ONNX_HIDDEN,
     TE__ONNX_OF_encoder_output = TE__ONNX_HIDDEN_KV,
@@ -154,7 +155,7 @@ enum {
 };
 #define TE__ONNX_OF(field) (te__onnx_axes)TE__ONNX_OF_##field,
 #define TE__ONNX_OF_KEY(field) (te__onnx_axes)TE__ONNX_OF_##field##_key,
-/* In the order of te__call_tensors; the tensors of a score_mod come last. */
+/* In the order of te__call_tensors, without the tensors of a score_mod, which come last there. */
 static const te__onnx_axes te__onnx_call_axes[TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX] = {
     TE__FORWARD_FIELDS(TE__ONNX_OF, TE__NOTHING) TE__ATTENTION_FIELDS(TE__ONNX_OF, TE__NOTHING)
         TE__CROSS_FIELDS(TE__ONNX_OF, TE__NOTHING) TE__ROTARY_FIELDS(TE__ONNX_OF, TE__NOTHING)
@@ -165,7 +166,7 @@ typedef struct te__onnx_slot {
     te_tensor **slot;
     te__onnx_axes axes;
 } te__onnx_slot;
-/* A call, and the places of its tensors. */
+/* A call, and the addresses of its tensors. */
 typedef struct te__onnx_inputs {
     te__module_call call;
     te__onnx_slot slot[TE__FORWARD_TENSORS];
@@ -196,8 +197,8 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
-/* Is one of the modules attention of a backend whose operations do not say the order of dimensions (eager)? Such
- * modules have the batch first. */
+/* Sets *user if a module is attention whose backend (eager) runs operations that do not show the order of dimensions.
+ * Such modules have the batch first. */
 static bool te__onnx_look_for_backends(void *user, te_module *m) {
     if (strcmp(te_module_get_class(m)->name, "Attention") == 0) *(bool *)user = true;
     return true;
@@ -229,16 +230,16 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
-/* The name of a length of keys, which are those of the queries where nothing says otherwise. */
+/* Returns the symbol of a length of keys; keys are as long as queries unless the sizes say otherwise. */
 static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
     const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
     return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
 }
-/* Which size of its own does dimension `axis` of the input have? -1: none, it is fixed. */
+/* Returns the symbol of the size that dimension `axis` of the input has, or -1 if the size is fixed. */
 static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bool batch_first, bool cross) {
     const te_tensor *x = *s->slot;
     const bool kv = s->axes == TE__ONNX_HIDDEN_KV;
-    const bool ids = !te__is_float(x->dtype); /* no hidden size behind */
+    const bool ids = !te__is_float(x->dtype); /* ids have no hidden size as last dimension */
     const bool padding = ids && x->ndim == 4 && x->shape[1] == 1 && x->shape[2] == 1;
     switch (s->axes) {
     case TE__ONNX_HIDDEN:
@@ -251,7 +252,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_SCORES:
     case TE__ONNX_SCORES_KV:
         if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first)
-            return TE__ONNX_BATCH; /* of one sequence too: each has its own padding */
+            return TE__ONNX_BATCH; /* also with one sequence: each sequence has its own padding */
         if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
         if (axis == 0) return TE__ONNX_BATCH;
         if (axis == 2) return TE__ONNX_SEQUENCE;
@@ -268,7 +269,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_FREQS_KV: {
         const int keys = s->axes == TE__ONNX_FREQS_KV ? te__onnx_keys(g, x->shape[0], cross) : TE__ONNX_SEQUENCE;
         if (axis == 1 && x->ndim == 4 && x->shape[1] > 1) return TE__ONNX_BATCH;
-        /* of more positions than tokens: a table of all */
+        /* more rows than tokens: a table of all positions, which is fixed */
         return axis == 0 && x->shape[0] == g->symbol[keys].first ? keys : -1;
     }
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
@@ -277,7 +278,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     }
 }
 
-/* x repeated along its dimensions, times[i] times along dimension i. */
+/* Returns x repeated times[i] times along each dimension i. */
 static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
     te_ctx *te = x->te;
     int64_t shape[TE_MAX_DIMS], count = 1, i;
@@ -308,7 +309,7 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
     return y;
 }
 
-/* The graph's inputs, their sizes, and `large`, the same call at larger ones. */
+/* Declares the graph's inputs and their sizes, and makes `large`, the same call with larger sizes. */
 static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inputs *large, bool batch_first,
                                   bool cross) {
     static const char *const names[TE__ONNX_SYMBOLS] = {"batch", "sequence", "sequence_kv"};
@@ -363,7 +364,8 @@ static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inp
 
 /* ---- parameters ---- */
 
-/* part: of a weight that is stored quantized: "row.data". */
+/* Adds a parameter as a weight of the graph. part: "row.data" or "row.scale" of a weight that is stored quantized, else
+ * NULL. */
 static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *part, te_tensor *x) {
     te__onnx_pair pair;
     te__onnx_write *w;
@@ -372,7 +374,7 @@ static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *
     if (!x || !x->buffer) return TE_OK;
     snprintf(name, sizeof(name), "%s%s%s", path, part ? "." : "", part ? part : "");
     pair = te__onnx_pair_of(x, x);
-    if (te__onnx_last(g, &pair, g->num_writes) >= 0) return TE_OK; /* a parameter that modules share */
+    if (te__onnx_last(g, &pair, g->num_writes) >= 0) return TE_OK; /* a parameter that several modules share */
     if (te__onnx_type(x->dtype) && (v = te__onnx_weight(g, name, x)) < 0) return te_error_code(g->te);
     w = te__onnx_write_new(g, &pair, v);
     if (!w) return TE_ERR_OUT_OF_MEMORY;
@@ -389,11 +391,11 @@ static bool te__onnx_add_parameter(void *user, te_module *m, const char *path, t
            te__onnx_add_weight(g, path, "row.scale", x->quantized->row.scale) == TE_OK;
 }
 
-/* ---- scales and histories stay as they were ---- */
+/* ---- keeping scales and histories unchanged ---- */
 
 typedef struct te__onnx_scales {
     te__scaling *scaling;
-    te_tensor *scale, *history; /* copies; NULL: it had none */
+    te_tensor *scale, *history; /* copies from before the runs; NULL: there were none */
     bool pending;
 } te__onnx_scales;
 
@@ -417,8 +419,8 @@ static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n
     }
     return result;
 }
-/* Was every scale there before the first run? One that the run has made is 1, and says nothing of the tensors that a
- * file is for. */
+/* Checks that every scale existed before the first run. A scale that a run has made is 1, which says nothing about the
+ * tensors that the file is for. */
 static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, int n) {
     const te__scaling *s;
     char path[256];
@@ -434,7 +436,7 @@ static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, 
     }
     return TE_OK;
 }
-/* Those that the runs have made begin anew: their scales are 1 still. */
+/* Restores scales and histories. Scales that the runs have made are still 1, and their histories are zeroed. */
 static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *list, int n) {
     te_op_fill_args zero = TE_ZERO;
     te_result result = TE_OK;
@@ -508,9 +510,9 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
         if (rows[i].op == op) return rows[i].emit;
     return NULL;
 }
-/* Clears the fields that may differ between the runs of one module: sizes, which the tensors show too, and numbers that
- * are filled in, which may be sizes; the place in the random numbers, of which no call draws any; and the angles of
- * rotations and lengths of sequences, which emitters compare themselves. */
+/* Clears the fields that may differ between two runs of one module: sizes, which tensors show too; values of fills,
+ * which may be sizes; offsets of random numbers, since no call draws any; angles of rotations and lengths of sequences,
+ * which emitters compare themselves. */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
@@ -537,7 +539,7 @@ static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     default: break;
     }
 }
-/* Are both one call, but for sizes? */
+/* Checks that both are the same call, except for sizes. */
 static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call *second) {
     te__any_args a = first->args, b = second->args;
     te__args l, m;
@@ -547,8 +549,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* te__onnx_opaque refuses operations with lists: their other tensors need no
-                                         * comparison */
+        if (l.arg[k].list) return true; /* te__onnx_opaque refuses operations with lists, so the remaining tensors need
+                                         * no comparison */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -561,8 +563,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_clear_padding(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
-/* A call without a form in ONNX: whatever reads its results is refused, by its name. A list of results lived for the
- * call alone, so nothing tells which tensors it wrote: the call itself is refused. */
+/* Records a call without a form in ONNX: an operation that reads its results is refused later. A call that writes a
+ * list of tensors is refused at once: the list existed only during the call, so its tensors are unknown. */
 static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
     te_result result = TE_OK;
@@ -578,11 +580,12 @@ static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_cal
     }
     return result;
 }
-/* Memory that a call has written, and something else after it. */
+/* Refuses memory that a call has written, and that something else than an operation wrote afterwards. */
 static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
     te__onnx_pair pair = te__onnx_pair_of(x, x);
     char text[TE__SHAPE_TEXT];
-    if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK; /* a constant, unless it differs between the runs */
+    /* memory that no call wrote is a constant; te__onnx_constant checks that it is the same in both runs */
+    if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK;
     te__onnx_fail(g, TE_ERR_UNSUPPORTED,
                   "%s was written by something that is no operation, a collective or the host; a graph cannot do that",
                   te__shape_text(x, text));
@@ -626,7 +629,7 @@ static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *f
         return te__fail(g->te, TE_ERR_UNSUPPORTED,
                         "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name,
                         te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
-    if (te__is_fp8(first->dtype)) /* a graph stores the decoded values of such a tensor, never its codes */
+    if (te__is_fp8(first->dtype)) /* a graph keeps the decoded values of such a tensor, not the codes */
         return te__fail(g->te, TE_ERR_UNSUPPORTED,
                         "te_onnx_export: the output \"%s\" is codes, %s, without their scale; a graph gives what they "
                         "stand for: te_op_fp8_dequantize them",
@@ -666,7 +669,7 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
                                         : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
 }
 
-/* The runs and the graph; tensors that it makes belong to the caller's frame. */
+/* Runs the module and makes the graph; tensors that this creates belong to the caller's frame. */
 static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first,
                                te__onnx_run *second) {
 #define TE__ONNX_NAME(field, onnx, passes) onnx,
@@ -690,16 +693,16 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
                        : te__fail(te, TE_ERR_INVALID,
                                   "te_onnx_export: %s %s; it must be a plain tensor of the module's context",
                                   in.slot[i].name, x->quantized ? "is quantized" : "belongs to another context");
-        *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are known by their memory, so no two of them,
-                                                         * and no input and parameter, may share any */
+        *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are recognised by their memory, so no input
+                                                         * may share memory with another input or a parameter */
         if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
-    if (result != TE_OK) { /* nothing has run that could have changed them */
+    if (result != TE_OK) { /* no run has changed the scales yet */
         if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
         return result;
     }
-    /* one run before those that are kept: first calls make scales and histories */
+    /* one run before the two that are kept, because first calls make scales and histories */
     result = te__onnx_forward(m, &in, first, false);
     if (result == TE_OK && !first->has_heads && !te_module_visit(m, te__onnx_look_for_backends, &first->batch_first))
         result = te_error_code(te);
@@ -753,7 +756,7 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     g->te = first.te = second.te = te;
     trace = te->trace;
     trace_user = te->trace_user;
-    te_set_trace(te, NULL, NULL); /* a hook of the program's sees no call of the export */
+    te_set_trace(te, NULL, NULL); /* the program's trace hook must not see calls of the export */
     te__frame_begin(te);
     result = te__onnx_make(g, module, inputs, &first, &second);
     if (result == TE_OK) result = te__onnx_write_file(g, path, te_module_name(module));

@@ -1,47 +1,46 @@
-/* onnx/graph.c: the graph of an ONNX file while it is made: values, nodes, sizes that vary; and the writing of the
- * file. Knows tensors as sources of bytes; must not know operations of te.h.
+/* onnx/graph.c: the graph of an ONNX file while it is built: values, nodes, sizes that vary; and writing the file.
+ * Knows tensors as sources of bytes; must not know operations of te.h.
  *
- * Every value is an item: an input, a weight, numbers of the exporter's, or the one result of a node. A node that is
- * asked for twice is made once, so layers share their masks and rotations. Items that no output needs are left out of
- * the file.
+ * Every value is an item: an input, a weight, numbers of the exporter, or the single result of a node. A node that is
+ * requested twice is made once, so layers share masks and rotations. The file leaves out items that no output needs.
  *
- * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed
- * items and passes the failure on, so a chain of them is checked at its end. */
+ * A function that makes a value returns the index of its item, or TE__ONNX_FAILED once the context has an error. A
+ * function that gets a failed item returns TE__ONNX_FAILED, so that a chain of calls is checked only at its end. */
 
 enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096 };
 enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_SYMBOLS }; /* the sizes that vary */
 
-/* A size, stride or offset at the caller's inputs and at the larger ones: see te__onnx_factor. */
+/* A size, stride or offset in both runs: with the caller's inputs, and with larger ones (see te__onnx_factor). */
 typedef struct te__onnx_size {
     int64_t first, second;
 } te__onnx_size;
 
 typedef enum te__onnx_kind {
-    TE__ONNX_INPUT = 1,   /* of the graph */
+    TE__ONNX_INPUT = 1,   /* an input of the graph */
     TE__ONNX_WEIGHT = 2,  /* the bytes of a tensor */
-    TE__ONNX_NUMBERS = 3, /* `bytes` */
+    TE__ONNX_NUMBERS = 3, /* the content of `bytes` */
     TE__ONNX_NODE = 4     /* the result of `op` */
 } te__onnx_kind;
 
 typedef struct te__onnx_item {
     te__onnx_kind kind;
     char *name;
-    int type, ndim; /* not of a node */
+    int type, ndim; /* unused for a NODE */
     int64_t shape[TE_MAX_DIMS];
     const char *axis[TE_MAX_DIMS]; /* INPUT: the names of sizes that vary (static) */
-    te_tensor *tensor;             /* WEIGHT: a reference */
-    te__text bytes;                /* NUMBERS; NODE: its attributes */
-    const char *op;                /* NODE: static */
+    te_tensor *tensor;             /* WEIGHT: retained */
+    te__text bytes;                /* NUMBERS: the data; NODE: its attributes */
+    const char *op;                /* NODE: name of the ONNX operator (static) */
     int *in, num_in;
-    int next;  /* of the same bucket; -1: none */
+    int next;  /* next item of the same bucket; -1: none */
     bool live; /* an output needs it */
 } te__onnx_item;
 
-/* A size that varies: that of an input's dimension. */
+/* A size that varies: the size of a dimension of an input. */
 typedef struct te__onnx_symbol {
     const char *name; /* static */
-    int64_t times;    /* the second size is `times` the first: a prime of its own */
-    int64_t first;    /* 0: no input has it */
+    int64_t times;    /* the second run's size is `times` the first run's: a different prime for each symbol */
+    int64_t first;    /* size in the first run; 0: no input has this symbol */
     int input, axis;
 } te__onnx_symbol;
 
@@ -56,20 +55,20 @@ struct te__onnx_plain;
 
 typedef struct te__onnx {
     te_ctx *te;
-    const char *module, *op; /* the call whose nodes are being made, for names and messages */
+    const char *module, *op; /* the call that is being translated, for names and messages */
     te__onnx_item *items;
     int num_items, cap_items;
-    int bucket[TE__ONNX_BUCKETS]; /* the last item of each hash + 1 */
+    int bucket[TE__ONNX_BUCKETS]; /* 1 + the newest item of each hash; 0: none */
     te__onnx_symbol symbol[TE__ONNX_SYMBOLS];
     te__onnx_output *outputs;
     int num_outputs, cap_outputs;
-    struct te__onnx_write *writes; /* onnx/memory.c */
+    struct te__onnx_write *writes; /* see onnx/memory.c */
     int num_writes, cap_writes, num_constants;
-    struct te__onnx_plain *plain; /* onnx/quant.c */
+    struct te__onnx_plain *plain; /* see onnx/quant.c */
     int num_plain, cap_plain;
 } te__onnx;
 
-/* The call and its module in front of every complaint. */
+/* Fails with a message that begins with the current call and its module. Returns TE__ONNX_FAILED. */
 static TE_PRINTF(3, 4) int te__onnx_fail(te__onnx *g, te_result code, const char *format, ...) {
     char text[1024];
     va_list args;
@@ -96,7 +95,7 @@ static void te__onnx_graph_free(te__onnx *g) {
 
 /* ---- items ---- */
 
-/* A new item without a name, its last one; NULL with the error. */
+/* Appends a new item without a name and returns it, or NULL with the error. */
 static te__onnx_item *te__onnx_item_new(te__onnx *g, te__onnx_kind kind) {
     te__onnx_item *x;
     if (g->te->error_code != TE_OK ||
@@ -113,7 +112,7 @@ static int te__onnx_named(te__onnx *g, te__onnx_item *x, const char *name) {
     x->name = te__copy_string(g->te, name);
     return x->name ? g->num_items - 1 : TE__ONNX_FAILED;
 }
-/* A tensor that is written as it is when the file is. */
+/* Adds a weight: a tensor whose bytes are written when the file is. */
 static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     te__onnx_item *x;
     int type = te__onnx_type(tensor->dtype);
@@ -129,7 +128,8 @@ static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     return te__onnx_named(g, x, name);
 }
 
-/* The item among those of the hash whose content is that of the last item, which is then taken away again. */
+/* Looks for an earlier item with the same content as the last item. If there is one, removes the last item and returns
+ * the earlier one; else names the last item and returns it. */
 static int te__onnx_once(te__onnx *g) {
     te__onnx_item *x = &g->items[g->num_items - 1];
     uint64_t hash = te__hash64(te__text_str(&x->bytes), x->bytes.n, (uint64_t)x->kind * 64 + (uint64_t)x->type);
@@ -174,7 +174,7 @@ static int te__onnx_f32(te__onnx *g, float v) { return te__onnx_numbers(g, TE__O
 
 /* ---- nodes ---- */
 
-/* Takes the attributes' memory; NULL: there are none. */
+/* Makes a node. Takes over the memory of `attributes`, which may be NULL. */
 static int te__onnx_node(te__onnx *g, const char *op, te__text *attributes, int n, const int *in) {
     te__onnx_item *x;
     bool fine = true;
@@ -248,7 +248,8 @@ static int te__onnx_concat2(te__onnx *g, int axis, int x, int y) {
 static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) {
     return te__onnx_2(g, "Unsqueeze", x, te__onnx_i64s(g, 1, &axis));
 }
-/* Elements begin, begin + step .. before `end` along an axis; all of them 64-bit vectors of one number. */
+/* Returns elements begin, begin + step .. before `end` along an axis. `begin` and `end` are items: 64-bit vectors of
+ * one number. */
 static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, int64_t step) {
     int in[5];
     in[0] = x;
@@ -261,11 +262,11 @@ static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, 
 static int te__onnx_cut(te__onnx *g, int x, int64_t axis, int64_t begin, int64_t end, int64_t step) {
     return te__onnx_slice(g, x, axis, te__onnx_i64s(g, 1, &begin), te__onnx_i64s(g, 1, &end), step);
 }
-/* Over one axis, which stays with size 1. */
+/* Reduces over one axis and keeps it with size 1. */
 static int te__onnx_reduce(te__onnx *g, const char *op, int x, int64_t axis) {
     return te__onnx_2(g, op, x, te__onnx_i64s(g, 1, &axis));
 }
-/* Over everything: a number without dimensions. */
+/* Reduces over all axes to a number without dimensions. */
 static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
     te__text t = te__onnx_attributes(g);
     te__onnx_attr_int(&t, "keepdims", 0);
@@ -274,9 +275,9 @@ static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
 
 /* ---- sizes that vary ----
  *
- * The module runs at the caller's sizes and at larger ones, in which each size that varies is multiplied by a prime of
- * its own. So the ratio of what a number is in the two runs tells of which of them it is a product, and the number
- * itself the factor. */
+ * The module runs with the caller's sizes, and then with larger ones: each size that varies is multiplied by a
+ * different prime. The ratio of a number in the two runs shows of which varying sizes it is a product; the number
+ * itself shows the constant factor. */
 
 static te__onnx_size te__onnx_fixed(int64_t n) {
     te__onnx_size s;
@@ -292,7 +293,7 @@ static bool te__onnx_is_fixed(te__onnx_size s) { return s.first == s.second; }
 static bool te__onnx_is(te__onnx_size s, int64_t n) { return s.first == n && s.second == n; }
 static bool te__onnx_same(te__onnx_size x, te__onnx_size y) { return x.first == y.first && x.second == y.second; }
 
-/* s = factor * product of symbol[i] ^ power[i]. False with the error where it is none. */
+/* Writes s as factor * product of symbol[i] ^ power[i]. Returns false with the error if s has no such form. */
 static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int power[TE__ONNX_SYMBOLS]) {
     int64_t up = s.second, down = s.first, a = s.first, b = s.second;
     int i;
@@ -325,13 +326,13 @@ static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int p
     return false;
 }
 
-/* A 64-bit vector of one number: the size as a program that runs the graph has it. */
+/* Returns a 64-bit vector of one number: the size s, computed from the inputs' shapes when the graph runs. */
 static int te__onnx_size_of(te__onnx *g, te__onnx_size s) {
     int64_t factor;
     int power[TE__ONNX_SYMBOLS], i, k, v;
     if (!te__onnx_factor(g, s, &factor, power)) return TE__ONNX_FAILED;
     v = te__onnx_i64s(g, 1, &factor);
-    for (k = 0; k < 2; k++) /* products first: quotients are exact then */
+    for (k = 0; k < 2; k++) /* products first, so that quotients are exact */
         for (i = 0; i < TE__ONNX_SYMBOLS; i++) {
             const te__onnx_symbol *y = &g->symbol[i];
             te__text t;
@@ -346,17 +347,17 @@ static int te__onnx_size_of(te__onnx *g, te__onnx_size s) {
         }
     return v;
 }
-/* The same without dimensions, as Range takes it. */
+/* Returns the size s as a number without dimensions, as Range needs it. */
 static int te__onnx_scalar(te__onnx *g, te__onnx_size s) {
     if (te__onnx_is_fixed(s)) return te__onnx_i64(g, s.first);
     return te__onnx_2(g, "Reshape", te__onnx_size_of(g, s), te__onnx_i64s(g, 0, NULL));
 }
-/* 0 .. n - 1 */
+/* Returns the numbers 0 .. n - 1. */
 static int te__onnx_range(te__onnx *g, te__onnx_size n) {
     return te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_scalar(g, n), te__onnx_i64(g, 1));
 }
 
-/* A shape as Reshape and Expand take it. infer: one size that varies may be left to Reshape, as -1. */
+/* Returns a shape for Reshape or Expand. infer: a single size that varies may be -1, which Reshape fills in. */
 static int te__onnx_shape(te__onnx *g, int n, const te__onnx_size *shape, bool infer) {
     int64_t fixed[TE_MAX_DIMS + 2];
     int part[TE_MAX_DIMS + 2], i, vary = 0, parts = 0;
@@ -377,7 +378,7 @@ static int te__onnx_reshape(te__onnx *g, int x, int n, const te__onnx_size *shap
 static bool te__onnx_mark(te__onnx *g) {
     int i, k;
     for (i = 0; i < g->num_outputs; i++) g->items[g->outputs[i].item].live = true;
-    for (i = g->num_items - 1; i >= 0; i--) /* a node stands behind what it reads */
+    for (i = g->num_items - 1; i >= 0; i--) /* a node comes after the items that it reads */
         for (k = 0; g->items[i].live && k < g->items[i].num_in; k++) g->items[g->items[i].in[k]].live = true;
     for (i = 0; i < g->num_items; i++)
         if (g->items[i].bytes.oom)
@@ -388,7 +389,7 @@ static bool te__onnx_mark(te__onnx *g) {
 static int te__onnx_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
-/* No two values share a name: a module's own may be any. */
+/* Checks that no two values share a name, since a module's own name may be any. */
 static te_result te__onnx_names_differ(te__onnx *g) {
     te_ctx *te = g->te;
     size_t bytes = (size_t)(g->num_items + g->num_outputs) * sizeof(char *);
@@ -416,7 +417,7 @@ static void te__onnx_put_node(te__text *graph, const te__onnx_item *items, const
     int i;
     node.memory = graph->memory;
     for (i = 0; i < n; i++) te__pb_string(&node, 1, items[in[i]].name);
-    if (strcmp(op, "TopK") == 0) { /* its second result is the one that the graph uses */
+    if (strcmp(op, "TopK") == 0) { /* the graph uses TopK's second result, so the first one gets a name of its own */
         te__text values = TE_ZERO;
         values.memory = graph->memory;
         te__text_printf(&values, "%s.values", name);
@@ -429,7 +430,7 @@ static void te__onnx_put_node(te__text *graph, const te__onnx_item *items, const
     te__pb_message(graph, 1, &node);
 }
 
-/* "2*batch*sequence" */
+/* Returns the name of a varying size, such as "2*batch*sequence", or NULL for a fixed one. */
 static const char *te__onnx_axis_text(te__onnx *g, te__onnx_size s, char text[128]) {
     int64_t factor;
     int power[TE__ONNX_SYMBOLS], i, k;
@@ -460,7 +461,7 @@ static bool te__onnx_is_initializer(const te__onnx_item *x) {
 static uint64_t te__onnx_bytes(const te__onnx_item *x) {
     return x->kind == TE__ONNX_WEIGHT ? te_tensor_bytes(x->tensor) : x->bytes.n;
 }
-/* The head of an initializer in the graph: its bytes follow. */
+/* Writes the head of an initializer; its bytes must follow. */
 static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text tensor = TE_ZERO;
     tensor.memory = t->memory;
@@ -471,7 +472,7 @@ static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text_free(&tensor);
 }
 
-/* The model up to its graph's head, and behind the graph the opset. */
+/* Writes the model up to the head of its graph to `head`, and the opset, which follows the graph, to `tail`. */
 static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_bytes) {
     te__text opset = TE_ZERO;
     char version[32];
@@ -486,7 +487,8 @@ static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_by
     te__pb_message(tail, 8, &opset);
 }
 
-/* Head, nodes, inputs and outputs, then each initializer, whose bytes go from the tensor to the file. */
+/* Writes the file: head, nodes, inputs and outputs, then each initializer, whose bytes are copied from the tensor
+ * directly. */
 static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *head, const te__text *graph,
                                  const te__text *tail) {
     te_ctx *te = g->te;
@@ -544,7 +546,7 @@ static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *
         if (!te__onnx_is_initializer(&g->items[i])) continue;
         te__text_clear(&one);
         te__onnx_put_initializer(&one, &g->items[i]);
-        graph.oom = graph.oom || one.oom; /* which clearing it forgets */
+        graph.oom = graph.oom || one.oom; /* te__text_clear resets one.oom */
         bytes += one.n + te__onnx_bytes(&g->items[i]);
     }
     te__onnx_put_model(&head, &tail, bytes);

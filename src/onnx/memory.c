@@ -1,39 +1,39 @@
-/* onnx/memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know
- * what operations compute.
+/* onnx/memory.c: finds the value of the graph that a tensor of a traced call holds. Knows memory and strides; must not
+ * know what operations compute.
  *
- * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads
- * these. All writes stand in one list, parameters and inputs first. A tensor has the value of the last write to its
- * memory, which the graph reshapes, slices, transposes or expands to the tensor's shape. A tensor whose parts were
- * written by several calls is a Concat of their values. Memory that no call wrote, and that is no input, is a constant.
+ * A view is not a call of an operation, so the trace shows only memory: one call wrote some bytes, another reads them.
+ * All writes are in one list, parameters and inputs first. A tensor has the value of the last write to its memory,
+ * which the graph reshapes, slices, transposes or expands to the tensor's shape. A tensor whose parts were written by
+ * several calls is a Concat of their values. Memory that no call wrote, and that is not an input, is a constant.
  *
- * The graph computes in f32 and 64-bit integers, as the operations do inside: a value is cast to its tensor's format
- * where it is written and back where it is read. So it is rounded where te.h rounds it, and runtimes need no arithmetic
- * of 16 bits, which onnxruntime's CPU kernels lack for bfloat16. */
+ * The graph computes in f32 and 64-bit integers, as the operations do internally. A value is cast to its tensor's
+ * format where the tensor is written, and back where the tensor is read. So values are rounded where te.h rounds them,
+ * and runtimes need no 16-bit arithmetic, which onnxruntime's CPU kernels lack for bfloat16. */
 
-/* One tensor of a call, in the run at the caller's sizes and in that at larger ones. */
+/* One tensor of a call in both runs: with the caller's sizes, and with larger ones. */
 typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
-/* onnx/moe.c: from rows of tokens to rows by expert, in 64-bit vectors. */
+/* A map of onnx/moe.c from rows of tokens to rows by expert, as items that are 64-bit vectors. */
 typedef struct te__onnx_map {
     bool is_map;
-    int64_t topk; /* of an index map; 0: a mask map */
-    int source, place, expert, destination; /* of each copy of a token */
+    int64_t topk; /* experts of a token in an index map; 0: a mask map */
+    int source, place, expert, destination; /* one element for each copy of a token */
 } te__onnx_map;
 
 typedef struct te__onnx_write {
     te__onnx_pair x;
-    int value;          /* an item, of x's format or wide; TE__ONNX_FAILED: none that the graph could have */
-    bool wide;          /* the value is f32 or 64-bit already: of codes, what they stand for */
-    te__onnx_map map;   /* what the memory stands for, if it is a map */
-    te__onnx_size filled; /* of whole numbers that are all alike: the number; 0: not known */
-    int lengths;        /* of memory that holds the starts of sequences: their lengths, an item [b]; 0: it holds
-                         * something else */
-    const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a
-                         * constant */
-    te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */
-    char *path;         /* a parameter: its name; else NULL */
+    int value;          /* an item in x's format or, with `wide`, in f32 or 64 bits; TE__ONNX_FAILED: a result that has
+                         * no form in ONNX */
+    bool wide;          /* the value is f32 or 64-bit; codes are decoded */
+    te__onnx_map map;   /* the map that the memory stands for, if it is a map */
+    te__onnx_size filled; /* integers that are all equal: their value; 0: unknown */
+    int lengths;        /* memory with the starts of sequences: the item [b] with their lengths; 0: other memory */
+    const char *by;     /* the operation that wrote, for messages (static); NULL: the memory is a parameter, an input or
+                         * a constant */
+    te_tensor *tensor;  /* the parameter or constant (borrowed; the trace keeps it); else NULL */
+    char *path;         /* name of the parameter; else NULL */
 } te__onnx_write;
 
 static te__onnx_pair te__onnx_pair_of(const te_tensor *first, const te_tensor *second) {
@@ -59,7 +59,7 @@ static void te__onnx_dims(const te__onnx_pair *x, te__onnx_size shape[TE_MAX_DIM
     int i;
     for (i = 0; i < x->first.ndim; i++) shape[i] = te__onnx_dim(x, i);
 }
-/* The same memory with another shape, contiguous but for the stride of rows. */
+/* Returns the same memory with another shape: contiguous, except that rows are `row` elements apart. */
 static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_size *shape, te__onnx_size row) {
     te__onnx_pair y = *x;
     te__onnx_size stride = te__onnx_fixed(1);
@@ -81,8 +81,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true; /* strides count whole bytes; codes have memory of
-                                                                      * their own */
+    /* strides count whole bytes; such codes have a buffer of their own */
+    if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);
     return te__spans_meet(s, t) && te__tensors_meet(x, y);
@@ -101,15 +101,15 @@ static void te__onnx_memory_free(te__onnx *g) {
     for (i = 0; i < g->num_writes; i++) te__free_string(g->te, g->writes[i].path);
     te__free(g->te, g->writes, (size_t)g->cap_writes * sizeof(te__onnx_write));
 }
-/* The last write from `before` down that meets x; -1: none. */
+/* Returns the last write before index `before` that overlaps x, or -1 if there is none. */
 static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) {
     while (--before >= 0 && !te__onnx_spans_meet(&g->writes[before].x.first, &x->first)) {}
     return before;
 }
 
-/* ---- shapes in memory ---- */
+/* ---- layout of tensors in memory ---- */
 
-/* The dimensions of x that have more than one element, by falling stride. Returns their number. */
+/* Lists the dimensions of x that have more than one element, by falling stride, and returns their number. */
 static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     int i, k, n = 0;
     for (i = 0; i < x->first.ndim; i++) {
@@ -119,9 +119,9 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     }
     return n;
 }
-/* Does x fill its memory without gaps? Else *gap becomes the place in `order` behind the innermost dimension whose
- * stride is not the size of what is inside it: [4, 3] with rows 8 elements apart has a gap behind each row, and *gap is
- * 1, the place of the columns. */
+/* Returns true if x fills its memory without gaps. Else *gap gets the index in `order` after the innermost dimension
+ * whose stride differs from the size of the dimensions inside it. Example: [4, 3] with rows 8 elements apart has a gap
+ * after each row, and *gap is 1, the index of the columns. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -154,7 +154,7 @@ static bool te__onnx_divide(te__onnx_size *x, te__onnx_size by, te__onnx_size *r
     return true;
 }
 
-/* A value in f32 or 64 bits. */
+/* Returns the value of a write in f32 or 64 bits. */
 static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     if (w->wide) return w->value;
     switch (w->x.first.dtype) {
@@ -173,14 +173,16 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     }
 }
 
-/* Where a tensor lies in a block of memory without gaps. The block has `n` dimensions, of sizes `full`; along each the
- * tensor takes `size` elements from `begin` on.
+/* The place of a tensor in a block of memory without gaps. The block has `n` dimensions, of sizes `full`. Along each
+ * dimension the tensor takes `size` elements from `begin` on.
  * The last 3 columns of a [4, 8] matrix: full 4, 8; begin 0, 5; size 4, 3. */
 typedef struct te__onnx_place {
-    int n, order[TE_MAX_DIMS]; /* the tensor's dimension at each place; the last place may have none */
+    int n, order[TE_MAX_DIMS]; /* order[i]: the tensor's dimension that is dimension i of the block; the last dimension
+                                * may have none */
     te__onnx_size full[TE_MAX_DIMS + 1], begin[TE_MAX_DIMS + 1], size[TE_MAX_DIMS + 1];
 } te__onnx_place;
-/* total: elements of the block, which begins at `base` bytes. */
+/* Finds the place of x in a block of `total` elements that begins at byte `base`. Returns false if x has no such
+ * place. */
 static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onnx_size total, te__onnx_size base) {
     te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype)));
     int i, n = te__onnx_order(x, p->order);
@@ -203,7 +205,7 @@ static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onn
     return true;
 }
 
-/* x as a view of the value of w. *fits becomes false where w does not hold all of x. */
+/* Returns x as a view of the value of write w. *fits becomes false if w does not hold all of x. */
 static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pair *x, bool *fits) {
     int order[TE_MAX_DIMS], back[TE_MAX_DIMS + 1], n, gap, i, k, v;
     te__onnx_size base, total = te__onnx_fixed(1), now[TE_MAX_DIMS], shape[TE_MAX_DIMS];
@@ -223,7 +225,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
     *fits = te__onnx_place_of(&p, x, total, base);
     if (!*fits) return TE__ONNX_FAILED;
     v = te__onnx_wide(g, w);
-    /* the value in the order of memory */
+    /* transpose the value into the order of memory */
     for (i = 0, k = 0; i < w->x.first.ndim; i++)
         if (te__onnx_is(te__onnx_dim(&w->x, i), 1)) back[k++] = i;
     for (i = 0; i < n; i++) {
@@ -231,7 +233,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
         back[k++] = order[i];
     }
     if (turned) v = te__onnx_transpose(g, v, k, back);
-    /* cut along the places of x */
+    /* cut out the place of x along each dimension */
     alike = w->x.first.ndim == n && p.n == n;
     for (i = 0; i < n && alike; i++) alike = te__onnx_same(now[i], p.full[i]);
     te__onnx_dims(x, shape);
@@ -249,14 +251,14 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
                   : te__onnx_2(g, "Add", begin, te__onnx_size_of(g, p.size[i]));
         v = te__onnx_slice(g, v, i, begin, end, 1);
     }
-    /* and in the order and shape of x */
+    /* transpose and reshape to x */
     n = te__onnx_order(x, order);
     for (i = 0, turned = false; i < n; i++) turned = turned || (i && order[i] < order[i - 1]);
     if (turned) {
         if (k == 0 && !alike) v = te__onnx_reshape(g, v, p.n, p.full);
         for (i = 0; i < p.n; i++) back[i] = i;
-        for (i = 0; i < n; i++) { /* place `i` of the result is the place that holds x's i-th dimension of more than one
-                                   * element */
+        for (i = 0; i < n; i++) { /* dimension `rank` of the result is the i-th in memory order, counting only
+                                   * dimensions of more than one element */
             int rank = 0, j;
             for (j = 0; j < n; j++) rank += order[j] < order[i];
             back[rank] = i;
@@ -278,8 +280,8 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* ---- tensors whose parts several calls wrote ---- */
 
-/* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins,
- * from x's begin. */
+/* Checks that y differs from x only in its begin and size along dimension `axis`. *at gets the begin of y relative to
+ * x. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
     te__onnx_size rest,
         step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
@@ -297,10 +299,11 @@ static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, i
     return te__onnx_divide(at, step, &rest) && te__onnx_is(rest, 0);
 }
 
-/* Makes one write of the last one and those beside it. False where there are none. */
+/* Joins the last write with the writes beside it along one axis into a new write. Returns false if that is not
+ * possible. */
 static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
     enum { MOST = 1024 };
-    const te__onnx_pair x = g->writes[last].x; /* a copy: the list may move */
+    const te__onnx_pair x = g->writes[last].x; /* a copy, because the list may be reallocated */
     int piece[MOST], in[MOST], order[TE_MAX_DIMS], n = te__onnx_order(&x, order), gap = 0, axis, count = 0, i, k;
     te__onnx_size at, end = te__onnx_fixed(0), begin = te__onnx_fixed(0);
     te__onnx_pair whole = x;
@@ -312,8 +315,8 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
         te__onnx_size from;
         if (!te__onnx_is_beside(&x, &g->writes[i].x, axis, &at)) continue;
         for (k = 0; k < count && !te__onnx_spans_meet(&g->writes[piece[k]].x.first, &g->writes[i].x.first); k++) {}
-        if (k < count) continue; /* written anew since */
-        for (k = count++; k > 0; k--) { /* sorted by place */
+        if (k < count) continue; /* a later write has overwritten this piece */
+        for (k = count++; k > 0; k--) { /* sorted by begin */
             te__onnx_is_beside(&x, &g->writes[piece[k - 1]].x, axis, &from);
             if (from.first <= at.first) break;
             piece[k] = piece[k - 1];
@@ -330,7 +333,7 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
         end.second += te__onnx_dim(&w->x, axis).second;
     }
     for (i = 0; i < count; i++) {
-        /* something else has written there */
+        /* another write has overwritten this piece */
         if (te__onnx_last(g, &g->writes[piece[i]].x, g->num_writes) != piece[i]) return false;
         in[i] = g->writes[piece[i]].value < 0 ? TE__ONNX_FAILED : te__onnx_wide(g, &g->writes[piece[i]]);
         if (in[i] < 0) return false;
@@ -347,7 +350,7 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
 
 /* ---- reading and writing ---- */
 
-/* Memory that no call has written. Its content must be that of both runs. */
+/* Adds memory that no call has written as a constant. The content must be the same in both runs. */
 static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     char name[64], a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     size_t bytes = te_tensor_bytes(first);
@@ -376,7 +379,7 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     return v;
 }
 
-/* The write that holds all of x, and x as a view of it. */
+/* Returns x as a view of the write that holds all of x; *found is the index of this write. */
 static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, te_tensor *second, int *found) {
     char text[TE__SHAPE_TEXT];
     int i = te__onnx_last(g, x, g->num_writes), v;
@@ -402,7 +405,7 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
     return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, a result of %s that has no form in ONNX",
                          te__shape_text(&x->first, text), g->writes[i].by ? g->writes[i].by : "no operation");
 }
-/* In f32, or 64 bits of an integer format, in the shape of the pair. */
+/* Returns the value of a tensor in f32, or in 64 bits for integers, in the shape of the pair. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
     int found;
     return te__onnx_find(g, x, (te_tensor *)first, (te_tensor *)second, &found);
@@ -412,7 +415,8 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* A call writes x. value: in f32 or 64 bits, in the shape of the pair; TE__ONNX_FAILED: whoever reads it is refused. */
+/* Records that a call writes x. value: f32 or 64-bit, in the shape of the pair; TE__ONNX_FAILED: operations that read x
+ * are refused. */
 static te_result te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
     te__onnx_write *w;
@@ -432,14 +436,14 @@ static te_result te__onnx_store(te__onnx *g, const te_tensor *first, const te_te
     return te__onnx_store_as(g, &x, value);
 }
 
-/* The write that a tensor comes from, if it is a parameter's or a constant's memory, whole: what a runtime may compute
- * once. NULL: it is not. */
+/* Returns the write of a tensor that is part of a parameter or constant, so that a runtime may compute its value once;
+ * else NULL. */
 static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *first, const te_tensor *second) {
     te__onnx_pair x = te__onnx_pair_of(first, second);
     int i = te__onnx_last(g, &x, g->num_writes);
     return i >= 0 && !g->writes[i].by && g->writes[i].tensor ? &g->writes[i] : NULL;
 }
-/* The numbers of a small f32 tensor of the first run, as they are now. */
+/* Copies the first n numbers of a small f32 tensor of the first run, with their current values, to `out`. */
 static te_result te__onnx_host(te__onnx *g, const te_tensor *x, float *out, int n) {
     if (te__numel(x) < n) return te__fail(g->te, TE_ERR_SHAPE, "te_onnx_export: a scale has no value");
     return te_tensor_to_f32((te_tensor *)x, out);

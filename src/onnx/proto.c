@@ -1,10 +1,11 @@
-/* onnx/proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes;
- * must not know tensors, nor what an operation computes.
+/* onnx/proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes; must
+ * not know tensors, nor what an operation computes.
  *
- * A message is a sequence of fields, each a key (number, wire type) and a value: a varint, four bytes, or a length with
- * so many bytes. A message inside another is such bytes, so its length must be known before it is written. */
+ * A message is a sequence of fields: a key (number, wire type), then a value. The value is a varint, four bytes, or a
+ * length followed by that many bytes. A message inside another message is such a run of bytes, so its length must be
+ * known before it is written. */
 
-enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* 19: the first with FP8 in QuantizeLinear; 9: the IR version that came
+enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* opset 19 is the first with FP8 in QuantizeLinear; IR version 9 came
                                                 * with it */
 
 /* TensorProto.DataType */
@@ -20,7 +21,7 @@ enum {
     TE__ONNX_E4M3 = 17,
     TE__ONNX_E5M2 = 19
 };
-/* 0: ONNX has no such format in this opset. */
+/* Returns the ONNX format of a dtype, or 0 if this opset has none. */
 static int te__onnx_type(te_dtype dtype) {
     switch (dtype) {
     case TE_F32: return TE__ONNX_FLOAT;
@@ -51,7 +52,7 @@ static void te__pb_int(te__text *t, int field, int64_t v) {
     te__pb_varint(t, (uint64_t)field << 3);
     te__pb_varint(t, (uint64_t)v);
 }
-/* The head of a field of `n` bytes, which follow. */
+/* Writes the head of a field of `n` bytes; the bytes must follow. */
 static void te__pb_head(te__text *t, int field, uint64_t n) {
     te__pb_varint(t, (uint64_t)field << 3 | 2);
     te__pb_varint(t, n);
@@ -61,7 +62,7 @@ static void te__pb_bytes(te__text *t, int field, const void *data, size_t n) {
     te__text_add(t, (const char *)data, n);
 }
 static void te__pb_string(te__text *t, int field, const char *s) { te__pb_bytes(t, field, s, strlen(s)); }
-/* Takes the message's memory. */
+/* Appends a message as a field and frees it. */
 static void te__pb_message(te__text *t, int field, te__text *message) {
     if (message->oom) t->oom = true;
     te__pb_bytes(t, field, te__text_str(message), message->n);
@@ -116,7 +117,7 @@ static void te__onnx_attr_ints(te__text *node, const char *name, int n, const in
 
 /* ---- TensorProto and ValueInfoProto ---- */
 
-/* All of a TensorProto but its bytes, `bytes` of them, whose field is the last. */
+/* Writes a TensorProto without its `bytes` bytes of data, whose field is the last. */
 static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndim, const int64_t *shape,
                                 uint64_t bytes) {
     int i;
@@ -125,7 +126,8 @@ static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndi
     te__pb_string(t, 8, name);
     te__pb_head(t, 9, bytes);
 }
-/* An input or output of the graph. axis[i]: the name of a size that varies, or NULL: shape[i]. */
+/* Writes an input or output of the graph. axis[i]: the name of a size that varies, or NULL for the fixed size
+ * shape[i]. */
 static void te__onnx_put_value(te__text *graph, int field, const char *name, int type, int ndim, const int64_t *shape,
                                const char *const *axis) {
     te__text value = TE_ZERO, kind = TE_ZERO, tensor = TE_ZERO, dims = TE_ZERO;

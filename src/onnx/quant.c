@@ -1,13 +1,14 @@
-/* onnx/quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must
- * not know recipes.
+/* onnx/quant.c: the nodes of quantization and of products that read codes. Knows the args of operations; must not know
+ * recipes.
  *
- * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the
- * run has it beforehand (delayed scaling; a parameter under current scaling) and else computed from the tensor. An item
- * of the graph that stands for codes holds the numbers that they decode to, so products multiply plain numbers.
+ * Codes with one scale a tensor become QuantizeLinear and DequantizeLinear, which runtimes look for. The scale is a
+ * constant if the run has it beforehand (delayed scaling; a parameter under current scaling), else the graph computes
+ * the scale from the tensor. An item that stands for codes holds the decoded numbers, so products multiply plain
+ * numbers.
  *
- * Scales of blocks have no form in this opset. Codes of a parameter are decoded: the decoded parameter is stored in
- * place of the parameter. Codes of other tensors stand for the numbers that they were made of: the product of the file
- * is that of operands that were not rounded to codes. */
+ * Scales of blocks have no form in this opset. Block codes of a parameter are decoded, and the file stores the decoded
+ * parameter. Block codes of other tensors stand for the numbers before quantization: the file's product uses operands
+ * that were not rounded to codes. */
 
 /* ---- codes of one scale ---- */
 
@@ -17,12 +18,12 @@ static int te__onnx_zero_code(te__onnx *g, te_dtype codes) {
 static int te__onnx_decoded(te__onnx *g, int codes, int scale_inv, te_dtype dtype) {
     return te__onnx_3(g, "DequantizeLinear", codes, scale_inv, te__onnx_zero_code(g, dtype));
 }
-/* x rounded to codes, and back. */
+/* Returns x rounded to codes and decoded again. */
 static int te__onnx_through_codes(te__onnx *g, int x, int scale_inv, te_dtype dtype) {
     return te__onnx_decoded(g, te__onnx_3(g, "QuantizeLinear", x, scale_inv, te__onnx_zero_code(g, dtype)), scale_inv,
                             dtype);
 }
-/* 1 / scale, of a tensor that holds the scale. */
+/* Returns 1 / scale for a tensor that holds the scale. */
 static int te__onnx_inverse(te__onnx *g, const te_tensor *scale, const te_tensor *scale2) {
     float v;
     if (!te__onnx_constant_of(g, scale, scale2)) {
@@ -33,7 +34,7 @@ static int te__onnx_inverse(te__onnx *g, const te_tensor *scale, const te_tensor
     return te__onnx_f32(g, te__floats_divide(1.0f, v));
 }
 
-/* The largest power of two up to x: a logarithm may miss it by one, which comparisons mend. */
+/* Returns the largest power of two up to x. The logarithm may be off by one; comparisons correct that. */
 static int te__onnx_power_of_two(te__onnx *g, int x) {
     int two = te__onnx_f32(g, 2.0f), half = te__onnx_f32(g, 0.5f);
     int v =
@@ -43,7 +44,7 @@ static int te__onnx_power_of_two(te__onnx *g, int x) {
     return te__onnx_3(g, "Where", te__onnx_2(g, "LessOrEqual", te__onnx_2(g, "Mul", v, two), x),
                       te__onnx_2(g, "Mul", v, two), v);
 }
-/* The scale by te_op_scale_from_amax's rule, of an amax without dimensions. */
+/* Returns the scale for an amax without dimensions, by the rule of te_op_scale_from_amax. */
 static int te__onnx_scale_of(te__onnx *g, int amax, float fp8_max, float epsilon, bool power_of_two) {
     int v = epsilon > 0.0f ? te__onnx_2(g, "Max", amax, te__onnx_f32(g, epsilon)) : amax, one = te__onnx_f32(g, 1.0f),
         scale;
@@ -58,7 +59,7 @@ static int te__onnx_vector(te__onnx *g, int number) {
     return te__onnx_2(g, "Reshape", number, te__onnx_i64s(g, 1, &one));
 }
 
-/* A value of that shape in the shape of its codes [M, ld], whose columns beyond the value's are 0. */
+/* Reshapes a value of shape `from` to the shape of its codes [M, ld]; columns beyond the value's are 0. */
 static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *codes,
                          const te_tensor *codes2) {
     te__onnx_pair to = te__onnx_pair_of(codes, codes2);
@@ -75,8 +76,8 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
     return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
 }
 
-/* A result of an operation that may quantize it itself: rounded to y's format, or to codes by `scale`. from: the
- * value's shape. */
+/* Stores a result of an operation that may quantize: rounded to y's format, or to codes by `scale`. from: the value's
+ * shape. */
 static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
                                        const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
     if (!y || !te__is_fp8(y->dtype)) return te__onnx_store(g, y, y2, value);
@@ -86,14 +87,15 @@ static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pa
 
 /* ---- groups of rows ---- */
 
-/* Of `n` numbers, one for each group, that of each row, as a column; 1 for rows of no group. */
+/* Returns for each row the value of its group, as a column; 1 for rows without a group. numbers: [n], one value for
+ * each group; groups: the group of each row, -1 for none. */
 static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
     int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));
     numbers = te__onnx_concat2(g, 0, numbers, te__onnx_vector(g, te__onnx_f32(g, 1.0f)));
     return te__onnx_unsqueeze(
         g, te__onnx_2(g, "Gather", numbers, te__onnx_3(g, "Where", none, te__onnx_i64(g, n), groups)), -1);
 }
-/* The largest magnitude of each group's rows, of a matrix: [n]. */
+/* Returns the amax of each group's rows in a matrix: [n]. */
 static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
     int64_t first = 0;
     int of_rows = te__onnx_reduce(g, "ReduceMax", te__onnx_1(g, "Abs", x), -1);
@@ -101,7 +103,7 @@ static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
     of_rows = te__onnx_3(g, "Where", mine, of_rows, te__onnx_f32(g, 0.0f));
     return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceMax", of_rows, 0), te__onnx_i64s(g, 1, &first));
 }
-/* x, whose rows have the scales of their groups, rounded to codes and back. */
+/* Returns x rounded to codes and decoded again, with one scale for each group of rows. */
 static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_quantize_args *a,
                                             const te_op_fp8_quantize_args *b, te_dtype codes) {
     int64_t n = te__numel(a->scale);
@@ -137,14 +139,14 @@ static te_result te__onnx_scale_from_amax(te__onnx *g, const te__any_args *x, co
                ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v))
                : result;
 }
-/* The state of a recipe, which the file does not have. */
+/* Makes no node: the operation updates the state of a recipe, which the file does not have. */
 static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     (void)g, (void)x, (void)y;
     return TE_OK;
 }
 
-/* The amax, without dimensions, of a cast under current scaling: what the operation that made x has left in x_amax, if
- * that is known, else x's own. */
+/* Returns the amax, without dimensions, of a cast under current scaling: the x_amax of the operation that made x if it
+ * is known, else computed from x. */
 static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
     te_tensor left, left2;
     te__onnx_pair amax;
@@ -152,7 +154,7 @@ static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, con
     if (!a->x_amax) return te__onnx_amax_of(g, x);
     left = *a->x_amax;
     left2 = *b->x_amax;
-    left.shape[0] = left2.shape[0] = 1; /* behind it stands the cast's counter */
+    left.shape[0] = left2.shape[0] = 1; /* without the cast's counter, which follows the amax in this tensor */
     amax = te__onnx_pair_of(&left, &left2);
     i = te__onnx_last(g, &amax, g->num_writes);
     if (i < 0 || g->writes[i].value < 0) return te__onnx_amax_of(g, x);
@@ -189,27 +191,27 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
 
 /* ---- codes of blocks ---- */
 
-/* Weights whose decoded numbers are in the file: layers may share one, and a layer may run twice. */
+/* A weight whose decoded numbers are in the file already: layers may share one, and a layer may run twice. */
 typedef struct te__onnx_plain {
-    te_tensor x; /* shape and memory of the weight, or of its stored codes; not owned */
+    te_tensor x; /* shape and memory of the weight, or of its stored codes; not retained */
     te_scaling scaling;
     bool e4m3_max_256;
-    const char *path; /* borrowed of the write; static of a constant */
+    const char *path; /* borrowed from the write; for a constant a static string */
     int item;
 } te__onnx_plain;
 static void te__onnx_plain_free(te__onnx *g) {
     te__free(g->te, g->plain, (size_t)g->cap_plain * sizeof(te__onnx_plain));
 }
 
-/* One copy of a quantized tensor, of the first run. */
+/* One copy of a quantized tensor in the first run. */
 typedef struct te__onnx_codes {
     const te_tensor *q, *scale, *amax;
     te_scaling scaling;
     bool swizzled, e4m3_max_256, two_dimensional;
 } te__onnx_codes;
 
-/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. x: where they come from, the
- * weight or its stored codes. */
+/* Decodes block codes to [rows, columns] numbers and adds them as a weight of the file. x: the weight from which the
+ * codes were made, or its stored codes. */
 static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;
@@ -231,7 +233,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     }
     shape[0] = rows;
     shape[1] = columns;
-    /* E4M3 times a power of two is a bfloat16 exactly; the other scales have digits of their own */
+    /* E4M3 times a power of two is exact in bfloat16; other scales have mantissas of their own, and need f32 */
     out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
     if (!out) return TE__ONNX_FAILED;
     if (c->scaling == TE_SCALING_MXFP8) {
@@ -258,7 +260,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         args.two_dimensional = c->two_dimensional;
         result = te_op_block_dequantize(te, &args);
     }
-    /* another part of it, or by another recipe */
+    /* another part of the same parameter, or another recipe */
     if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1);
     else snprintf(name, sizeof(name), "%s.decoded", path);
     if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain)))
@@ -274,7 +276,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     return i;
 }
 
-/* A call has made codes of x: of a parameter they are decoded, of anything else they stand for x. */
+/* Stores the result of a call that made block codes of x: decoded codes if x is a parameter, else x itself. */
 static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, const te_tensor *x2,
                                  const te_tensor *row2) {
     const te__onnx_write *w = te__onnx_constant_of(g, x, x2);
@@ -325,7 +327,8 @@ static te_result te__onnx_nvfp4_quantize(te__onnx *g, const te__any_args *x, con
     return te__onnx_blocks(g, &c, a->x, b->x, b->row);
 }
 
-/* Codes that are stored as a parameter, or are a constant: from here on their memory holds what they stand for. */
+/* Prepares an operand that is stored as codes, a parameter or constant: from now on its memory holds the decoded
+ * numbers. */
 static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, int64_t lines, int64_t k) {
     te__onnx_pair x = te__onnx_pair_of(c->q, q2);
     int i = te__onnx_last(g, &x, g->num_writes), v;
@@ -355,7 +358,7 @@ static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te
     return te_error_code(g->te);
 }
 
-/* Numbers from codes: what they stand for, without the padding of rows. */
+/* Stores the decoded numbers of codes in y, without the padding of rows. */
 static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y,
                                      const te_tensor *y2) {
     te__onnx_pair out = te__onnx_pair_of(y, y2);
@@ -407,7 +410,7 @@ static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, c
 
 /* ---- products ---- */
 
-/* A matrix of rows x columns, whose tensor may have more of either, or more dimensions; turned: its transpose. */
+/* Returns x as a matrix of rows x columns; the tensor may have more rows, columns or dimensions. */
 static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows,
                                      te__onnx_size columns) {
     te__onnx_pair p = te__onnx_pair_of(x, x2);
@@ -418,7 +421,7 @@ static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te
     ld.second = te__gemm_ld(x2);
     return te__onnx_as(&p, 2, shape, ld);
 }
-/* Is x, in its own shape, rows of that matrix? */
+/* Checks that x, in its own shape, has exactly the rows and columns of this matrix. */
 static bool te__onnx_is_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
     return te__is_contiguous(x) && te__is_contiguous(x2) && te__rows(x) == rows.first && te__rows(x2) == rows.second &&
            te__onnx_is(columns, te__cols(x));
@@ -432,7 +435,7 @@ static int te__onnx_read_matrix(te__onnx *g, const te_tensor *x, const te_tensor
 static int te__onnx_sigmoid_of(te__onnx *g, int x, float factor) {
     return te__onnx_1(g, "Sigmoid", te__onnx_2(g, "Mul", x, te__onnx_f32(g, factor)));
 }
-/* As te__act_one has it. */
+/* Returns GELU by its tanh approximation, with the constants of te__act_one. */
 static int te__onnx_gelu(te__onnx *g, int x) {
     int v = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", te__onnx_2(g, "Mul", x, x), te__onnx_f32(g, 0.03567741f)),
                        te__onnx_f32(g, 0.79788456f));
@@ -466,7 +469,7 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
         bias = te__onnx_as(&bias, 1, &n, n);
         v = te__onnx_2(g, "Add", v, te__onnx_read_as(g, &bias, a->bias, b->bias));
     }
-    /* into the shape of D */
+    /* to the shape of D */
     alike = whole && te__onnx_is_matrix(a->d, b->d, m, n) && a->d->ndim == a->a->ndim;
     for (i = 0; alike && i + 1 < a->d->ndim; i++) alike = te__onnx_same(te__onnx_dim(&d, i), te__onnx_dim(&in, i));
     if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
@@ -480,9 +483,8 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
     return te__onnx_store_as(g, &d, v);
 }
 
-/* Group after group, each a slice of the rows whose ends the graph computes; rows behind the last group are 0. */
-/* Groups of as many rows each, by an operation that filled their sizes in: a product of a batch, [groups, rows, k] by
- * [groups, k, n], for any number of groups. */
+/* Returns true if all groups have the same number of rows, because one operation filled `sizes` with one value. The
+ * product is then a batch, [groups, rows, k] by [groups, k, n], for any number of groups. */
 static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     te__onnx_pair sizes;
     const te__onnx_write *w;
@@ -494,6 +496,8 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
     return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m &&
            te__data(&w->x.first) == te__data(a->sizes) && te__numel(&w->x.first) == te__numel(a->sizes);
 }
+/* Translates a product of groups: each group is a slice of the rows, whose ends the graph computes. Rows after the last
+ * group are 0. */
 static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     enum { MOST = 1024 };
     const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
@@ -529,7 +533,7 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
                te_error_code(g->te);
     if (a->offsets)
         ends = te__onnx_read(g, a->offsets, b->offsets);
-    else if (!batch) /* 0, then the running sum */
+    else if (!batch) /* 0, then the running sums of sizes */
         ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)),
                           te__onnx_i64s(g, 2, pads));
     rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);
@@ -565,7 +569,7 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
         if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
     }
     rest = te__onnx_2(g, "Sub", te__onnx_size_of(g, m), te__onnx_cut(g, ends, 0, a->groups, a->groups + 1, 1));
-    /* of f32 zeros */
+    /* rows of f32 zeros after the last group */
     part[a->groups] = te__onnx_1(g, "ConstantOfShape", te__onnx_concat2(g, 0, rest, te__onnx_size_of(g, n)));
     i = te__onnx_concat(g, 0, (int)a->groups + 1, part);
     if (d.first.ndim != 2) {

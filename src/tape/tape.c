@@ -145,9 +145,10 @@ TE_API void te_no_grad_end(te_ctx *te) {
 TE_API te_result te_enable_grad_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     if (te->tape.num_grad_regions == TE__MAX_GRAD_REGIONS)
-        return te__fail(te, TE_ERR_STATE,
-                        "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?",
-                        TE__MAX_GRAD_REGIONS);
+        return te__fail(
+            te, TE_ERR_STATE,
+            "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?",
+            TE__MAX_GRAD_REGIONS);
     te->tape.outer_no_grad[te->tape.num_grad_regions++] = te->tape.no_grad;
     te->tape.no_grad = 0;
     return TE_OK;

@@ -1,5 +1,5 @@
-/* train/adam.c: FusedAdam: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know
- * files. */
+/* train/adam.c: FusedAdam: its options, and the one multi-tensor operation of a step. Knows train/optimizer.c; must not
+ * know files. */
 
 static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     const te_fused_adam_desc *d = &opt->desc.adam;
@@ -45,7 +45,7 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
 static const te__opt_class te__adam_class = {
     "te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL, true};
 
-/* The format of a state: zero is f32. */
+/* Checks the format of a state; TE_DTYPE_NONE means f32. */
 static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
     if (dtype == TE_DTYPE_NONE || dtype == TE_F32 || dtype == TE_F16 ||
         (moment && (dtype == TE_BF16 || dtype == TE_F8E4M3)))

@@ -1,5 +1,5 @@
-/* train/checkpoint.c: a model, its optimizer and the random state as one safetensors file, and back. Knows the module
- * tree, optimizers and safetensors; must not know what any module computes.
+/* train/checkpoint.c: saves and loads a model, its optimizer and the random state as one safetensors file. Knows the
+ * module tree, optimizers and safetensors; must not know what any module computes. Names in the file:
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
  *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale,
@@ -12,19 +12,19 @@
  *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
  *                                                     of its own
  *
- * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state
- * of delayed recipes needs no names of its own: modules keep it as buffers. */
+ * A quantized model also loads a file that has weights in high precision, and quantizes them. The scaling state of
+ * delayed recipes has no names of its own in this list, because modules keep it as buffers. */
 
-/* The tensors of a module tree and an optimizer with their names in the file. */
+/* The tensors of a module tree and of an optimizer, with their names in the file. */
 typedef struct te__ckpt {
     te_ctx *te;
-    const te_safetensors *file; /* when loading: what there is to load */
+    const te_safetensors *file; /* the file that is loaded; NULL: saving */
     te_safetensors_item *items; /* names are owned, tensors are borrowed */
     int num_items, cap_items;
-    te_safetensors_item *values; /* loading: quantized weights that the file has in high precision */
+    te_safetensors_item *values; /* loading: quantized weights that the file holds in high precision */
     int num_values, cap_values;
-    te_tensor **turn; /* loading: quantized weights whose column-wise copy follows from the row-wise one that was
-                       * read */
+    te_tensor **turn; /* loading: quantized weights whose column-wise copy is made from the row-wise copy, because the
+                       * file has no column-wise one */
     int num_turn, cap_turn;
 } te__ckpt;
 
@@ -41,7 +41,7 @@ static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
     return te__ckpt_list(c->te, &c->items, &c->num_items, &c->cap_items, name, tensor);
 }
 
-/* The parts of a weight that is stored quantized. */
+/* Lists the parts of a weight that is stored quantized. */
 static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) {
     static const char *const copies[2] = {"row", "col"}, *const parts[3] = {"data", "scale", "amax"};
     char name[640];
@@ -90,7 +90,7 @@ static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, c
                                 te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written, and must not
                                                          * replace a good file */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
@@ -165,27 +165,28 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* Scaling state of a module that has not run, and so has no such buffer: the loaded tensor becomes one. */
+/* A scaling-state tensor in the file for a module that has not run and so lacks this buffer. The loaded tensor becomes
+ * the buffer. */
 typedef struct te__ckpt_new {
     te_module *m;
-    const char *entry; /* in the file */
-    const char *name;  /* its last part */
-    te_tensor *tensor; /* NULL until it has been read; of the scope */
+    const char *entry; /* name in the file */
+    const char *name;  /* name of the buffer: the last part of `entry` */
+    te_tensor *tensor; /* NULL until it is read; owned by the scope */
 } te__ckpt_new;
 
 typedef struct te__ckpt_plan {
-    te__ckpt have; /* what the model has; each will be read */
+    te__ckpt have; /* what the model has; all of it is read from the file */
     te__ckpt_new *fresh;
     int num_fresh, cap_fresh;
-    te_tensor **value; /* [have.num_values], read; of the scope */
+    te_tensor **value; /* [have.num_values] the tensors that were read; owned by the scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
     double lr[TE_MAX_PARAM_GROUPS + 1];
-    bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* of groups: the file has one */
+    bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* for each group: the file has a learning rate */
 } te__ckpt_plan;
 
-/* A number from the metadata: false with an error if it is damaged, or is missing where it must not be. *found may be
- * NULL. */
+/* Reads a number from the metadata. Fails if it is malformed, or if it is missing and `found` is NULL. A number that
+ * may be missing sets *found. */
 static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uint64_t *value, double *real) {
     const char *text = te_safetensors_metadata(f, key);
     double number = 0.0;
@@ -205,15 +206,15 @@ static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uin
     return true;
 }
 
-/* The buffers that te__scaling_slots makes. */
+/* Returns true if `name` is one of the buffers that te__scaling_slots makes. */
 static bool te__is_scaling_name(const char *name) {
     int i;
     for (i = 0; i < 4; i++)
         if (strcmp(name, te__scaling_names[i / 2][i % 2]) == 0) return true;
     return false;
 }
-/* Scaling state that m would make itself: f32 scales [n], or a history [L, n]. Anything else would become a buffer that
- * the module never looks at, and that every file after this one would have to hold. */
+/* Checks that an entry is scaling state that m itself would make: f32 scales [n], or an f32 history [L, n]. Any other
+ * tensor would become a buffer that the module never reads, and that all later files would have to hold. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
     const te__scaling *s = te__quant_of(m->te)->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");
@@ -224,7 +225,7 @@ static bool te__is_scaling_state(const te_module *m, const char *name, const te_
     return e->shape[e->ndim - 1] == (strcmp(name + strlen(name) - 3, "fwd") == 0 ? s->forward.n : s->backward.n);
 }
 
-/* The module of an entry of the file, NULL if the tree has none; *name is what stands behind its last dot. */
+/* Returns the module of an entry of the file, or NULL if the tree has none; *name is the part after the last dot. */
 static te_module *te__ckpt_module(te_module *m, const char *entry, const char **name) {
     const char *dot = strrchr(entry, '.');
     char path[512];
@@ -235,7 +236,7 @@ static te_module *te__ckpt_module(te_module *m, const char *entry, const char **
     path[n] = 0;
     return te_module_find(m, path);
 }
-/* A buffer that the model has and files need not have. */
+/* Returns true if the entry is a buffer of the model that files need not have. */
 static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     const char *name;
     const te_module *owner = te__ckpt_module(m, entry, &name);
@@ -243,7 +244,7 @@ static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     return e && e->transient;
 }
 
-/* The module and the name of an entry that holds scaling state for a module that has none yet. */
+/* Lists an entry that holds scaling state for a module without such a buffer; returns false for other entries. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
     te__ckpt_new x;
     memset(&x, 0, sizeof(x));
@@ -278,7 +279,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         result = te__st_fits(f, name, p->have.items[i].tensor);
         if (result != TE_OK) return result;
     }
-    for (i = 0; i < p->have.num_values; i++) { /* formats convert; the sizes must be right */
+    for (i = 0; i < p->have.num_values; i++) { /* formats are converted; shapes must match */
         const te_safetensors_entry *e = te_safetensors_find(f, p->have.values[i].name);
         const te_tensor *x = p->have.values[i].tensor;
         char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -298,7 +299,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         key.name = e->name;
         key.tensor = NULL;
         int k;
-        if (state ? !opt : !m) continue; /* not asked for */
+        if (state ? !opt : !m) continue; /* the caller did not ask for this part */
         for (k = 0; k < p->have.num_values && strcmp(p->have.values[k].name, e->name) != 0; k++) {}
         if (k < p->have.num_values) continue;
         if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name))
@@ -328,7 +329,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     te_ctx *te = p->have.te;
     te_result result = TE_OK;
     int i;
-    /* Allocations come first: they can be undone. */
+    /* Allocations come first, because they can be undone. */
     if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
     p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.num_values + 1) * sizeof(te_tensor *));
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;
@@ -374,7 +375,7 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
-    if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales from before */
+    if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales from before loading */
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
     if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);

@@ -1,9 +1,10 @@
-/* train/groups.c: parameter groups of an optimizer: which parameters have numbers of their own, and these. Knows
- * train/states.c; must not know what a step does. */
+/* train/groups.c: parameter groups of an optimizer: their numbers (learning rate, betas, weight decay ..) and their
+ * parameters. Knows train/states.c; must not know what a step does. */
 
-/* Does `text` match `pattern`, in which * stands for any characters, and ? for one? */
+/* Returns true if `text` matches `pattern`, in which * stands for any characters and ? for one. */
 static bool te__matches(const char *pattern, const char *text) {
-    const char *star = NULL, *from = NULL; /* behind the last star, and where its characters end for now */
+    const char *star = NULL, *from = NULL; /* star: pattern after the last *; from: end of the text that this * covers
+                                            * so far */
     while (*text) {
         if (*pattern == '*') {
             star = ++pattern;
@@ -29,7 +30,7 @@ static bool te__group_takes(const te_param_group *g, const te_tensor *param, con
     return false;
 }
 
-/* Refuses values out of range; NaN is in no range. */
+/* Checks that 0 <= value < below; NaN fails. */
 static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
     if (value >= 0.0f && value < below) return true;
     te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name,
@@ -65,7 +66,7 @@ static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_pa
 #undef TE__GROUP_IN_RANGE
 }
 
-/* The groups of a desc, behind group 0, which has the desc's own numbers: `usual`. */
+/* Makes the optimizer's groups: group 0 with the desc's own numbers (`usual`), then the groups of the desc. */
 static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
     te_ctx *te = opt->te;
     int i;
@@ -91,7 +92,7 @@ static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int
     }
     return true;
 }
-/* Each parameter goes to the first group that has it; a group without any is a mistake. */
+/* Puts each parameter into the first group that names it. A group without parameters is an error. */
 static bool te__groups_share(te_optimizer *opt, const te_param_group *groups) {
     int g, i, k;
     for (g = 1; g < opt->num_groups; g++) {
@@ -136,8 +137,8 @@ static bool te__opt_decays(const te_optimizer *opt) {
     return false;
 }
 
-/* The numbers that change from step to step, as a graph keeps them: [groups] learning rates, [groups, 2] bias
- * corrections, and the step's own number. */
+/* Numbers that change from step to step, in the order in which a graph keeps them: [groups] learning rates, [groups, 2]
+ * bias corrections, and the number of the step. */
 static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
 static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     int g;
@@ -151,7 +152,7 @@ static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     out[3 * opt->num_groups] = (float)step;
 }
 
-/* group -1: the desc's own. */
+/* Returns a group by the user's index; -1: the desc's own numbers. */
 static te__opt_group *te__param_group_at(const te_optimizer *opt, int group, const char *function) {
     if (opt && group >= -1 && group + 1 < opt->num_groups) return &opt->groups[group + 1];
     if (opt)

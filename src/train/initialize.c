@@ -1,15 +1,15 @@
-/* train/initialize.c: the first states of an optimizer's parameters, and those of a parameter whose format has changed
- * since. Knows train/states.c; must not know what a step does. */
+/* train/initialize.c: makes the states of an optimizer's parameters, also after a parameter's format has changed. Knows
+ * train/states.c; must not know what a step does. */
 
-/* A parameter may sit in the tree twice (tied weights); it is stepped once. The last ones first: a new parameter is
- * looked for once for each state. */
+/* Returns the optimizer's entry of a parameter, or NULL. Tied weights appear in the tree twice and have one entry.
+ * Searches from the end, because a new parameter is looked up once for each of its states. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
     for (i = opt->num_params - 1; i >= 0; i--)
         if (opt->params[i].param == param) return &opt->params[i];
     return NULL;
 }
-/* The place of a state among the class's names; TE__OPT_STATES: it has none of that name. */
+/* Returns the index of a state's name in the class, or TE__OPT_STATES if the class has no such state. */
 static int te__opt_state_place(const te_optimizer *opt, const char *name) {
     int k;
     for (k = 0; k < TE__OPT_STATES; k++)
@@ -26,9 +26,10 @@ static bool te__opt_wants_remainders(const te_optimizer *opt, const te_tensor *p
            !param->quantized;
 }
 
-/* ---- the slot of FusedAdam ---- */
+/* ---- te_initialize_state of FusedAdam ---- */
 
-/* `mended`: what te_initialize_state does beyond te_initialize_state_legacy. */
+/* Makes a state of a parameter. `mended`: te_initialize_state, which accepts quantized parameters and keeps the
+ * parameter's `sharded` flag; else te_initialize_state_legacy. */
 static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer,
                                       bool store_param_remainders, bool mended) {
     const char *const who = mended ? "te_initialize_state" : "te_initialize_state_legacy";
@@ -65,7 +66,7 @@ static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const
         te__opt_state_close(&fresh);
         return te_error_code(te);
     }
-    if (!te__opt_is_scaled(dtype)) { /* the entry is there, and stays 1 */
+    if (!te__opt_is_scaled(dtype)) { /* the scale exists, stays 1, and no arithmetic reads it */
         fresh.unit = fresh.scale;
         fresh.scale = NULL;
     }
@@ -127,7 +128,7 @@ TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *p
 
 /* ---- the states of a parameter ---- */
 
-/* Makes state k of p: zeros, or a master that lacks the parameter's value. */
+/* Makes state k of p: zeros, or a master that does not have the parameter's value yet. */
 static te_result te__opt_make(te_optimizer *opt, te__opt_param *p, int k) {
     const te__opt_options *o = &opt->options;
     const bool master = k == TE__OPT_MASTER, remainders = master && te__opt_wants_remainders(opt, p->param);
@@ -151,7 +152,7 @@ static te_result te__opt_make(te_optimizer *opt, te__opt_param *p, int k) {
                ? TE_OK
                : te_error_code(opt->te);
 }
-/* All states of a new parameter. */
+/* Makes all states of a new parameter. */
 static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     const bool master = te__opt_wants_master(opt, p->param);
     te_result result = TE_OK;
@@ -162,8 +163,8 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     return result == TE_OK && master ? te__opt_take_master(p) : result;
 }
 
-/* Remainders belong to a bf16 parameter: those of one that was cast since become a whole master. It has the same value,
- * as f32 and f16 hold every number of bf16 but those outside of the range of f16. */
+/* Turns the remainders of a bf16 parameter that was cast to another format into a whole f32 master of the same value.
+ * f32 and f16 hold every number of bf16, except for numbers outside of the range of f16. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || p->version != te__param_version(p->param);
@@ -186,8 +187,8 @@ static te_result te__opt_whole_master(te__opt_param *p) {
     p->behind = written;
     return TE_OK;
 }
-/* Gives parameters that were cast since (te_cast_model_to_dtype) the master that they need now, and new masters their
- * parameter's value. A master that is there stays: its value is as good or better. */
+/* Updates masters after casts of parameters (te_cast_model_to_dtype): makes a master where the new format needs one,
+ * and copies the parameter's value to it. An existing master keeps its value, which is at least as precise. */
 static te_result te__opt_follow(te_optimizer *opt) {
     te_ctx *te = opt->te;
     const bool warming = te->warming;
@@ -201,7 +202,7 @@ static te_result te__opt_follow(te_optimizer *opt) {
                 return te__refuse_capture(te, "the first te_optimizer_step after a cast of its parameters",
                                           "make it before te_graph_begin");
             te__frame_begin(te);
-            te->warming = false; /* these outlive a warm-up */
+            te->warming = false; /* states outlive the warm-up */
             if (te__opt_is_remainders(master) && p->param->dtype != TE_BF16) result = te__opt_whole_master(p);
             else if (!master->x && te__opt_wants_master(opt, p->param)) result = te__opt_make(opt, p, TE__OPT_MASTER);
             te->warming = warming;

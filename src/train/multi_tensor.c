@@ -1,4 +1,4 @@
-/* train/multi_tensor.c: norms and factors of many tensors, and of all gradients of a module tree. Knows the module tree
+/* train/multi_tensor.c: norms and scaling of many tensors, and of all gradients of a module tree. Knows the module tree
  * and raw operations; must not know optimizers. */
 
 TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors,
@@ -36,7 +36,7 @@ TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, 
     return te_multi_tensor_unscale_l2norm(te, tensors, num_tensors, NULL, per_tensor);
 }
 
-/* The gradients of a module tree, each once. */
+/* The gradients of a module tree, each listed once. */
 typedef struct te__grad_list {
     te_ctx *te;
     te_tensor **grads;

@@ -1,8 +1,8 @@
-/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by
- * call and in graphs, states by name. Knows train/states.c and the module tree; must not know any optimizer's
+/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps
+ * (direct and in graphs), and states by name. Knows train/states.c and the module tree; must not know any optimizer's
  * arithmetic, or files. */
 
-/* ---- making one ---- */
+/* ---- creation ---- */
 
 static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te_optimizer *opt = (te_optimizer *)user;
@@ -63,14 +63,14 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te__free(te, opt, sizeof(*opt));
 }
 
-/* Groups of a desc, and the numbers of parameters in none of them. */
+/* The groups of a desc, and `usual`: the numbers of parameters outside of all groups. */
 typedef struct te__opt_groups {
     const te_param_group *groups;
     int num_groups;
     te__opt_group usual;
 } te__opt_groups;
 
-/* An optimizer of a kind without parameters yet; NULL with an error. */
+/* Returns an optimizer without parameters, or NULL with an error. */
 static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options,
                                     size_t entry_size) {
     te_optimizer *opt;
@@ -91,8 +91,8 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     te__quant_of(te)->num_optimizers++;
     return opt;
 }
-/* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with
- * an error. */
+/* Adds parameters and states to `opt` and returns it. keep_started: files hold the `started` flags of parameters. On an
+ * error destroys `opt` and returns NULL. */
 static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
@@ -124,8 +124,9 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
 
 /* ---- stepping ---- */
 
-/* The gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the main gradient, if
- * there is one; the gradient that the tape brought (from other uses of the weight) is added to it here. */
+/* Returns in *grad the gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the
+ * main gradient, if there is one. The tape's gradient (from other uses of the weight) is added to the main gradient
+ * here. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;
@@ -157,7 +158,7 @@ static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
     if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
-/* Is the owner of deferred work a module with a parameter of the optimizer? */
+/* Returns true if the module that owns deferred work has a parameter of this optimizer. */
 static bool te__opt_steps_owner(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     const te_optimizer *opt = (const te_optimizer *)user;
@@ -174,24 +175,25 @@ static void te__opt_forget_all(te_optimizer *opt) {
 }
 TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     if (!opt) return;
-    te__deferred_take(opt->te, te__opt_steps_owner, opt, false); /* gradients that te_backward_dw would have computed */
+    /* drops the gradients that te_backward_dw would have computed */
+    te__deferred_take(opt->te, te__opt_steps_owner, opt, false);
     te__opt_forget_all(opt);
 }
 
-/* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to
- * the master. */
+/* Returns true if the capture in progress has written the parameter. Then each launch writes it, and each captured step
+ * must copy it to the master. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
 }
-/* Is this gradient in memory of the step before, which is not where the next one will be? */
+/* Returns true if a gradient is in memory from before the capture, which the next step's gradient will not use. */
 static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
     return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer &&
            !grad->buffer->arena;
 }
 
-/* Appends parameters of a group to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or
- * the others. */
+/* Appends the parameters of a group to the list of `*n`: all of them (`all`), only those of two dimensions or more
+ * (`matrices`), or only the others. */
 static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -226,7 +228,7 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
     return TE_OK;
 }
 
-/* Group by group: each has its numbers once. */
+/* Lists the parameters group by group, so that each group's numbers appear once. */
 static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     te_result result = TE_OK;
     int g;
@@ -234,16 +236,16 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
     return result;
 }
 
-/* A graph's record of the steps that it holds. */
+/* The steps that a graph contains. */
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: the index in g->word of its numbers, which take two words or
+    short word[(int)TE__GRAPH_WORDS / 2]; /* for each step: index in g->word of its numbers, which take two words or
                                            * more */
-    bool clipped; /* before the capture */
-    bool scaled;  /* its last step is under loss scaling */
-    bool counts;  /* its steps count a skipped one before them */
+    bool clipped; /* the optimizer's `clipped` before the capture */
+    bool scaled;  /* the last step uses loss scaling */
+    bool counts;  /* the steps count a skipped step that came before them */
 } te__opt_steps;
-/* Behind it: whether each parameter takes part. */
+/* Returns the flags [num_params] behind the struct: whether each parameter takes part. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
 
 static te_result te__opt_before(te_graph *g, void *owner, void *data) {
@@ -262,7 +264,7 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         te__opt_numbers(opt, opt->steps + 1 + i, numbers);
         memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
-    /* the launch would count it */
+    /* clear a flag that was counted already: the launch would count it again */
     if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0);
     return result;
 }
@@ -286,7 +288,8 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
     opt->clipped = s->clipped;
 }
 
-/* In a capture: the part that this optimizer has in the graph, with room for one more step; its numbers as tensors. */
+/* Makes room for one more step in the optimizer's part of the graph under capture. Sets *steps to this part and
+ * step->lr, numbers and number to views of the step's numbers on the device. */
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
@@ -310,11 +313,11 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
 
 /* ---- loss scaling ----
  *
- * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next one counts it in
- * `skipped`, before its own gradients are looked at: so a step that fails after its flag was set has counted nothing,
- * and is done again from there. */
+ * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next step adds it to
+ * `skipped`, before the next step examines its own gradients. So a step that fails after its flag was set has counted
+ * nothing, and can be run again. */
 
-/* The numbers on the device, in the first step under loss scaling. */
+/* Makes the tensors of te__opt_skips, in the first step under loss scaling. */
 static te_result te__skips_open(te_optimizer *opt) {
     te__opt_skips *s = &opt->skips;
     te_ctx *te = opt->te;
@@ -332,7 +335,7 @@ static te_result te__skips_open(te_optimizer *opt) {
         betas[2 * g + 1] = opt->groups[g].beta2;
     }
     te__frame_begin(te);
-    te->warming = false; /* these outlive a warm-up */
+    te->warming = false; /* these tensors outlive the warm-up */
     found = te_tensor_zeros(te, TE_F32, 1, &one);
     skipped = te_tensor_zeros(te, TE_F32, 1, &one);
     if (opt->cls->has_betas) pairs = te_tensor_from_f32(te, TE_F32, 2, shape, betas);
@@ -345,7 +348,8 @@ static te_result te__skips_open(te_optimizer *opt) {
     te__frame_end(te, NULL, 0);
     return s->found ? TE_OK : te_error_code(te);
 }
-/* Counts the last step, if that is still to be done, and clears its flag; gives the bias corrections of this one. */
+/* Adds the flag of the last step to `skipped`, if that is still to be done, and clears the flag. step: gets the bias
+ * corrections of this step. again: te_grad_scaler_unscale has counted and set the flag already. */
 static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
     te__opt_skips *s = &opt->skips;
     te_op_step_numbers_args args = TE_ZERO;
@@ -366,7 +370,8 @@ static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool aga
     if (result == TE_OK && !again && !opt->te->warming && !opt->te->capture) s->pending = false;
     return result;
 }
-/* The norm of the gradients, where it clips or tells of an overflow, and the factor of all gradients. */
+/* Computes the norm of the gradients, if clipping or the overflow check needs it, and the factor by which all gradients
+ * are multiplied. */
 static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scaling, te__opt_step *step) {
     const te_tensor *inv_scale = scaling ? scaling->inv_scale : NULL;
     te_ctx *te = opt->te;
@@ -403,8 +408,8 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Was the step skipped? Asked where the answer is needed at once: a parameter's first step differs from later ones, so
- * the host must know now whether this one counted. Waits for the device. */
+/* Returns in *skipped whether the step was skipped. Reads the flag from the device (and waits) only if a parameter
+ * takes its first step: a first step differs from later ones, so the host must know now whether it counts. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -448,17 +453,17 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
     if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
     if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
-    /* the last allocation: no step is left half done for want of memory */
+    /* the last allocation: lack of memory cannot leave a step half done */
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A
-     * parameter that took no part may lie in one memory with others that did. */
+    /* A failed step also gives parameters a new version: it has written both master and parameter, or neither. A
+     * parameter that took no part may share its memory, and so its version, with parameters that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);
     opt->skips.unscaled = false;
-    if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
+    if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients unchanged */
     if (captured) {
         captured->steps++;
         captured->scaled = scaling != NULL;
@@ -505,7 +510,7 @@ static te_result te__opt_step_with(te_optimizer *opt, const te__opt_scaling *sca
 
 TE_API te_result te_optimizer_step(te_optimizer *opt) { return te__opt_step_with(opt, NULL); }
 
-/* ---- looking and setting ---- */
+/* ---- reading and setting ---- */
 
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
     if (opt) opt->keep_grad = keep;
@@ -524,8 +529,8 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 }
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
-/* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written
- * since is taken anew. */
+/* Returns the state `name` of a parameter, or NULL with an error; *found is the parameter's entry. A master is copied
+ * again first if its parameter was written since. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
@@ -544,7 +549,7 @@ static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *pa
     k = te__opt_state_place(opt, name);
     if (k < TE__OPT_STATES && p->state[k].x) {
         const bool stale = k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param));
-        if (stale && te->capture) { /* the copy would be noted, and not made */
+        if (stale && te->capture) { /* a capture would record the copy without running it */
             te__refuse_capture(te, function,
                                "look at the master of a parameter that was written since before te_graph_begin");
             return NULL;
@@ -607,12 +612,12 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     } else
         result = te__opt_store(s, unscaled_state);
     te__frame_end(opt->te, NULL, 0);
-    /* the next step goes on from this momentum */
+    /* the next step continues from this momentum */
     if (result == TE_OK && s == &p->state[TE__OPT_FIRST]) p->started = true;
     return result;
 }
 
-/* The states, by the names that they have in a file. Return false to stop. */
+/* Visits the states with their names in a file; a visitor returns false to stop. */
 typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];
@@ -630,8 +635,8 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* Called before the states are saved. A master of a parameter that was written since is taken anew: whoever loads both
- * takes it for that parameter's value. The flags `started` become a tensor. */
+/* Prepares the states for saving. A master whose parameter was written since is copied again, because loading takes a
+ * master as the value of its parameter. The flags `started` are copied to their tensor. */
 static te_result te__optimizer_before_save(te_optimizer *opt) {
     te_result result = TE_OK;
     bool copies;
@@ -647,7 +652,7 @@ static te_result te__optimizer_before_save(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
     return te_tensor_copy_from_host(opt->started, opt->flags);
 }
-/* Called after a checkpoint was loaded: its masters have the values of its parameters. */
+/* Sets the optimizer's numbers after a checkpoint was loaded; the loaded masters match the loaded parameters. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     te_result result = opt->started ? te_tensor_to_host(opt->started, opt->flags) : TE_OK;
     int i;

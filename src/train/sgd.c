@@ -1,7 +1,8 @@
-/* train/sgd.c: FusedSGD: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know
- * files. */
+/* train/sgd.c: FusedSGD: its options, and the one multi-tensor operation of a step. Knows train/optimizer.c; must not
+ * know files. */
 
-/* A first momentum is the gradient as it is; dampening alone makes that differ from a step of a momentum of zeros. */
+/* Returns true if a parameter's first step differs from later ones: the first momentum is the gradient without
+ * dampening. Without dampening this equals a step from a momentum of zeros. */
 static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
 
 static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
@@ -43,7 +44,7 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
 }
 static const te__opt_class te__sgd_class = {
     "te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
-/* no momentum */
+/* without momentum */
 static const te__opt_class te__sgd_plain_class = {
     "te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
 

@@ -1,8 +1,8 @@
-/* train/states.c: an optimizer's states of a parameter, in any format, and the masters that speak for parameters. Knows
- * raw operations; must not know which optimizer steps, or when. */
+/* train/states.c: the states that an optimizer keeps for a parameter, in any format, and the master copies of
+ * parameters. Knows raw operations; must not know which optimizer steps, or when. */
 
 typedef struct te__train_state {
-    te_fused_adam_methods fused_adam; /* te_fused_adam_set_methods; no function: te.h's own */
+    te_fused_adam_methods fused_adam; /* set by te_fused_adam_set_methods; function NULL: te.h's own */
 } te__train_state;
 static const te__slot te__train_slot = {sizeof(te__train_state)};
 static te__train_state *te__train_of(const te_ctx *te) {
@@ -10,83 +10,85 @@ static te__train_state *te__train_of(const te_ctx *te) {
 }
 static const te__room te__train_room = TE__ROOM(&te__train_slot, NULL, NULL);
 
-/* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a
- * master's remainders, u8 [elements, 2]. */
+/* A state of a parameter. f32 and bf16 hold the values; f16 and e4m3 hold values divided by `scale`, f32 [1]; u8
+ * [elements, 2] holds the remainders of a master. */
 typedef struct te__opt_state {
-    te_tensor *x, *scale; /* retained; NULL: there is none */
-    te_tensor *unit;      /* f32 [1], 1: the scale of a state of 16 bits that stands for itself (te_optimizer_state); no
-                           * arithmetic reads it */
+    te_tensor *x, *scale; /* retained; NULL: the state has none */
+    te_tensor *unit;      /* f32 [1], value 1: the scale that te_optimizer_state reports for a 16-bit state without a
+                           * scale; no arithmetic reads it */
 } te__opt_state;
 enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
 
 typedef struct te__opt_param {
-    char *path;       /* from the module that the optimizer was made for */
+    char *path;       /* from the module for which the optimizer was made */
     te_tensor *param; /* retained */
-    te_dtype dtype;   /* of the parameter when its states were made */
+    te_dtype dtype;   /* format of the parameter when its states were made */
     te__opt_state state[TE__OPT_STATES];
-    uint64_t version; /* te__param_version of the value that the master stands for */
-    bool behind;      /* but the master lacks that value: a capture could not copy it, the next launch does */
-    bool listed;      /* takes part in the step under way */
-    bool untouched;   /* the parameter's version was still `version` when that step began */
+    uint64_t version; /* te__param_version of the value that was last copied to the master, or written together with
+                       * it */
+    bool behind;      /* the master lacks this value, because a capture could not copy it; the next launch copies it */
+    bool listed;      /* takes part in the current step */
+    bool untouched;   /* the parameter's version was still `version` when the current step began */
     bool started;     /* has taken part in a step */
-    int group;        /* whose numbers it has */
-    te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
-    te_tensor *value;   /* quantized: the tensor that its codes are made of in that step (borrowed) */
+    int group;        /* index of the group whose numbers the parameter uses */
+    te_tensor *stepped; /* quantized: the f32 tensor that the step writes instead of the parameter (borrowed) */
+    te_tensor *value;   /* quantized: the tensor from which the step makes new codes (borrowed) */
 } te__opt_param;
 
 /* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
 typedef struct te__opt_step {
     int count, num_undecayed;
-    const te_tensor *lr, *numbers; /* f32 [groups] and [groups, 2], or NULL */
-    const te_tensor *number;       /* f32 [1]: which step it is, skipped ones counted; or NULL */
+    const te_tensor *lr, *numbers; /* learning rates f32 [groups] and bias corrections [groups, 2], or NULL */
+    const te_tensor *number;       /* f32 [1]: number of the step, skipped steps counted; or NULL */
     const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL */
 } te__opt_step;
 
-/* Of a step under loss scaling. */
+/* The tensors of a step under loss scaling. */
 typedef struct te__opt_scaling {
-    const te_tensor *inv_scale; /* f32 [1]; NULL: gradients are unscaled already, and looked at */
-    te_tensor *any_inf;         /* f32 [1]: not 0 once a step has met an overflow */
+    const te_tensor *inv_scale; /* f32 [1]; NULL: gradients are already unscaled and checked for overflows */
+    te_tensor *any_inf;         /* f32 [1]: not 0 once a step has an overflow */
 } te__opt_scaling;
 
 /* One kind of optimizer. */
 typedef struct te__opt_class {
-    const char *create; /* the function that makes one, for messages */
-    const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
+    const char *create; /* name of the function that makes one, for messages */
+    const char *state[TE__OPT_STATES]; /* names of the states; NULL: no such state */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    bool has_betas; /* 1 / (1 - beta^step) changes from step to step, beside the learning rate */
-    /* may a capture take this parameter's step? NULL: yes */
+    bool has_betas; /* the bias correction 1 / (1 - beta^step) changes from step to step, as the learning rate may */
+    /* checks that a capture may contain a step of this parameter; NULL: always */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);
-    bool has_methods; /* the context's te_fused_adam_methods make its states */
+    bool has_methods; /* the context's te_fused_adam_methods make the states */
 } te__opt_class;
 
-/* Options that all optimizers have. */
+/* The options that all optimizers have. */
 typedef struct te__opt_options {
     float lr, max_grad_norm;
     bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
     bool no_bias_correction;
-    te_dtype dtype[TE__OPT_STATES]; /* of the states; TE_DTYPE_NONE: the format that the step works in */
+    te_dtype dtype[TE__OPT_STATES]; /* formats of the states; TE_DTYPE_NONE: the format in which the step computes */
 } te__opt_options;
 
-/* Numbers of some of the parameters. Group 0 has those of the desc. */
+/* The numbers of a group of parameters. Group 0 has the desc's numbers. */
 typedef struct te__opt_group {
-    float lr; /* where own_lr; else the options' */
+    float lr; /* if own_lr; else the learning rate of the options counts */
     bool own_lr;
     float beta1, beta2, eps, weight_decay;
 } te__opt_group;
 
-/* Of an optimizer that has been stepped under loss scaling. */
+/* The state of an optimizer that was stepped under loss scaling. */
 typedef struct te__opt_skips {
-    te_tensor *found, *skipped; /* f32 [1]: did the last step meet an overflow (1)? How many before it did */
+    te_tensor *found, *skipped; /* f32 [1]. found: 1 if the last step had an overflow; skipped: number of earlier steps
+                                 * that had one */
     te_tensor *betas;           /* f32 [groups, 2], or NULL */
-    bool pending;               /* `found` is that of a step that was made, and `skipped` lacks it */
+    bool pending;               /* `found` belongs to a step that is complete, and is not yet added to `skipped` */
     bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
-    const te_graph *unscaled_in; /* the capture in which it did, or NULL */
+    const te_graph *unscaled_in; /* the capture in which te_grad_scaler_unscale did so, or NULL */
 } te__opt_skips;
 
 struct te_optimizer {
     te_ctx *te;
     const te__opt_class *cls;
-    te__opt_options options; /* lr is the one in force */
+    te__opt_options options; /* lr is the current one */
     te__opt_group *groups;   /* [num_groups] */
     int num_groups;
     te__opt_skips skips;
@@ -96,14 +98,14 @@ struct te_optimizer {
     } desc; /* defaults filled in */
     te__opt_param *params;
     int num_params, cap_params;
-    void *list;      /* [num_params] of entry_size bytes: the operation's list, filled anew at each step */
+    void *list;      /* [num_params] entries of entry_size bytes: the operation's list, filled again at each step */
     size_t entry_size;
-    int *order;      /* [num_params]: the parameters of a step */
-    const te_tensor **grads; /* [num_params], in that order */
+    int *order;      /* [num_params]: indices of the parameters that take part in a step */
+    const te_tensor **grads; /* [num_params], in the order of `order` */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, in files alone; NULL: no step
-                              * reads them */
-    uint8_t *flags;          /* [num_params], with `started`: the same on the host, on their way to a file or from it */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, used by files alone; NULL: no
+                              * step reads these flags */
+    uint8_t *flags;          /* [num_params], with `started`: the same flags on the host, for saving and loading */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -112,7 +114,7 @@ struct te_optimizer {
 
 static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
 
-/* A state of as many elements as `like`, zeros or uninitialised. */
+/* Allocates a state with as many elements as `like`: zeros, or uninitialised. */
 static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bool zeros, const te_tensor *like) {
     const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
     const int ndim = dtype == TE_U8 ? 2 : like->ndim;
@@ -130,7 +132,7 @@ static void te__opt_state_close(te__opt_state *s) {
 }
 static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
 
-/* The state becomes `value`, of any float format. */
+/* Writes `value`, of any float format, to the state, with a new scale if the state has one. */
 static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     te_op_amax_args most = TE_ZERO;
     te_op_store_state_args store = TE_ZERO;
@@ -144,7 +146,7 @@ static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     result = te_op_amax(value->te, &most);
     return result == TE_OK ? te_op_store_state(value->te, &store) : result;
 }
-/* f32 `out` becomes the state without its scale. */
+/* Writes the state's values, multiplied by its scale, to the f32 tensor `out`. */
 static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     te_op_fp8_dequantize_args decode = TE_ZERO;
     te_op_axpby_args scale = TE_ZERO;
@@ -162,7 +164,8 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     return te_op_axpby(out->te, &scale);
 }
 
-/* A bf16 parameter `upper` and its remainders on the host: joined into `master`, or taken apart from it. */
+/* Joins a bf16 parameter `upper` and the remainders in `s` into the host array `master`; with `split`, splits `master`
+ * into both. */
 static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, float *master, bool split) {
     te_ctx *te = upper->te;
     size_t n = (size_t)te__numel(upper), i;
@@ -188,7 +191,7 @@ static te_result te__opt_take_master(te__opt_param *p) {
     te_tensor *value = p->param;
     te_result result;
     te__frame_begin(te);
-    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value from before quantization */
+    if (p->param->quantized && te__primary_has_start(p->param)) { /* take the value from before quantization */
         value = te__empty_like(p->param, p->param->dtype);
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
@@ -204,15 +207,16 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Operations alone quantize these kinds, and keep no reference to the tensor that they read. */
+/* Returns true if the parameter's format is quantized by operations alone, which keep no reference to the tensor that
+ * they read. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs
- * before the masters change, so that the step changes all or nothing. Parameters whose kinds keep no reference share
- * one block. */
+/* Allocates the tensors into which the masters of quantized parameters are rounded before quantization. Runs before the
+ * masters change, so that a step changes all or nothing. Parameters for which te__opt_shares_value is true share one
+ * block. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
@@ -237,15 +241,15 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
             if (room->buffer) room->buffer->refs++;
         }
         if (!p->stepped || !p->value) return te_error_code(te);
-        /* a skipped step leaves this value */
+        /* a skipped step leaves this value unchanged */
         if (may_skip && p->state[TE__OPT_MASTER].scale &&
             te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK)
             return te_error_code(te);
     }
     return TE_OK;
 }
-/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized.
- * found_inf: the step was skipped where it is 1, and codes stay; or NULL. */
+/* Rounds each stepped master to the parameter's nominal dtype, as a plain parameter would be, and quantizes it.
+ * found_inf: f32 [1] or NULL; where it is 1 the step was skipped, and codes stay unchanged. */
 static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
@@ -259,8 +263,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* The tensors in the operation's entry of a parameter: the one that it steps, and the master beside it, if there is
- * one. */
+/* Return the tensors for a parameter's entry in the operation's list: the tensor that is stepped, and the master beside
+ * it, if there is one. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

@@ -1,8 +1,8 @@
 /* lora/no_experts.c: experts left out by TE_NO_MOE: no module is one, so the functions behind these questions are never
  * called. */
 
-enum { TE__EXPERTS_PRODUCTS = 1, TE__GATE_PROJ = 1, TE__UP_PROJ, TE__PROJS };
-static const char *const te__expert_adapter_names[TE__EXPERTS_PRODUCTS][2] = {{"", ""}};
+enum { TE__EXPERTS_PRODUCTS = 2, TE__GATE_PROJ = 1, TE__UP_PROJ, TE__PROJS };
+static const char *const te__expert_adapter_names[TE__EXPERTS_PRODUCTS][2] = {{"", ""}, {"", ""}};
 
 static bool te__is_grouped(const te_module *m) {
     (void)m;

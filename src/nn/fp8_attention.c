@@ -1,16 +1,16 @@
-/* nn/fp8_attention.c: the core of attention under a recipe with fp8_dpa: q, k, v, S, o and the gradients of all are
- * rounded to FP8 codes where TransformerEngine rounds them, and the products run in high precision on what the codes
- * say. Knows te_attention's parts, quantizers and the scaling state; must not know the module tree.
+/* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. q, k, v, S, o and the gradients of all five are
+ * rounded to FP8 codes where TransformerEngine rounds them, and the products run in high precision on the decoded
+ * numbers. Knows te_attention's parts, quantizers and the scaling state; must not know the module tree.
  *
  *              forward                                   backward
  *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
  * Delayed scaling has six slots. Current scaling measures the tensors first. S and dP are never whole in memory, so
- * their amax is not known before they are rounded: these two go by delayed scaling with the latest amax, as in
- * TransformerEngine. A custom recipe's factory is asked for the six slots, and its quantizer of q, k and v says which
- * of the two columns above is meant. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c):
- * gradients pass through the roundings unchanged. */
+ * their amaxes are unknown before the rounding. Under current scaling S and dP therefore use delayed scaling with the
+ * latest amax, as in TransformerEngine. A custom recipe's factory is asked for the six slots; its quantizer of q, k
+ * and v selects one of the two rows above. D, the sum of S times its gradient, is computed from the unrounded S
+ * (ops/attn/cpu.c), because gradients pass through the roundings unchanged. */
 
 /* TransformerEngine's slots, of three products: q, k and v share an output slot of the first product, o has an input
  * slot of the second, S has an output slot of the third. */

@@ -46,11 +46,16 @@ static bool te__fields_same(const void *a, const void *b, const te__field *field
     return true;
 }
 
-/* Proof at compile time that a list LIST(T, O) has all fields of TE__TYPE, in their order: between two of them there is
- * padding alone, no room for a pointer. In a function:
- *     enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };
- *     LIST(TE__LISTED_NEXT, TE__LISTED_NEXT) TE__LISTED_LAST
- * On 32 bits padding may be as large as a pointer; 64 bits tell. */
+/* Lists of a struct's fields: LIST(T, O) with T(field) for tensors, say, and O(field) for others. */
+#define TE__UNCOUNTED(field)
+#define TE__COUNTED(field) +1
+/* Proves at compile time, in a function, that LIST has all fields of TE__TYPE in their order: between two of them there
+ * is padding alone, no room for a pointer. On 32 bits padding may be as large as a pointer; 64 bits tell. */
+#define TE__WHOLE(LIST)                                                                                              \
+    {                                                                                                                \
+        enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \
+        LIST(TE__LISTED_NEXT, TE__LISTED_NEXT) TE__LISTED_LAST                                                       \
+    }
 #define TE__LISTED(field)                                                                                            \
     TE__LISTED_BEFORE_##field,                                                                                       \
         TE__LISTED_AT_##field = (int)(offsetof(TE__TYPE, field) + sizeof(((TE__TYPE *)0)->field)) - 1,

@@ -432,24 +432,33 @@ static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_form
 
 /* ---- attention ---- */
 
-/* The tensors of a rule and of its pages, for a node to save: te__attention_tensors copies them to a list (`back`: from
- * the list to the rule). */
-#define TE__ONE(field, how) +1
+/* The fields of a rule: T(field) a tensor, or O(field). */
+#define TE__RULE_FIELDS(T, O)                                                                                        \
+    O(mask) O(window) O(softmax_scale) O(dropout_p) O(softcap) O(bottom_right_diagonal) O(kv_bshd) T(attention_mask) \
+    T(cu_seqlens_q) T(cu_seqlens_kv) T(cu_seqlens_q_padded) T(cu_seqlens_kv_padded) O(max_seqlen_q) O(max_seqlen_kv) \
+    O(core_attention_bias_type) T(core_attention_bias) T(alibi_slopes) O(softmax_type) T(softmax_offset)             \
+    T(page_table) T(block_mask) O(score_mod)
+#define TE__OF_ARGS(field, how) +1
+enum { TE__ATTENTION_TENSORS = TE_SCORE_MOD_AUX TE__RULE_FIELDS(TE__COUNTED, TE__UNCOUNTED) };
+TE__STATIC_ASSERT((int)TE__ATTENTION_TENSORS == 0 TE__ARGS_ATTN_RULE(TE__OF_ARGS) TE__ARGS_ATTN_PAGES(TE__OF_ARGS),
+                  "ops/args.c lacks a tensor of te_attn_rule, or has one more");
+#undef TE__OF_ARGS
 enum {
-    TE__ATTENTION_TENSORS = 0 TE__ARGS_ATTN_RULE(TE__ONE) TE__ARGS_ATTN_PAGES(TE__ONE),
     TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* number of tensors that an attention node saves */
     TE__ATTENTION_INPUTS = 5
 };
-#undef TE__ONE
+/* The tensors of a rule and of its pages, for a node to save: te__attention_tensors copies them to a list (`back`: from
+ * the list to the rule). */
 static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
-    struct te__with_rule {
-        te_attn_rule rule;
-    } *const a = (struct te__with_rule *)(void *)x;
     te_tensor **field[TE__ATTENTION_TENSORS];
     int i, n = 0;
-#define TE__AT(member, how) field[n++] = &a->member;
-    TE__ARGS_ATTN_RULE(TE__AT) TE__ARGS_ATTN_PAGES(TE__AT)
+#define TE__TYPE te_attn_rule
+    TE__WHOLE(TE__RULE_FIELDS)
+#undef TE__TYPE
+#define TE__AT(member) field[n++] = &x->member;
+    TE__RULE_FIELDS(TE__AT, TE__UNCOUNTED)
 #undef TE__AT
+    for (i = 0; i < TE_SCORE_MOD_AUX; i++) field[n++] = &x->score_mod.aux[i];
     for (i = 0; i < TE__ATTENTION_TENSORS; i++) {
         if (back)
             *field[i] = list[i];

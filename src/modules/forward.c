@@ -113,7 +113,6 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
     O(base) O(rotary_percent) O(interleaved) O(seq_len_interpolation_factor) O(pretrained_max_position_embeddings)   \
     O(scaling) O(position_offset) T(start_positions) T(positions) T(freqs) O(attention_factor) O(cp_size) O(cp_rank) \
     T(cu_seqlens) O(max_seqlen)
-#define TE__NOTHING(field)
 TE__STATIC_ASSERT(TE_SCORE_MOD_AUX == 4, "te__call_names and ops/args.c name four tensors of a score_mod");
 
 /* A module's call as a checkpointed function. The inputs of this function are the call's tensors, in the order of
@@ -129,27 +128,21 @@ typedef struct te__module_call {
     bool made[TE__OUTPUTS]; /* which outputs the last run made */
 } te__module_call;
 
-#define TE__ONE(field) +1
 enum {
-    TE__FORWARD_TENSORS = 0 TE__FORWARD_FIELDS(TE__ONE, TE__NOTHING) TE__ATTENTION_FIELDS(TE__ONE, TE__NOTHING)
-        TE__CROSS_FIELDS(TE__ONE, TE__NOTHING) TE__ROTARY_FIELDS(TE__ONE, TE__NOTHING)
-            TE__ROTARY_FIELDS(TE__ONE, TE__NOTHING) + TE_SCORE_MOD_AUX
+    TE__FORWARD_TENSORS = TE_SCORE_MOD_AUX TE__FORWARD_FIELDS(TE__COUNTED, TE__UNCOUNTED)
+        TE__ATTENTION_FIELDS(TE__COUNTED, TE__UNCOUNTED) TE__CROSS_FIELDS(TE__COUNTED, TE__UNCOUNTED)
+            TE__ROTARY_FIELDS(TE__COUNTED, TE__UNCOUNTED) TE__ROTARY_FIELDS(TE__COUNTED, TE__UNCOUNTED)
 };
 #define TE__NAME(field) #field,
 #define TE__NAME_OF_KEY(field) #field "_key",
 static const char *const te__call_names[TE__FORWARD_TENSORS] = {
-    TE__FORWARD_FIELDS(TE__NAME, TE__NOTHING) TE__ATTENTION_FIELDS(TE__NAME, TE__NOTHING)
-        TE__CROSS_FIELDS(TE__NAME, TE__NOTHING) TE__ROTARY_FIELDS(TE__NAME, TE__NOTHING)
-            TE__ROTARY_FIELDS(TE__NAME_OF_KEY, TE__NOTHING) "score_mod.aux[0]",
+    TE__FORWARD_FIELDS(TE__NAME, TE__UNCOUNTED) TE__ATTENTION_FIELDS(TE__NAME, TE__UNCOUNTED)
+        TE__CROSS_FIELDS(TE__NAME, TE__UNCOUNTED) TE__ROTARY_FIELDS(TE__NAME, TE__UNCOUNTED)
+            TE__ROTARY_FIELDS(TE__NAME_OF_KEY, TE__UNCOUNTED) "score_mod.aux[0]",
     "score_mod.aux[1]", "score_mod.aux[2]", "score_mod.aux[3]"};
 #undef TE__NAME
 #undef TE__NAME_OF_KEY
 
-#define TE__WHOLE(LIST)                                                                                              \
-    {                                                                                                                \
-        enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \
-        LIST(TE__LISTED_NEXT, TE__LISTED_NEXT) TE__LISTED_LAST                                                       \
-    }
 /* Lists the addresses of all tensors of a call; each tensor may be NULL. */
 static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TENSORS]) {
     int n = 0, i;
@@ -166,19 +159,19 @@ static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TE
     TE__WHOLE(TE__ROTARY_FIELDS)
 #undef TE__TYPE
 #define TE__AT(field) list[n++] = &c->args.field;
-    TE__FORWARD_FIELDS(TE__AT, TE__NOTHING)
+    TE__FORWARD_FIELDS(TE__AT, TE__UNCOUNTED)
 #undef TE__AT
 #define TE__AT(field) list[n++] = &c->args.attention.field;
-    TE__ATTENTION_FIELDS(TE__AT, TE__NOTHING)
+    TE__ATTENTION_FIELDS(TE__AT, TE__UNCOUNTED)
 #undef TE__AT
 #define TE__AT(field) list[n++] = &c->args.cross.field;
-    TE__CROSS_FIELDS(TE__AT, TE__NOTHING)
+    TE__CROSS_FIELDS(TE__AT, TE__UNCOUNTED)
 #undef TE__AT
 #define TE__AT(field) list[n++] = &c->rotary.field;
-    TE__ROTARY_FIELDS(TE__AT, TE__NOTHING)
+    TE__ROTARY_FIELDS(TE__AT, TE__UNCOUNTED)
 #undef TE__AT
 #define TE__AT(field) list[n++] = &c->rotary_key.field;
-    TE__ROTARY_FIELDS(TE__AT, TE__NOTHING)
+    TE__ROTARY_FIELDS(TE__AT, TE__UNCOUNTED)
 #undef TE__AT
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) list[n++] = &c->score_mod.aux[i];
 }

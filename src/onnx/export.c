@@ -157,9 +157,9 @@ enum {
 #define TE__ONNX_OF_KEY(field) (te__onnx_axes)TE__ONNX_OF_##field##_key,
 /* In the order of te__call_tensors, without the tensors of a score_mod, which come last there. */
 static const te__onnx_axes te__onnx_call_axes[TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX] = {
-    TE__FORWARD_FIELDS(TE__ONNX_OF, TE__NOTHING) TE__ATTENTION_FIELDS(TE__ONNX_OF, TE__NOTHING)
-        TE__CROSS_FIELDS(TE__ONNX_OF, TE__NOTHING) TE__ROTARY_FIELDS(TE__ONNX_OF, TE__NOTHING)
-            TE__ROTARY_FIELDS(TE__ONNX_OF_KEY, TE__NOTHING)};
+    TE__FORWARD_FIELDS(TE__ONNX_OF, TE__UNCOUNTED) TE__ATTENTION_FIELDS(TE__ONNX_OF, TE__UNCOUNTED)
+        TE__CROSS_FIELDS(TE__ONNX_OF, TE__UNCOUNTED) TE__ROTARY_FIELDS(TE__ONNX_OF, TE__UNCOUNTED)
+            TE__ROTARY_FIELDS(TE__ONNX_OF_KEY, TE__UNCOUNTED)};
 
 typedef struct te__onnx_slot {
     const char *name;

@@ -174,8 +174,7 @@ static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *c
     for (h = 0; h < 2; h++) dx[h] = args.dx ? te__half(args.dx, h, dy[0]->ndim, dy[0]->shape) : NULL;
     return args.dy && dx[0] && dx[1] ? te_op_act_bwd(te, &args) : te_error_code(te);
 }
-/* Returns te_activate of the row [a
- * b]; a and b are the two halves of `halves`. */
+/* Returns te_activate of a and b as one row: a and b are the two halves of `halves`. */
 static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor *b, te_activation activation) {
     te_op_act_fwd_args args = TE_ZERO;
     te_tensor *in[2], *y = te__empty_like(a, a->dtype);

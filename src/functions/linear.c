@@ -16,8 +16,8 @@ typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
     te__buffer *buffer; /* the weight's buffer when the copy was made; retained, so that no other buffer gets its
                          * address */
-    uint64_t version;   /* version of this buffer when the copy was made */
-    int64_t offset;     /* where the weight began in the buffer: the weight may be a view of memory that many weights
+    uint64_t version;   /* version of `buffer` when the copy was made */
+    int64_t offset;     /* where the weight began in `buffer`: the weight may be a view of memory that many weights
                          * share */
     uint64_t capture;   /* id of the graph capture in which the copy was made; 0: outside of a capture */
     te_recipe recipe;
@@ -33,12 +33,12 @@ static void te__weight_cache_close(te__weight_cache *c) {
 /* One call of a product: operands and options. All zero: plain high precision. */
 typedef struct te__linear_call {
     te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
-    const te__quant_call *quant;  /* NULL: high precision, inside of an autocast region too */
+    const te__quant_call *quant;  /* NULL: high precision, even inside an autocast region */
     int gemm;                     /* index of the product in quant->scaling */
-    te__parallel parallel;        /* ranks that share the product; a product divided by row has no bias here */
+    te__parallel parallel;        /* ranks that share the product; with division by row, `bias` is NULL */
     unsigned *met;                /* bits of products that ranks have compared (te__linear_meets), in the module; NULL:
                                    * no comparison */
-    te__weight_cache *cache;      /* needed where quant is given */
+    te__weight_cache *cache;      /* cache of the quantized weight; must not be NULL if quant is given */
     te_microbatch microbatch;
     bool fuse_wgrad;
     te__scaling *delays;      /* not NULL: te_backward_dw of this module computes the weight's gradient; NULL:
@@ -242,7 +242,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
                      ? te__product(te, dyq, false, saved[1], false, &gemm)
                      : te_error_code(te);
-        /* each rank has the share of its own outputs */
+        /* each rank has only the share of its own outputs: sum over the ranks */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
         if (result == TE_OK && quantizes) {
             dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
@@ -423,7 +423,8 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
                  spec.stochastic ? "stochastic" : spec.cls->name);
         return NULL;
     }
-    if (gathers && !te__codes_gather(&spec, x)) again = true; /* no codes of this rank's part exist */
+    if (gathers && !te__codes_gather(&spec, x)) again = true; /* this rank's part is not quantized separately: quantize
+                                                               * again in the backward pass */
     if (again && saves && spec.cls->form != TE__FORM_PLAIN &&
         quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION)
         s->quantize_x = keep;
@@ -565,7 +566,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
-    /* each rank has the share of its own inputs */
+    /* each rank has only the share of its own inputs: sum over the ranks */
     if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);
     /* the backward pass reads the operands from before quantization */

@@ -1,13 +1,13 @@
-/* lora/load.c: reading the peft library's folders: adapter_config.json and adapter_model.safetensors. Knows the
- * sites of adapters, what is trained beside them, and the files; must not know what adapters compute. Nothing in them
- * is trusted: the model changes when all names, shapes and options have been found good. */
+/* lora/load.c: te_lora_load: reads a folder of the peft library: adapter_config.json and adapter_model.safetensors.
+ * Knows the sites of adapters, the parameters trained in addition, and the files; must not know what adapters compute.
+ * The files are not trusted: the model is changed only after all names, shapes and options have been checked. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 
-/* The alpha of the modules that a key of alpha_pattern names: a module's path, or else a regular expression for a path
- * or its end behind a dot. */
+/* One entry of alpha_pattern. The key is the path of a site, or else a regular expression that matches a whole path or
+ * its end behind a dot. */
 typedef struct te__peft_alpha {
-    const char *path; /* points into the text; NULL: the pattern */
+    const char *path; /* points into the text; NULL: `pattern` is used */
     te__pattern pattern;
     float alpha;
 } te__peft_alpha;
@@ -16,15 +16,15 @@ typedef struct te__peft {
     te_module *model;
     te_safetensors *file;
     float alpha, dropout;
-    bool rslora, dora, ties; /* ties: the copies of a table and of the product that is tied to it are one */
+    bool rslora, dora, ties; /* use_rslora, use_dora, ensure_weight_tying (embedding and lm_head trained as one) */
     te_lora_bias bias;
     const char *base;   /* base_model_name_or_path, which points into the text, or NULL */
-    const char **saved; /* modules_to_save, likewise */
+    const char **saved; /* modules_to_save; the names point into the text */
     int num_saved, cap_saved;
     te__peft_alpha *alphas;
     int num_alphas, cap_alphas, num_patterns;
-    te__lora_list fresh; /* sites that get adapters, */
-    te__lora_list all;   /* and all that the file has some for */
+    te__lora_list fresh; /* sites that get new adapters from this call */
+    te__lora_list all;   /* all sites that the file has adapters for */
     te__trained_list trained;
 } te__peft;
 
@@ -36,8 +36,8 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
 
 /* ---- adapter_config.json ---- */
 
-/* One key of alpha_pattern, by peft's rule: re.match("(.*\\.)?(KEY)$", path). The path of a module may have any
- * characters, and te_lora_save writes it as it is. */
+/* Reads one key of alpha_pattern. peft matches re.match("(.*\\.)?(KEY)$", path). A key that is the path of a site is
+ * compared as text, because te_lora_save writes paths unescaped. */
 static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to) {
     char expression[TE__PATTERN_LENGTH + 16], who[512];
     te__lora_site s;
@@ -81,7 +81,7 @@ static bool te__peft_parse_alphas(te__peft *p) {
     }
     return !p->j.failed;
 }
-/* A list of names, or null. */
+/* Reads modules_to_save: a list of names, or null. */
 static bool te__peft_parse_saved(te__peft *p) {
     bool more;
     te__json_space(&p->j);
@@ -98,7 +98,7 @@ static bool te__peft_parse_saved(te__peft *p) {
     }
     return !p->j.failed;
 }
-/* A value of whatever kind: does it ask for nothing (null, false, an empty list or object)? */
+/* Reads a value of any kind; returns true if it is null, false, or an empty list or object. */
 static bool te__peft_is_nothing(te__json *j) {
     int word;
     te__json_space(j);
@@ -120,7 +120,7 @@ static bool te__peft_parse_bias(te__peft *p) {
         }
     return text && te__peft_refuse(p, "bias", text);
 }
-/* One key of the config. Which modules have adapters, and of what rank, the tensors themselves say. */
+/* Reads one key of the config. Keys for modules and ranks are skipped, because the tensors have both. */
 static bool te__peft_take(te__peft *p, const char *key) {
     static const char *const beyond[] = {
         "fan_in_fan_out", "lora_bias",       "target_parameters", "trainable_token_indices",
@@ -140,8 +140,8 @@ static bool te__peft_take(te__peft *p, const char *key) {
     if (strcmp(key, "bias") == 0) return te__peft_parse_bias(p);
     if (strcmp(key, "modules_to_save") == 0) return te__peft_parse_saved(p);
     te__json_space(&p->j);
-    if (strcmp(key, "init_lora_weights") == 0 && *p->j.at == '"') { /* peft changes the weight itself where adapters
-                                                                     * begin as parts of it */
+    if (strcmp(key, "init_lora_weights") == 0 && *p->j.at == '"') { /* refuses methods by which peft changes the
+                                                                     * weight itself */
         text = te__json_string(&p->j);
         for (i = 0; text && i < TE__COUNT(harmless); i++)
             if (strcmp(text, harmless[i]) == 0) return true;
@@ -187,16 +187,16 @@ static bool te__peft_parse(te__peft *p, te__text *config) {
     return false;
 }
 
-/* ---- what a tensor of the file is ---- */
+/* ---- names of tensors in the file ---- */
 
 typedef struct te__peft_tensor {
-    const char *adapter; /* "lora_A", "lora_B" or TE__MAGNITUDE; NULL: a parameter */
-    char path[TE__PEFT_NAME]; /* of the site */
+    const char *adapter; /* "lora_A", "lora_B" or TE__MAGNITUDE; NULL: the tensor is a parameter of the model */
+    char path[TE__PEFT_NAME]; /* path of the site, or of the parameter's module */
     te__lora_site site;
     int product;
-    te_module *m; /* the parameter's */
+    te_module *m; /* the module that owns the parameter */
     int entry;
-    bool head; /* lm_head.weight of a tied model: m and entry are the table's */
+    bool head; /* the tensor is lm_head.weight of a tied model; m and entry are those of the embedding table */
 } te__peft_tensor;
 
 static bool te__peft_unknown(te__peft *p, const te_safetensors_entry *e) {
@@ -214,7 +214,7 @@ static bool te__peft_unknown(te__peft *p, const te_safetensors_entry *e) {
         "PATH.lora_A.weight and ...lora_B.weight",
         e->name);
 }
-/* The component in front of text[*n], which becomes its end; "" at the beginning. */
+/* Cuts the last component off text[0 .. *n): returns it and shortens *n; returns "" if nothing is left. */
 static const char *te__peft_component(char *text, size_t *n) {
     size_t at = *n;
     text[at] = 0;
@@ -249,7 +249,7 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
         for (i = 6; t->adapter && last[i] >= '0' && last[i] <= '9' && t->product < TE_MAX_GEMMS; i++)
             t->product = 10 * t->product + (last[i] - '0');
     }
-    if (t->adapter) /* each has one name */
+    if (t->adapter) /* accepts only the one name that te__peft_name gives */
         return (te__lora_find_site(p->model, t->path, &t->site, &t->product) &&
                 te__lora_path(p->model, &t->site, t->path, sizeof(t->path)) &&
                 t->product < te__lora_shape_of(&t->site, 0).products &&
@@ -268,9 +268,10 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
     return true;
 }
 
-/* ---- parameters beside adapters ---- */
+/* ---- parameters trained in addition to adapters ---- */
 
-/* peft's rule for modules_to_save: the path ends in the name, wherever that begins. *whole: it begins behind a dot. */
+/* Returns true if modules_to_save names m or a module above m. By peft's rule the path must end in the name; *whole:
+ * the name begins at the path's start or behind a dot. */
 static bool te__peft_saves(const te__peft *p, const te_module *m, bool *whole) {
     char path[TE__TREE_PATH];
     bool any = false;
@@ -285,7 +286,7 @@ static bool te__peft_saves(const te__peft *p, const te_module *m, bool *whole) {
     }
     return any;
 }
-/* Has the file adapters of one of m's sites? */
+/* Returns true if the file has adapters for one of m's sites. */
 static bool te__peft_adapts(const te__peft *p, te_module *m) {
     char path[TE__TREE_PATH], name[TE__PEFT_NAME];
     te__lora_site s;
@@ -298,14 +299,14 @@ static bool te__peft_adapts(const te__peft *p, te_module *m) {
             return true;
     return false;
 }
-/* Is the parameter one that the config has trained? */
+/* Returns true if the config says that the parameter was trained. */
 static bool te__peft_trains(const te__peft *p, te_module *m, int entry) {
     bool whole;
     if (te__peft_saves(p, m, &whole)) return true;
     return te__is_bias(&m->entries[entry]) &&
            (p->bias == TE_LORA_BIAS_ALL || (p->bias == TE_LORA_BIAS_LORA_ONLY && te__peft_adapts(p, m)));
 }
-/* The tensor of a parameter, by either of its two names; NULL: the file has none. */
+/* Returns the file's tensor for a parameter, named with or without base_layer; NULL if there is none. */
 static const te_safetensors_entry *te__peft_find_parameter(const te__peft *p, const te_module *m, int entry) {
     static const char *const between[] = {"", "base_layer."};
     char path[TE__TREE_PATH], name[TE__PEFT_NAME];
@@ -328,7 +329,8 @@ static bool te__peft_value_fits(te__peft *p, const te_safetensors_entry *e, cons
     return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and that of the model %s", e->name,
                        te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
 }
-/* Where x and y, of one shape, differ once both are in `dtype`: the place of a row, -1: nowhere, -2 with an error. */
+/* Compares x and y, of one shape, after a cast to `dtype`, in chunks of rows. Returns the first row of the chunk that
+ * differs, -1 if none does, -2 with an error. */
 static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te_ctx *te = x->te;
     const int64_t rows = x->ndim ? x->shape[0] : 1, cols = te__numel(x) / te__max(rows, 1),
@@ -349,8 +351,8 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te__free(te, host, 2 * bytes);
     return found;
 }
-/* A tensor that the model has, and that nobody has trained: is it the same? Formats may differ; the wider one is
- * rounded. */
+/* Checks that tensor `e`, which was not trained, equals x of the model, or tensor `other` of the file. If the dtypes
+ * differ, equality in either dtype is enough. */
 static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other,
                              te_tensor *x) {
     te_tensor *value;
@@ -417,8 +419,8 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
                            e->name);
     return te__peft_value_fits(p, e, x);
 }
-/* Modules of modules_to_save have all of their parameters in the file; trained parameters, of whatever call, are there
- * as well, or are biases that stay. */
+/* Checks that the file has all parameters of the modules in modules_to_save, and all parameters of m that an earlier
+ * call has trained. */
 static bool te__peft_lacks_parameter(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);
@@ -437,7 +439,7 @@ static bool te__peft_lacks_parameter(void *user, te_module *m) {
     }
     return true;
 }
-/* Gives m trained parameters where the config says so. */
+/* Makes the parameters of m trained if the config says so. */
 static bool te__peft_give_trained(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     bool whole, some = false;
@@ -469,7 +471,7 @@ static bool te__peft_fill_trained(void *user, te_module *m) {
 
 /* ---- adapters ---- */
 
-/* Has tensor `name` two dimensions, or one if cols is 0, of these sizes? */
+/* Checks that tensor `name` is float [rows, cols], or [rows] if cols is 0. `with` is the tensor that requires it. */
 static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *with, const char *path, int64_t rows,
                                   int64_t cols) {
     const te_safetensors_entry *e = te_safetensors_find(p->file, name);
@@ -490,13 +492,13 @@ static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *wit
                        " has %d dimensions, the first one %lld; [%lld], the output features of \"%s\", is needed",
                        e->name, e->ndim, (long long)e->shape[0], (long long)rows, path);
 }
-/* The rank that the file has for a site: lora_A's rows. */
+/* Returns the rank that the file has for a site, the rows of lora_A; 0 if there is no such matrix. */
 static int64_t te__peft_rank(const te__peft *p, const te__lora_site *s, const char *path) {
     char name[TE__PEFT_NAME];
     const te_safetensors_entry *e = te_safetensors_find(p->file, te__peft_name(s, path, "lora_A", 0, name));
     return e && e->ndim == 2 ? e->shape[0] : 0;
 }
-/* The alpha of one of peft's modules: the first key that fits, as in peft. */
+/* Returns the alpha of a peft module: that of the first matching key of alpha_pattern, as in peft, or lora_alpha. */
 static float te__peft_alpha_of(te__peft *p, const char *path) {
     int i;
     for (i = 0; i < p->num_alphas && !(p->alphas[i].path ? strcmp(p->alphas[i].path, path) == 0
@@ -507,7 +509,8 @@ static float te__peft_alpha_of(te__peft *p, const char *path) {
 
 /* ---- adapters of experts ---- */
 
-/* The name of peft's module that product n of a site is: the site's path, or that of an expert's Linear. */
+/* Writes to `path` and returns the peft module name of product n of a site: the site's path, or that of an expert's
+ * Linear. */
 static const char *te__peft_module(const te__peft *p, const te__lora_site *s, int n, char path[TE__PEFT_NAME]) {
     char expert[64];
     te__lora_path(p->model, s, path, TE__TREE_PATH);
@@ -518,7 +521,7 @@ static const char *te__peft_module(const te__peft *p, const te__lora_site *s, in
     }
     return path;
 }
-/* lora_A of product n, f32, on the host, which the caller frees; NULL with the error. */
+/* Returns lora_A of product n as f32 on the host, which the caller frees; NULL with an error. */
 static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *path, int n, size_t *bytes) {
     char name[TE__PEFT_NAME];
     te_tensor *x;
@@ -534,8 +537,9 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     te__frame_end(p->j.te, NULL, 0);
     return host;
 }
-/* How many ranks of the file a site's rank is: 2 of experts whose gate and up differ in lora_A, which te.h has in
- * common. Then lora_A has the rows of both, and lora_B zeros between them: the same function. 0 with the error. */
+/* Returns the site's rank divided by the file's rank: 2 for experts whose gate and up have different lora_A,
+ * otherwise 1; 0 with an error. te.h has one lora_A for gate and up: with 2 it holds the rows of both, and lora_B
+ * has zeros for the rows that do not belong, which computes the same function. */
 static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
     const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
     const int products = gated ? te__expert_products(s->owner) : 0;
@@ -551,7 +555,7 @@ static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path)
     }
     return ranks;
 }
-/* One factor stands between a product's stacks. */
+/* Checks that all Linears of a site's experts have one alpha, because a site has one scaling factor. */
 static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
     char path[TE__PEFT_NAME];
     const float alpha = te__peft_alpha_of(p, te__peft_module(p, s, 0, path));
@@ -564,7 +568,7 @@ static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
                                path);
     return true;
 }
-/* Reads the stacks of experts; ranks: te__peft_ranks. */
+/* Reads the stacks of experts from the file; `ranks` is the result of te__peft_ranks. */
 static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, const char *path, int ranks) {
     const int64_t rank = te__peft_rank(p, s, path);
     te_result result = TE_OK;
@@ -590,7 +594,8 @@ static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, cons
 
 /* ---- adapters of all sites ---- */
 
-/* Are the adapters of a site as it, and those that it has already, need them? */
+/* Checks that the file's adapters of a site have the right shapes, and the rank of the adapters that the site may have
+ * already. */
 static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
     te__lora_shape shape = te__lora_shape_of(s, 0);
     const te_module *m = s->owner, *holder = te__lora_holder(s);
@@ -648,7 +653,7 @@ static bool te__peft_lacks(te__peft *p, const te__lora_site *s) {
     te__st_fail(p->file, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", and \"%s\" has adapters", name, path);
     return true;
 }
-/* One tensor of the file; sites are listed at their first one. */
+/* Checks one tensor of the file; at the first lora_A of a site it adds the site to the lists. */
 static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
     te__peft_tensor t;
     char name[TE__PEFT_NAME];
@@ -668,7 +673,7 @@ static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
         return false;
     return te__lora_list_add(&p->all, t.site);
 }
-/* Compares the file with the model, and lists the sites. */
+/* Compares the file with the model, and fills p->fresh and p->all. */
 static bool te__peft_check(te__peft *p) {
     te__lora_list have = TE_ZERO;
     bool fine = true;
@@ -698,7 +703,7 @@ static te_result te__peft_read(te__peft *p, const char *name, te_tensor *weight,
     te__frame_end(p->j.te, NULL, 0);
     return result;
 }
-/* Reads the values of one site, whose alpha becomes the file's. */
+/* Reads the adapters of one site from the file, and sets the site's alpha. */
 static te_result te__peft_fill(te__peft *p, const te__lora_site *s) {
     static const char *const adapters[] = {"lora_A", "lora_B"};
     te__lora *l = te__lora_of(te__lora_holder(s));
@@ -720,12 +725,13 @@ static te_result te__peft_fill(te__peft *p, const te__lora_site *s) {
         result = te__peft_read(p, te__peft_name(s, path, TE__MAGNITUDE, 0, name),
                                te_module_parameter(te_module_find(te__lora_holder(s), TE__MAGNITUDE), "weight"), false);
     if (result != TE_OK) return result;
-    l->alpha = te__peft_alpha_of(p, te__peft_module(p, s, 0, name)) * (float)ranks; /* the file's alpha / rank */
-    if (p->rslora) l->alpha *= sqrtf((float)(l->dim / ranks)); /* its factor is alpha / sqrt(r) */
+    l->alpha =
+        te__peft_alpha_of(p, te__peft_module(p, s, 0, name)) * (float)ranks; /* keeps alpha / rank as in the file */
+    if (p->rslora) l->alpha *= sqrtf((float)(l->dim / ranks)); /* rsLoRA scales by alpha / sqrt(r) */
     return TE_OK;
 }
 
-/* Adapters for the sites that lack them, each of the file's rank. */
+/* Creates adapters for the sites in p->fresh, each with the file's rank. */
 static te_result te__peft_give(te__peft *p) {
     te_result result = TE_OK;
     te_lora_desc d = TE_ZERO;
@@ -741,7 +747,7 @@ static te_result te__peft_give(te__peft *p) {
         d.dim = (int)te__peft_rank(p, s, path) * te__peft_ranks(p, s, path);
         result = d.dim ? te__lora_give(s, &d) : te_error_code(p->j.te);
     }
-    p->fresh.n = result == TE_OK ? i : i - (i > 0); /* those that have them now */
+    p->fresh.n = result == TE_OK ? i : i - (i > 0); /* the sites that have adapters now */
     return result;
 }
 static te_result te__peft_load(te__peft *p, const char *folder, te__text *path, te__text *config, te__text *why) {
@@ -758,7 +764,7 @@ static te_result te__peft_load(te__peft *p, const char *folder, te__text *path, 
     p->file = te_safetensors_open(te, path->s);
     if (!p->file || !te__peft_check(p)) return te_error_code(te);
     result = te__peft_give(p);
-    te__rng_back(te, random); /* the values that adapters begin with are replaced */
+    te__rng_back(te, random); /* the random initial values of adapters are overwritten */
     if (result == TE_OK && !te_module_visit(p->model, te__peft_give_trained, p)) result = te_error_code(te);
     for (i = 0; i < p->all.n && result == TE_OK; i++) result = te__peft_fill(p, &p->all.list[i]);
     if (result == TE_OK && !te_module_visit(p->model, te__peft_fill_trained, p)) result = te_error_code(te);

@@ -1,16 +1,17 @@
-/* lora/lora.c: the products that can have adapters, and their forward passes with these. Knows the classes that
- * multiply, embeddings and the module tree; must not know how adapters are chosen, or files.
+/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. Knows the module classes with a
+ * weight matrix, embeddings and the module tree; must not know how adapters are chosen, or files.
  *
- * A *site* is one product of a module, its *owner*. Its adapters are the children lora_A and lora_B of its *holder*:
- * the owner itself, or, where that has two products (LayerNormMLP), a child fc1 or fc2 which is made for them. */
+ * A *site* is one weight matrix of a module, the site's *owner*. The adapters lora_A and lora_B are children of the
+ * site's *holder*. The holder is the owner itself, or for LayerNormMLP, which has two sites, a child fc1 or fc2 that
+ * is created for the adapters. */
 
-/* The numbers of a site's adapters, which the holder keeps as its attribute TE__LORA. */
+/* The settings of a site's adapters; the holder's attribute TE__LORA. */
 typedef struct te__lora {
     te_ctx *te;
     int64_t dim;
     float alpha, dropout;
     te_dropout_position position;
-    bool dora; /* with a magnitude: the child lora_magnitude_vector */
+    bool dora; /* DoRA: the holder also has the child lora_magnitude_vector */
 } te__lora;
 
 static te__lora *te__lora_of(const te_module *m) {
@@ -23,7 +24,7 @@ static void te__lora_free(void *value) {
 }
 static float te__lora_factor(const te__lora *l) { return l->alpha / (float)l->dim; }
 
-/* The names from the child of `root` down to m; "" for `root` itself. */
+/* Writes to `buffer` and returns the path of m below `root`, names joined by dots; "" for `root` itself. */
 static const char *te__path_below(const te_module *root, const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -33,17 +34,17 @@ static const char *te__path_below(const te_module *root, const te_module *m, cha
 
 /* ---- forward ---- */
 
-/* x, which may be NULL, in another format. */
+/* Casts x, which may be NULL, to `dtype` if needed. */
 static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) {
     return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x;
 }
 
-/* The adapters' product of x, the input of holder m's site: B(A(x) * alpha / dim), in its own format. dropped: x has
- * gone through the dropout in front of lora_A already. */
+/* Returns B(A(x) * alpha / dim), in the adapters' dtype, for x, the input of the site of holder m. `dropped`: dropout
+ * before lora_A has been applied to x already. */
 static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te_tensor *x, bool dropped) {
     const te__lora *l = te__lora_of(m);
     const te_module *a = te_module_find(m, "lora_A");
-    const bool ids = m->cls == &te__embedding_class; /* whose adapters have no dropout, as peft's */
+    const bool ids = m->cls == &te__embedding_class; /* x has ids; no dropout, as in peft */
     const float p = te_module_is_training(m) && !ids ? l->dropout : 0.0f;
     te_forward_args in = TE_ZERO;
     te__hand_on(&in, args);
@@ -57,12 +58,12 @@ static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te
     }
     if (!x) return NULL;
     in.input = x;
-    /* the factor stands between the two products, as Automodel has it */
+    /* the factor is applied between lora_A and lora_B, as in Automodel */
     in.input = te_scale(te__run_child(m, "lora_A", &in), te__lora_factor(l));
     x = in.input ? te__run_child(m, "lora_B", &in) : NULL;
     return x && l->position == TE_DROPOUT_POST ? te_dropout(x, p) : x;
 }
-/* y with the adapters' product of x added to it. */
+/* Returns y plus the adapters' output for x. */
 static te_tensor *te__lora_added(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *y) {
     te_tensor *delta = te__lora_cast(te__lora_product(m, args, x, false), y->dtype);
     return delta ? te_add(y, delta) : NULL;
@@ -73,7 +74,8 @@ static te_result te__lora_call_ok(const te_module *m, const te_forward_args *arg
                     "LoRA: %s: the sum of two products stays in high precision: leave it false, or te_lora_merge first",
                     args->fp8_output ? "fp8_output" : "fp8_grad");
 }
-/* Linear, GroupedLinear, Embedding, and LayerNormLinear, whose product reads what the norm makes. */
+/* Forward with adapters of Linear, GroupedLinear, Embedding and LayerNormLinear. For LayerNormLinear x becomes the
+ * output of the norm. */
 static te_result te__lora_forward(te_module *m, te_forward_args *args) {
     te_tensor *x = args->input, *y;
     te_result result = te__lora_call_ok(m, args);
@@ -81,14 +83,15 @@ static te_result te__lora_forward(te_module *m, te_forward_args *args) {
         result =
             m->cls == &te__layernorm_linear_class ? te__layernorm_linear_run(m, args, &x) : m->cls->forward(m, args);
     y = args->outputs.out;
-    /* without memory: shapes alone came in */
+    /* an output without memory: the call only infers shapes */
     if (result != TE_OK || !y || (!y->buffer && !y->quantized)) return result;
     return te__output(m, args, te__lora_added(m, args, x, y));
 }
 
 #ifndef TE_NO_MOE
 static te_tensor *te__adapters_apply(te_module *m, const te__experts_call *c, int product, te_tensor *x, te_tensor *y) {
-    const te__expert_way way = c->way == TE__EXPERTS_MXFP8 ? TE__EXPERTS_GROUPED : c->way; /* in high precision */
+    const te__expert_way way =
+        c->way == TE__EXPERTS_MXFP8 ? TE__EXPERTS_GROUPED : c->way; /* adapters stay in high precision */
     te_tensor *a = te__adapter_stack(m, product, 0), *b = te__adapter_stack(m, product, 1), *z;
     if (!a || !b || te__need_memory(a, m->cls->name) != TE_OK || te__need_memory(b, m->cls->name) != TE_OK) return NULL;
     z = te__expert_product(&c->rows, way, x, a, NULL);
@@ -100,7 +103,7 @@ static te_result te__lora_experts_forward(te_module *m, te_forward_args *args) {
     return te__experts_run(m, args, te__adapters_apply);
 }
 
-/* A gate stays in high precision, whatever the recipe is. */
+/* Adds the adapters' output to a gate's logits, with autocast off: gates stay in high precision under every recipe. */
 static te_tensor *te__lora_gate_add(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits) {
     te_autocast_desc off = TE_ZERO;
     off.disabled = true;
@@ -113,18 +116,18 @@ static te_result te__lora_gate_forward(te_module *m, te_forward_args *args) {
 }
 #endif
 
-static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* by TE__FC1 and TE__FC2 */
+static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* indexed by TE__FC1 and TE__FC2 */
 
 static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__lora_product(m, args, args->input, false));
 }
-/* The holder of one of an MLP's products. Forward: the product's input -> what its adapters add to its output. */
+/* The holder of one site of a LayerNormMLP. Its forward takes the site's input and returns the adapters' output. */
 static const te_module_class te__lora_part_class = {"LoRA", 0, te__lora_mlp_part_forward, NULL, NULL};
 
 static te_tensor *te__lora_mlp_add(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y) {
     te_forward_args in = TE_ZERO;
     te_tensor *delta;
-    if (!te_module_find(m, te__lora_mlp_names[gemm])) return y; /* the other product alone has adapters */
+    if (!te_module_find(m, te__lora_mlp_names[gemm])) return y; /* this site has no adapters */
     te__hand_on(&in, args);
     in.input = x;
     delta = x ? te__lora_cast(te__run_child(m, te__lora_mlp_names[gemm], &in), y->dtype) : NULL;
@@ -139,10 +142,10 @@ static te_result te__lora_mlp_forward(te_module *m, te_forward_args *args) {
 
 typedef struct te__lora_site {
     te_module *owner;
-    int gemm; /* TE__FC1 or TE__FC2; 0 of other classes: experts have one site, of both products */
+    int gemm; /* TE__FC1 or TE__FC2 for LayerNormMLP; otherwise 0: experts have one site for all their Linears */
 } te__lora_site;
 
-/* NULL: a product of an MLP without adapters. */
+/* Returns the holder of a site; NULL for a site of LayerNormMLP without adapters. */
 static te_module *te__lora_holder(const te__lora_site *s) {
     return s->owner->cls == &te__layernorm_mlp_class ? te_module_find(s->owner, te__lora_mlp_names[s->gemm]) : s->owner;
 }
@@ -153,18 +156,18 @@ static te__lora_site te__lora_site_of(te_module *holder) {
     s.gemm = part && strcmp(holder->name, te__lora_mlp_names[TE__FC2]) == 0 ? TE__FC2 : TE__FC1;
     return s;
 }
-/* How many ranks share a site, and have parts of its adapters? */
+/* Returns the number of ranks that share a site and its adapters. */
 static int te__lora_ranks(const te__lora_site *s) {
     return te__is_experts(s->owner) ? te__experts_ranks(s->owner) : s->owner->parallel.size;
 }
-/* Has one of m's sites adapters? */
+/* Returns true if one of m's sites has adapters. */
 static bool te__lora_is_owner(te_module *m) {
     const te_module *experts = te__experts_above(m);
     if (experts && te__lora_of(experts)) return m->cls == &te__linear_class;
     if (m->cls != &te__layernorm_mlp_class) return te__lora_of(m) && m->cls != &te__lora_part_class;
     return te_module_find(m, te__lora_mlp_names[TE__FC1]) || te_module_find(m, te__lora_mlp_names[TE__FC2]);
 }
-/* The path of a site below `root`, which is its holder's. */
+/* Writes to `buffer` and returns the path of a site below `root`, which is the path of its holder. */
 static const char *te__lora_path(const te_module *root, const te__lora_site *s, char *buffer, size_t size) {
     size_t n;
     te__path_below(root, s->owner, buffer, size);
@@ -173,13 +176,14 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
         snprintf(buffer + n, size - n, "%s%s", n ? "." : "", te__lora_mlp_names[s->gemm]);
     return buffer;
 }
-/* Does a class multiply, or look up? `sites`: how many products its modules have. */
+/* Returns true if modules of m's class can have adapters; *sites receives the number of sites of m. */
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
            te__is_grouped(m) || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
-/* The site of experts that has a product of that path, "PATH.3.w1", whose number is *product; false: there is none. */
+/* Finds the site of experts with a Linear at `path`, "PATH.3.w1" for instance, and the number *product of the Linear;
+ * false if there is none. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
     char above[TE__TREE_PATH];
     size_t n = strlen(path);
@@ -194,7 +198,8 @@ static bool te__lora_find_experts(te_module *root, const char *path, te__lora_si
     *product = te__product_named(s->owner, path + n + (dots == 2));
     return *product >= 0;
 }
-/* The site of that path, and of experts the product, else *product is as it was; false: there is none. */
+/* Finds the site at `path`; for experts it also sets *product, which otherwise stays unchanged. False if there is
+ * none. */
 static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s, int *product) {
     const char *dot = strrchr(path, '.'), *last = dot ? dot + 1 : path;
     char above[TE__TREE_PATH];
@@ -214,15 +219,15 @@ static bool te__lora_find_site(te_module *root, const char *path, te__lora_site 
 
 /* Sizes and weights of a site. */
 typedef struct te__lora_shape {
-    int64_t in, out;         /* of all ranks; of an Embedding: rows of the table, and their size */
-    te_parallel_mode mode;   /* how ranks share it */
-    const te__sharding *rows; /* the blocks of its rows; NULL: one */
-    int products;            /* GroupedLinear: its groups; experts: their Linears; others: 1 */
-    int parts;               /* parameters that are the rows of a product's weight */
-    int weights;             /* the first one among the owner's entries: products * parts of them */
+    int64_t in, out;         /* features, of all ranks together; Embedding: rows of the table, size of a row */
+    te_parallel_mode mode;   /* how ranks share the weight */
+    const te__sharding *rows; /* the blocks into which the weight's rows are sharded; NULL: one block */
+    int products;            /* number of weight matrices: groups of GroupedLinear, Linears of experts, otherwise 1 */
+    int parts;               /* number of parameters that make up the rows of one weight matrix */
+    int weights;             /* index among the owner's entries of the first of products * parts parameters */
 } te__lora_shape;
 
-/* `product` is read where they differ in size, of experts. */
+/* Returns the shape of a site. `product` matters only for experts, whose Linears differ in size. */
 static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) {
     te_module *m = site->owner;
     te__lora_shape x = TE_ZERO;
@@ -281,7 +286,7 @@ static te_tensor *te__lora_base(const te__lora_site *s, int weight) {
     if (te__is_experts(s->owner)) return te__product_base(s->owner, weight);
     return s->owner->entries[te__lora_shape_of(s, 0).weights + weight].tensor;
 }
-/* The weight of an adapter, of product `product`; NULL: it is gone. */
+/* Returns the weight of adapter "lora_A" or "lora_B" for product `product`; NULL if it was removed. */
 static te_tensor *te__lora_weight(const te__lora_site *s, const char *adapter, int product) {
     te_module *m = te_module_find(te__lora_holder(s), adapter);
     char name[32] = "weight";
@@ -290,7 +295,6 @@ static te_tensor *te__lora_weight(const te__lora_site *s, const char *adapter, i
     return te_module_parameter(m, name);
 }
 
-/* A list of sites. */
 typedef struct te__lora_list {
     te_ctx *te;
     te_module *root;
@@ -308,7 +312,7 @@ static void te__lora_list_free(te__lora_list *l) { te__free(l->te, l->list, (siz
 static bool te__lora_collect(void *user, te_module *m) {
     return !te__lora_of(m) || te__lora_list_add((te__lora_list *)user, te__lora_site_of(m));
 }
-/* All sites of the tree that have adapters: one at least. */
+/* Lists all sites of the tree that have adapters; an error if there is none. */
 static te_result te__lora_all(te__lora_list *l, te_module *model, const char *who) {
     l->te = model->te;
     l->root = model;
@@ -319,15 +323,15 @@ static te_result te__lora_all(te__lora_list *l, te_module *model, const char *wh
                            model->name);
 }
 
-/* The embedding's table where the model multiplies by it as well (tie_word_embeddings): no module says so, CausalLM
- * reads it. */
+/* Returns true if m is the embedding of a tied model (tie_word_embeddings), whose table CausalLM also uses as
+ * lm_head. */
 static bool te__is_tied_table(const te_module *m) {
     return m->cls == &te__embedding_class && m->parent && te__tied_table(m->parent->parent) == m;
 }
 
-/* ---- what adapters add to weights ---- */
+/* ---- weights with adapters ---- */
 
-/* The two adapters' product, f32, in the shape of a weight of the site: B A, or of an Embedding A B^T. */
+/* Returns the product of the adapters, f32, in the shape of the site's weight: B A, for an Embedding A B^T. */
 static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
     const bool table = s->owner->cls == &te__embedding_class;
     te_tensor *a = te_tensor_contiguous(te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32)),
@@ -341,7 +345,7 @@ static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
                ? gemm.d
                : NULL;
 }
-/* weight + factor * delta, summed in f32, as a new tensor. */
+/* Returns weight + factor * delta as a new f32 tensor. */
 static te_tensor *te__lora_sum(te_tensor *weight, te_tensor *delta, float factor) {
     te_op_axpby_args sum = TE_ZERO;
     sum.x = weight && weight->quantized ? te_dequantize(weight, TE_F32) : te_tensor_contiguous(weight);

@@ -1,17 +1,18 @@
-/* lora/match.c: patterns of module names: the part of regular expressions that NeMo Automodel's and peft's lists
- * of modules use. Knows text alone; must not know modules.
+/* lora/match.c: patterns of module names: the subset of regular expressions that NeMo Automodel and peft use in
+ * lists of modules. Knows text alone; must not know modules.
  *
- * A pattern becomes a program of one step a character or operator (Thompson 1968), and a match moves all places of the
- * program at once along the text: its time is their product, whatever the pattern. No step looks back. */
+ * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). A match follows
+ * all reachable steps at once along the text, without backtracking, so its time is at most text length times program
+ * length. */
 
-enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* bytes of a pattern; groups within each other */
+enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* maximum bytes of a pattern; maximum nesting of groups */
 
 typedef enum te__pattern_op {
     TE__PATTERN_CHAR, /* the code point `a` */
-    TE__PATTERN_ANY,  /* all but a line's end */
-    TE__PATTERN_SET,  /* a class: `b` ranges from `a` on; `inverse`: all others */
-    TE__PATTERN_FORK, /* goes on at `a` and at `b` */
-    TE__PATTERN_GO,   /* goes on at `a` */
+    TE__PATTERN_ANY,  /* any character but '\n' */
+    TE__PATTERN_SET,  /* a class: ranges[a] .. ranges[a + b - 1]; with `inverse` all characters outside */
+    TE__PATTERN_FORK, /* continues at step `a` and at step `b` */
+    TE__PATTERN_GO,   /* continues at step `a` */
     TE__PATTERN_START,
     TE__PATTERN_END,
     TE__PATTERN_FOUND
@@ -25,17 +26,17 @@ typedef struct te__pattern_range {
     int first, last;
 } te__pattern_range;
 
-/* Zero-initialised; te__pattern_close. */
+/* A compiled pattern. Zero-initialise before te__pattern_open; free with te__pattern_close. */
 typedef struct te__pattern {
     te_ctx *te;
     te__pattern_step *steps;
     int n, cap;
     te__pattern_range *ranges;
     int num_ranges, cap_ranges;
-    int *places;       /* [4 * n], for matching */
-    const char *at;    /* while it is read */
-    const char *wrong; /* what cannot be read; NULL: nothing */
-    char found[8];     /* its characters */
+    int *places;       /* [4 * n], work memory of a match */
+    const char *at;    /* current position of the compiler in the expression */
+    const char *wrong; /* description of the first syntax error; NULL: none */
+    char found[8];     /* the characters at that error */
 } te__pattern;
 
 static void te__pattern_close(te__pattern *p) {
@@ -46,7 +47,7 @@ static void te__pattern_close(te__pattern *p) {
     memset(p, 0, sizeof(*p));
 }
 
-/* The code point at s, whose bytes it takes; a byte that begins none is one itself. */
+/* Returns the UTF-8 code point at *s and advances *s past it. A byte that begins no code point counts as one itself. */
 static int te__code_point(const char **s) {
     const unsigned char *p = (const unsigned char *)*s;
     const int n = te__utf8_length(*s);
@@ -66,7 +67,7 @@ static bool te__pattern_fail(te__pattern *p, const char *wrong, int characters) 
     }
     return false;
 }
-/* Adds a step, and gives its place; -1 when memory is out. */
+/* Appends a step and returns its index; -1 if memory is out. */
 static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
     te__pattern_step *s;
     if (!te__grow(p->te, (void **)&p->steps, &p->cap, p->n, sizeof(te__pattern_step))) return -1;
@@ -77,7 +78,8 @@ static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
     s->b = b;
     return p->n++;
 }
-/* Makes room for a step in front of place `at`, which no step before goes beyond. */
+/* Inserts a step before step `at` and moves the targets of later steps. No step before `at` may have a target behind
+ * `at`. */
 static bool te__pattern_insert(te__pattern *p, int at) {
     int i;
     if (te__pattern_add(p, TE__PATTERN_GO, 0, 0) < 0) return false;
@@ -89,7 +91,7 @@ static bool te__pattern_insert(te__pattern *p, int at) {
     }
     return true;
 }
-/* The character behind a backslash: punctuation is itself. */
+/* Reads an escape: a backslash and a punctuation character, which stands for itself. Other escapes fail. */
 static bool te__pattern_escape(te__pattern *p, int *c) {
     const char next = p->at[1];
     if (next <= ' ' || next > '~' || (next >= '0' && next <= '9') || (next >= 'A' && next <= 'Z') ||
@@ -99,7 +101,7 @@ static bool te__pattern_escape(te__pattern *p, int *c) {
     p->at += 2;
     return true;
 }
-/* One character of a class. */
+/* Reads one character of a class. */
 static bool te__pattern_member(te__pattern *p, int *c) {
     if (!*p->at) return te__pattern_fail(p, "a class without its end", 1);
     if (*p->at == '\\') return te__pattern_escape(p, c);
@@ -113,7 +115,7 @@ static bool te__pattern_class(te__pattern *p) {
     p->at++;
     p->steps[place].inverse = *p->at == '^';
     p->at += *p->at == '^';
-    for (begin = p->at; *p->at != ']' || p->at == begin;) { /* a bracket at the beginning is a member */
+    for (begin = p->at; *p->at != ']' || p->at == begin;) { /* a ']' at the beginning is a member */
         te__pattern_range r;
         const char *start = p->at;
         if (!te__pattern_member(p, &r.first)) return false;
@@ -136,14 +138,14 @@ static bool te__pattern_class(te__pattern *p) {
 }
 
 
-/* A group, or the whole pattern, that is being read. */
+/* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
-    int start, part; /* places where it and its last alternative begin */
-    int ends;        /* the GO at the end of the alternative before, which names that of the one before it ... ; -1:
-                      * none */
+    int start, part; /* steps at which the group and its last alternative begin */
+    int ends;        /* linked list of the GO steps that end the earlier alternatives: the last such step, whose `a` is
+                      * the one before; -1: none */
 } te__pattern_group;
 
-/* Another alternative: those before it are left through their GO. */
+/* Begins another alternative of the group: a FORK before the last alternative and a GO behind it. */
 static bool te__pattern_alternative(te__pattern *p, te__pattern_group *g) {
     int go;
     if (!te__pattern_insert(p, g->part)) return false;
@@ -163,14 +165,14 @@ static void te__pattern_group_end(te__pattern *p, const te__pattern_group *g) {
         p->steps[go].a = p->n;
     }
 }
-/* The operator at p->at, of what begins at place `atom`. */
+/* Reads the operator *, + or ? at p->at, which applies to the steps from `atom` on. */
 static bool te__pattern_repeat(te__pattern *p, int atom) {
     const char op = *p->at;
     if (atom < 0)
         return te__pattern_fail(
             p, atom == -1 ? "an operator with nothing in front of it" : "an operator behind an operator", 1);
     p->at++;
-    if (*p->at == '?') p->at++; /* a shorter match first: there is one, or there is none */
+    if (*p->at == '?') p->at++; /* a lazy operator: skipped, because it does not change whether a match exists */
     if (op == '+') return te__pattern_add(p, TE__PATTERN_FORK, atom, p->n + 1) >= 0;
     if (!te__pattern_insert(p, atom) || (op == '*' && te__pattern_add(p, TE__PATTERN_GO, atom, 0) < 0)) return false;
     p->steps[atom].op = (uint8_t)TE__PATTERN_FORK;
@@ -180,7 +182,7 @@ static bool te__pattern_repeat(te__pattern *p, int atom) {
 }
 static bool te__pattern_read(te__pattern *p) {
     te__pattern_group groups[TE__PATTERN_DEPTH + 1], *g = groups;
-    int atom = -1; /* where an operator's operand begins; -1: there is none, -2: it has an operator */
+    int atom = -1; /* step at which the operand of the next operator begins; -1: no operand, -2: has an operator */
     g->start = g->part = 0;
     g->ends = -1;
     while (*p->at) {
@@ -232,7 +234,7 @@ static bool te__pattern_read(te__pattern *p) {
     return te__pattern_add(p, TE__PATTERN_FOUND, 0, 0) >= 0;
 }
 
-/* Reads a regular expression. False with the error, which begins with `who`: `text` is what the user has written. */
+/* Compiles `expression`. False with an error, which begins with `who` and quotes `text`, the user's own pattern. */
 static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const char *text, const char *expression) {
     p->te = te;
     p->at = expression;
@@ -248,8 +250,8 @@ static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const 
     te__pattern_close(p);
     return false;
 }
-/* Reads a name as NeMo Automodel's module_matcher does: * and .* are any characters, and the rest is a regular
- * expression between ^ and $, which bind more than | does. */
+/* Compiles a name as NeMo Automodel's module_matcher does: * and .* become (.*), and the result is put between ^ and $.
+ * ^ and $ bind tighter than |, so in "a|b" ^ belongs to a alone and $ to b alone. */
 static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, const char *name) {
     char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
     const char *in;
@@ -273,8 +275,8 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
 
 /* ---- matching ---- */
 
-/* Adds place `at` to a list of n, and all that it goes on at without a character. *found: one of them is the end of the
- * program. */
+/* Adds to `list` (n entries so far) all character steps reachable from step `at` without a character; returns the new
+ * number of entries. Sets *found if FOUND is reachable. `now` marks seen steps; first, last: position in the text. */
 static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
     int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
     if (seen[at] != now) open[num_open++] = at;
@@ -305,7 +307,7 @@ static bool te__pattern_takes(const te__pattern *p, const te__pattern_step *s, i
     for (i = s->a; i < s->a + s->b && !(p->ranges[i].first <= c && c <= p->ranges[i].last); i++) {}
     return (i < s->a + s->b) != s->inverse;
 }
-/* Does the text begin with what the pattern says? */
+/* Returns true if the pattern matches at the start of the text (as Python's re.match). */
 static bool te__pattern_matches(te__pattern *p, const char *text) {
     int *list = p->places, *next = p->places + p->n, n, now = 1, i;
     bool found = false;
@@ -328,14 +330,15 @@ static bool te__pattern_matches(te__pattern *p, const char *text) {
 
 /* ---- names ---- */
 
-/* A name without operators also means the ends of paths, behind a dot. */
+/* Returns true if the name has no operators; such a name also matches the end of a path behind a dot. */
 static bool te__name_is_plain(const char *name) { return strpbrk(name, "*+?[](){}|^$\\") == NULL; }
 static bool te__path_ends_in(const char *path, const char *name) {
     const size_t n = strlen(path), k = strlen(name);
     return strcmp(path, name) == 0 || (n > k && path[n - k - 1] == '.' && strcmp(path + n - k, name) == 0);
 }
 
-/* A list of names that modules are chosen by. Zero-initialised; te__name_list_close. */
+/* A list of compiled names that choose modules. Zero-initialise before te__name_list_open; free with
+ * te__name_list_close. */
 typedef struct te__name_list {
     te_ctx *te;
     const char *const *names;
@@ -358,7 +361,7 @@ static bool te__name_list_open(te__name_list *l, te_ctx *te, const char *who, co
         if (!te__pattern_open_name(&l->patterns[i], te, who, names[i])) return false;
     return n == 0 || l->patterns;
 }
-/* Is the path one of the names? *plain, which may be NULL: by one without operators. */
+/* Returns true if the path matches a name; *plain, unless `plain` is NULL, says if a name without operators matched. */
 static bool te__name_list_match(te__name_list *l, const char *path, bool *plain) {
     bool any = false;
     int i;

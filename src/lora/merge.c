@@ -1,9 +1,9 @@
-/* lora/merge.c: te_lora_merge and te_lora_remove. Knows the sites of adapters and what shares their weights; must
+/* lora/merge.c: te_lora_merge and te_lora_remove. Knows the sites of adapters and which modules share a weight; must
  * not know files. */
 
-/* ---- who else has a weight ---- */
+/* ---- shared weights ---- */
 
-/* Do x and y hold the same bytes, or a part of them? */
+/* Returns true if x and y share memory. */
 static bool te__values_meet(te_tensor *x, te_tensor *y) {
     te_tensor *a[TE__MAX_PARTS], *b[TE__MAX_PARTS];
     const int n = te__parts(x, a), k = te__parts(y, b);
@@ -18,8 +18,8 @@ static bool te__values_meet(te_tensor *x, te_tensor *y) {
         }
     return x == y;
 }
-/* The module beside `owner`, of whatever tree, that has x among its parameters, and its number there; NULL: none
- * has. */
+/* Finds a module other than `owner`, in any tree, with a parameter that shares memory with x; *entry receives the index
+ * of that parameter. NULL if there is none. */
 static const te_module *te__other_owner(const te_module *owner, te_tensor *x, int *entry) {
     const te__closable *c;
     for (c = owner->te->closables; c; c = c->next) {
@@ -31,7 +31,7 @@ static const te_module *te__other_owner(const te_module *owner, te_tensor *x, in
     return NULL;
 }
 
-/* The first part of a site's adapters that is gone; NULL: none. */
+/* Returns the name of the first adapter child that was removed from a site; NULL if all are there. */
 static const char *te__lora_gone(const te__lora_site *s) {
     te_module *holder = te__lora_holder(s);
     int i;
@@ -49,7 +49,7 @@ static bool te__has_values(void *user, te_module *m) {
     (void)user;
     return !m->meta;
 }
-/* Can the weights of a site take their sums? */
+/* Checks that the adapters of a site can be merged into its weights. */
 static te_result te__lora_mergeable(const te__lora_site *s) {
     const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *m = s->owner, *holder = te__lora_holder(s);
@@ -95,7 +95,8 @@ static te_result te__lora_mergeable(const te__lora_site *s) {
 
 /* ---- merging ---- */
 
-/* The merged weights of n products of a site, in the order of its parameters. */
+/* Computes the merged weights of products first .. first + n - 1 of a site into `sums`, in the order of the
+ * parameters. */
 static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tensor **sums) {
     const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *holder = te__lora_holder(s);
@@ -115,8 +116,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     }
     return TE_OK;
 }
-/* Changes the weights of n products, all of them or none. `zero`: n stacks or parts of such, NULL for none, that
- * become 0 with them. */
+/* Merges adapters into the weights of n products from `first` on; computes all sums before it changes a weight. `zero`:
+ * TE__EXPERTS_PRODUCTS tensors that are set to 0 afterwards, or NULL. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);
@@ -140,7 +141,8 @@ static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, t
     te__free(te, sums, bytes);
     return result;
 }
-/* Experts one by one, whose sums would be much memory together: the adapters of one that has changed are 0. */
+/* Merges the adapters of a site into its weights. Experts are merged one by one to save memory; the lora_B of a merged
+ * expert is set to 0, so that a failure in between leaves the function unchanged. */
 static te_result te__lora_merge(const te__lora_site *s) {
     const int products = te__lora_shape_of(s, 0).products;
     te_module *m = s->owner;

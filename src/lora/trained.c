@@ -1,19 +1,18 @@
-/* lora/trained.c: parameters that are trained beside adapters: those of modules_to_save, and biases. Knows the
+/* lora/trained.c: parameters that are trained in addition to adapters: those of modules_to_save, and biases. Knows the
  * sites of adapters and parameters; must not know files.
  *
- * Such a parameter is a copy. The module keeps the tensor that it had, and gets it back when the adapters are taken
- * away. */
+ * A copy of such a parameter is trained. The module keeps the original tensor, and te_lora_remove puts it back. */
 
 #define TE__TRAINED "te.lora.trained"
 
 typedef struct te__trained_item {
     int entry;
-    te_tensor *before; /* NULL: there were no values yet (TE_PARAMS_META) */
+    te_tensor *before; /* the original tensor; NULL: the parameter had no values yet (TE_PARAMS_META) and is no copy */
 } te__trained_item;
-/* A module's attribute of that name. */
+/* The trained parameters of a module; its attribute TE__TRAINED. */
 typedef struct te__trained {
     te_ctx *te;
-    bool whole; /* of modules_to_save: all parameters; else biases alone */
+    bool whole; /* true: all parameters (modules_to_save); false: biases alone */
     te__trained_item *items;
     int n, cap;
 } te__trained;
@@ -35,7 +34,7 @@ static bool te__is_trained(const te__trained *t, int entry) {
         if (t->items[i].entry == entry) return true;
     return false;
 }
-/* "bias", "fc1_bias", "bias0" ...: what is added to products and norms. */
+/* Returns true for parameters named "bias", "fc1_bias", "bias0" and the like, of GEMMs and norms. */
 static bool te__is_bias(const te__entry *e) {
     size_t n = strlen(e->name);
     while (n > 0 && e->name[n - 1] >= '0' && e->name[n - 1] <= '9') n--;
@@ -47,7 +46,7 @@ static bool te__trains(const te__entry *e, bool whole) {
     return whole ? e->kind == TE_ENTRY_PARAMETER : te__is_bias(e);
 }
 
-/* Gives the parameters of m from number n on the tensors that they had, and says that m was `whole` before. */
+/* Shortens m's list of trained parameters to n, puts back the original tensors of the rest, and sets t->whole. */
 static void te__trained_cut(te_module *m, int n, bool whole) {
     te__trained *t = te__trained_of(m);
     if (!t) return;
@@ -61,7 +60,7 @@ static void te__trained_cut(te_module *m, int n, bool whole) {
     t->whole = whole;
     if (n == 0 && !whole) te_module_remove_attribute(m, TE__TRAINED);
 }
-/* A copy of entry e takes its place; *before: what was there. */
+/* Replaces the tensor of entry e by a copy; *before receives the original, or NULL if e has no memory and stays. */
 static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before) {
     te_tensor *x = e->tensor, *copy, *main_grad = te_tensor_main_grad(x);
     te_result result;
@@ -72,7 +71,7 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
                         "model outside of te_quantized_model_init_begin",
                         e->name, m->name);
     *before = NULL;
-    /* te__lora_train cannot say that there is no memory for a gradient's place */
+    /* allocates the tape variable now, because te__lora_train cannot report that memory is out */
     if (!x->buffer) return te__var_of(x) ? TE_OK : te_error_code(m->te);
     te__frame_begin(m->te);
     copy = te__empty_like(x, x->dtype);
@@ -83,13 +82,13 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
     if (result == TE_OK && main_grad) result = te_tensor_set_main_grad(copy, main_grad);
     if (result == TE_OK) {
         te_tensor_set_sequence_parallel(copy, x->sequence_parallel);
-        *before = x; /* with the reference that the entry had */
+        *before = x; /* takes over the entry's reference */
         e->tensor = te_tensor_retain(copy);
     }
     te__frame_end(m->te, NULL, 0);
     return result;
 }
-/* m's mark, a new one if it has none. */
+/* Returns m's attribute TE__TRAINED, a new one if m has none. */
 static te__trained *te__trained_open(te_module *m) {
     te__trained *t = te__trained_of(m);
     if (t) return t;
@@ -100,7 +99,7 @@ static te__trained *te__trained_open(te_module *m) {
     te__trained_free(t);
     return NULL;
 }
-/* Makes m's parameters, or its biases alone, trained ones, but for those that are. */
+/* Makes m's parameters (`whole`) or only its biases trained; skips those that are trained already. */
 static te_result te__trained_give(te_module *m, bool whole) {
     te__trained *t = NULL;
     te_result result = TE_OK;
@@ -121,7 +120,7 @@ static te_result te__trained_give(te_module *m, bool whole) {
     return TE_OK;
 }
 
-/* Modules that get trained parameters in one call, and how they were before. */
+/* The state of one module before a call made parameters of it trained, so that a failed call can be undone. */
 typedef struct te__trained_change {
     te_module *m;
     int n;
@@ -143,14 +142,14 @@ static te_result te__trained_list_give(te__trained_list *l, te_module *m, bool w
     c->whole = t && t->whole;
     return te__trained_give(m, whole);
 }
-/* failed: all of them are again as they were. */
+/* Frees the list; with `failed` it first undoes all its changes. */
 static void te__trained_list_close(te__trained_list *l, bool failed) {
     for (; failed && l->n > 0; l->n--)
         te__trained_cut(l->list[l->n - 1].m, l->list[l->n - 1].n, l->list[l->n - 1].whole);
     te__free(l->te, l->list, (size_t)l->cap * sizeof(te__trained_change));
 }
 
-/* Where copies have been cast since, the tensors from before follow them. */
+/* Casts the original tensors of m to the dtype that their trained copies have now. */
 static bool te__trained_follow_one(void *user, te_module *m) {
     te__trained *t = te__trained_of(m);
     int i;
@@ -184,12 +183,12 @@ static bool te__trained_forget_one(void *user, te_module *m) {
     for (i = 0; t && i < t->n; i++)
         te_tensor_set_requires_grad(
             keep || !t->items[i].before ? m->entries[t->items[i].entry].tensor : t->items[i].before, false);
-    if (keep) te_module_remove_attribute(m, TE__TRAINED); /* what was trained stays */
+    if (keep) te_module_remove_attribute(m, TE__TRAINED); /* keeps the trained values */
     else te__trained_cut(m, 0, false);
     return true;
 }
-/* Ends the training of a tree: with the values that there are now, or, without `keep`, with those from before. All are
- * frozen. */
+/* Ends the training of additional parameters in a tree: keeps the trained values, or without `keep` puts the original
+ * tensors back. Freezes all of them. */
 static void te__trained_forget(te_module *model, bool keep) { te_module_visit(model, te__trained_forget_one, &keep); }
 
 /* ---- freezing ---- */
@@ -217,7 +216,7 @@ static bool te__lora_train(void *user, te_module *m) {
     for (i = 0; t && i < t->n; i++) te_tensor_set_requires_grad(m->entries[t->items[i].entry].tensor, true);
     return true;
 }
-/* Freezes what is neither an adapter nor trained beside them; `whole` false: of the modules with adapters alone. */
+/* Freezes all parameters but adapters and those trained in addition. `whole` false: only in modules with adapters. */
 static void te__lora_freeze(te_module *model, bool whole) {
     if (whole) te_module_set_requires_grad(model, false);
     else te_module_visit(model, te__lora_freeze_owner, NULL);

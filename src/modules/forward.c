@@ -81,7 +81,7 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args,
             te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
-    /* has no effect if the class recorded an error of its own */
+    /* te__fail keeps an error that the class has recorded itself */
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result));
     te__outputs_list(&args->outputs, made);
     te__frame_end(te, made, result == TE_OK ? TE__OUTPUTS : 0);

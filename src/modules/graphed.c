@@ -1,5 +1,5 @@
-/* modules/graphed.c: modules whose forward and backward passes are two CUDA graphs. Knows modules, graphs and the tape;
- * must not know what any class computes. */
+/* modules/graphed.c: modules whose forward and backward passes are two captured graphs. Knows modules, graphs and the
+ * tape; must not know what any class computes. */
 
 /* A graphed module: two graphs and the static tensors that both read and write. Each tape node of a run holds a
  * reference. */
@@ -140,10 +140,10 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     if (result == TE_OK) result = te_graph_launch(g->forward);
     te__outputs_list(&g->made, made);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) {
-        bool own = made[i] && made[i]->var && made[i]->var->leaf; /* a parameter that is an output */
+        bool own = made[i] && made[i]->var && made[i]->var->leaf; /* true: this output is a parameter */
         int k = 0;
         while (made[i] && k < TE__FORWARD_TENSORS && g->leaf[k] != made[i]) k++;
-        if (made[i] && k < TE__FORWARD_TENSORS) { /* an input that is an output */
+        if (made[i] && k < TE__FORWARD_TENSORS) { /* this output is an input of the module */
             out[i] = in[k];
             continue;
         }

@@ -4,10 +4,10 @@ typedef struct te__entry {
     char *name;
     te_tensor *tensor;
     te_entry_kind kind;
-    bool product_weight; /* te_quantized_model_init stores this weight quantized */
+    bool product_weight; /* te_quantized_model_init_begin stores this weight quantized */
     bool transient;      /* te_module_set_buffer_persistent(false): files do not have it */
-    bool stacked;        /* lies right behind the previous entry, if that one is stacked as well: the class reads both
-                          * as one tensor */
+    bool stacked;        /* one of several entries that lie one behind the other in memory, and that the class reads as
+                          * one tensor */
 } te__entry;
 
 typedef struct te__attribute {
@@ -16,8 +16,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* The record that a child leaves in its parent when the program destroys a child that the parent's class runs. It is
- * allocated together with the child, so that destroying needs no memory. */
+/* The record that a child leaves in its parent when the program destroys the child although the parent's class runs it.
+ * The record is allocated together with the child, so that destroying needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* place of the child among its parent's children */
@@ -27,7 +27,8 @@ typedef struct te__gone {
 typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
-    void (*ungraph)(te_module *m); /* frees `graphed`; set with it, as is run_graphs, which launches the graphs */
+    void (*ungraph)(te_module *m); /* frees `graphed`; run_graphs launches the graphs; both are set together with
+                                    * `graphed` */
     te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;

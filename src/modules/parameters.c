@@ -27,7 +27,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         result = te__returned(x->te, init->init_method(init->user, x), "the init_method", x->name ? x->name : "weight");
         x->te->tape.no_grad--;
         if (result == TE_OK) result = x->te->error_code;
-        /* the error of te__fail is recorded only if the function recorded none */
+        /* te__fail keeps an error that the function has recorded itself */
         return result == TE_OK ? TE_OK
                                : te__fail(x->te, result, "the init_method of \"%s\" returned %s",
                                           x->name ? x->name : "weight", te_result_name(result));
@@ -133,7 +133,7 @@ static void te__add_product_weight(te_module *m, const char *name, te_dtype dtyp
     if (m->num_entries > before) m->entries[before].product_weight = true;
 }
 
-/* Replaces the weights of products by quantized tensors inside te_quantized_model_init. */
+/* Replaces the weights of products by quantized tensors, inside te_quantized_model_init_begin .. _end. */
 static te_result te__quantize_weights(te_module *m) {
     char path[sizeof(m->te->module_path)];
     te_result result = TE_OK;
@@ -255,7 +255,7 @@ static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), co
     result = reset(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        /* has no effect if the class recorded an error of its own */
+        /* te__fail keeps an error that the class has recorded itself */
         te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result));
         te__rng_back(te, random);
     }

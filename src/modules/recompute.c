@@ -71,7 +71,7 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
         if (!outputs[i])
             result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d",
                               i + 1, s->num_outputs);
-    /* has no effect if the function recorded an error of its own */
+    /* te__fail keeps an error that the function has recorded itself */
     if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result));
     return result;
 }
@@ -156,7 +156,8 @@ static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int
     const int first = te->scopes[te__min(te->num_scopes, TE__MAX_SCOPES) - 1].first_tensor;
     int k;
     for (k = 0; k < i; k++)
-        if (outputs[k] == outputs[i]) return false; /* else each of the two would take the whole gradient */
+        if (outputs[k] == outputs[i]) return false; /* given twice: each of the two outputs would take the whole
+                                                     * gradient */
     for (k = te->num_live - 1; k >= first && te->live[k] != outputs[i]; k--) {}
     return k >= first;
 }

@@ -38,7 +38,7 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
         hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
         if (!hook) continue;
         result = te__returned(te, hook(parts[i], hooks->user), "the hook", te_module_name(parts[i]));
-        /* the error of te__fail is recorded only if the hook recorded none */
+        /* te__fail keeps an error that the hook has recorded itself */
         if (result != TE_OK)
             te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]),
                      te_result_name(result));

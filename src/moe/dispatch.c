@@ -241,7 +241,7 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
     }
     if (r->x && (!ids || r->ids)) return TE_OK;
     return te__refuse(d->group, TE__ALL_REDUCE,
-                      te_error_code(te)); /* other ranks wait in the all-reduce of the way back */
+                      te_error_code(te)); /* others wait in the all-reduce */
 }
 /* Returns the results [T, dim] of this rank's tokens, in y's dtype, from the experts' output y. y NULL: this rank
  * failed; it still joins the collective. */

@@ -180,7 +180,8 @@ typedef struct te__dpa_module {
     te_cp_comm cp_comm_type;
 } te__dpa_module;
 
-/* Opens parallelism for heads that ranks share, in whole groups; returns false with the error recorded. */
+/* Reads the parallel options of a module whose heads ranks share, in whole groups. Returns false with the error
+ * recorded. */
 static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, int heads,
                              int groups) {
     return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", heads) &&
@@ -593,7 +594,7 @@ static te_result te__dpa_prepare(te_module *m, const te_forward_args *args, te__
         if (!a->max_logit) result = te_error_code(m->te);
     }
     if (result == TE_OK) result = te__fork_begin(m);
-    /* tells the other ranks */
+    /* tells the other ranks that this rank failed */
     if (result != TE_OK && shares) te__context_attention_run(run->part, a, &s->context, result);
     return result;
 }

@@ -194,7 +194,7 @@ static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool re
 static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) {
     return no_bias ? NULL : te_module_parameter(m, name);
 }
-/* Returns true in the second run of m's own checkpoint: nobody reads its output. */
+/* Returns true in the second run of m's own checkpoint, whose outputs nobody reads. */
 static bool te__runs_again(const te_module *m) {
     return te__quant_of(m->te)->replaying && te__quant_of(m->te)->replaying->module == m &&
            !te__quant_of(m->te)->recording && !m->own_forward;

@@ -112,7 +112,7 @@ typedef struct te__chain {
                             * quant, grad and z are set */
     te__quant_call quant;
     te__act_grad grad;
-    te_tensor *z;          /* output of this previous Linear */
+    te_tensor *z;          /* output of the previous child, if `made` */
 } te__chain;
 
 /* Returns activation(x); if `spec` is given, quantized for product 0 of q. */

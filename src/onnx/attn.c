@@ -121,7 +121,7 @@ static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotati
     part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine[1]), te__onnx_2(g, "Mul", u, sine[1]));
     if (a->interleaved) {
         int64_t joined[4];
-        joined[0] = joined[1] = joined[2] = 0; /* 0 keeps a size in Reshape */
+        joined[0] = joined[1] = joined[2] = 0; /* Reshape keeps sizes that are given as 0 */
         joined[3] = n;
         part[0] = te__onnx_concat2(g, -1, te__onnx_unsqueeze(g, part[0], -1), te__onnx_unsqueeze(g, part[1], -1));
         part[0] = te__onnx_2(g, "Reshape", part[0], te__onnx_i64s(g, 4, joined));
@@ -171,7 +171,7 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
     shape[n++] = te__onnx_fixed(a->head_dim);
     packed = te__onnx_as(&packed, n, shape, shape[n - 1]);
     v = te__onnx_read_as(g, &packed, a->qkv, b->qkv);
-    of_group[0] = of_group[1] = 0; /* 0 keeps a size in Reshape */
+    of_group[0] = of_group[1] = 0; /* Reshape keeps sizes that are given as 0 */
     of_group[3] = a->head_dim;
     for (i = 0; i < 3 && result == TE_OK; i++) {
         int64_t count = a->interleaved_groups ? (i ? 1 : in_group) : i ? groups : heads;
@@ -204,7 +204,7 @@ static int te__onnx_heads(te__onnx *g, int x, bool batch_first, bool turned, int
     x = turned ? te__onnx_swap4(g, x, 1 - s, 2, 3, s) : te__onnx_swap4(g, x, 1 - s, 2, s, 3);
     if (heads == groups) return x;
     times[2] = heads / groups;
-    joined[0] = 0; /* 0 keeps the size in Reshape */
+    joined[0] = 0; /* Reshape keeps a size that is given as 0 */
     joined[1] = heads;
     joined[2] = turned ? d : -1;
     joined[3] = turned ? -1 : d;
@@ -253,7 +253,7 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
  * vary, so the graph keeps the lengths [b] instead. */
 static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
-    int64_t rows[2] = {0, -1}, last = 1; /* 0 keeps the size in Reshape */
+    int64_t rows[2] = {0, -1}, last = 1; /* Reshape keeps a size that is given as 0 */
     int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)),
                           TE__ONNX_INT64);
     te_result result = te__onnx_store(g, a->cu_seqlens, b->cu_seqlens, TE__ONNX_FAILED);

@@ -20,7 +20,7 @@ typedef struct te__onnx_run {
     te__onnx_call *calls;
     int num_calls, cap_calls;
     uint64_t begin; /* te->writes before the run */
-    bool batch_first; /* order of dimensions in the first call that has heads */
+    bool batch_first; /* the first call that has heads has the batch first */
     bool has_heads;
 } te__onnx_run;
 
@@ -252,7 +252,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_SCORES:
     case TE__ONNX_SCORES_KV:
         if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first)
-            return TE__ONNX_BATCH; /* also with one sequence: each sequence has its own padding */
+            return TE__ONNX_BATCH; /* a batch of one sequence too: each sequence has its own padding */
         if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
         if (axis == 0) return TE__ONNX_BATCH;
         if (axis == 2) return TE__ONNX_SEQUENCE;

@@ -370,8 +370,8 @@ static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool aga
     if (result == TE_OK && !again && !opt->te->warming && !opt->te->capture) s->pending = false;
     return result;
 }
-/* Computes the norm of the gradients, if clipping or the overflow check needs it, and the factor by which all gradients
- * are multiplied. */
+/* Computes the norm of the gradients, if clipping or the overflow check needs it, and the factor (in step->grad_scale)
+ * by which all gradients are multiplied. */
 static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scaling, te__opt_step *step) {
     const te_tensor *inv_scale = scaling ? scaling->inv_scale : NULL;
     te_ctx *te = opt->te;

@@ -26,7 +26,8 @@ typedef struct te__opt_param {
     te__opt_state state[TE__OPT_STATES];
     uint64_t version; /* te__param_version of the value that was last copied to the master, or written together with
                        * it */
-    bool behind;      /* the master lacks this value, because a capture could not copy it; the next launch copies it */
+    bool behind;      /* the master does not have the parameter's value yet, because a capture could not copy it; the
+                       * next launch does */
     bool listed;      /* takes part in the current step */
     bool untouched;   /* the parameter's version was still `version` when the current step began */
     bool started;     /* has taken part in a step */

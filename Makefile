@@ -32,7 +32,7 @@ PUBLIC_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS)) tests/te_test.c
 PUBLIC_OBJECTS := $(PUBLIC_TESTS:tests/%.c=$(BUILD)/tests/%.o)
 TOOLS         := te_info te_explain te_warm te_bench te_automodel
 # Tests that the second run, on the packed te.h, repeats.
-PACKED_WORDS  ?= core/ quant/ nn/
+PACKED_WORDS  ?= core/ tape/ quant/ modules/ nn/ context_parallel/
 
 ARGS ?=
 # Processes that `make test` shares its tests among. Each holds a context of the GPU, so there are sixteen at most.
@@ -255,7 +255,7 @@ x86:
 	@CUDA_VISIBLE_DEVICES= tests/run.sh "build/x86/te_test $(ARGS)"
 
 # Its tests of what Windows has not, by file: processes that fork and are killed, libraries made by the machine's C compiler, links, pipes.
-NOT_ON_WINDOWS = tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/mend/test_process.c tests/mend/test_process_files.c
+NOT_ON_WINDOWS = tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/core/test_fork.c tests/sys/test_writers.c
 WINE ?= $(or $(shell command -v wine64 || command -v wine || ls /usr/lib/wine/wine64 2>/dev/null),wine)
 windows:
 	+@$(MAKE) --no-print-directory ONE=1 BUILD=build/windows CC=x86_64-w64-mingw32-gcc HOST_CC='$(HOST_CC)' SKIPPED_TESTS='$(NOT_ON_WINDOWS)' CFLAGS='-O1 -g0' LDLIBS='-static -pthread' \

@@ -267,7 +267,7 @@ def suggest(names, suite, row):
         if re.search(REFUSAL, test) or not exercises_row(names, text, row):
             continue
         room = path.parent.name
-        score = 6 * sum(w in test for w in words) / max(1, len(words)) + (room in ("nn", "train", "quant", "io", "dist")) - 2 * (room in ("mend", "faults", "bench")) - len(text) / 20000
+        score = 6 * sum(w in test for w in words) / max(1, len(words)) + (room in ("nn", "train", "quant", "io", "dist")) - 2 * (room in ("faults", "bench")) - len(text) / 20000
         if best[0] is None or score > best[0]:
             best = (score, test)
     return best[1]

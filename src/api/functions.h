@@ -1,9 +1,9 @@
-/* api/functions.h: differentiable functions: tensors in, new tensors out, recorded on the tape.
+/* api/functions.h: differentiable functions of tensors, recorded on the tape.
  *
- * Each takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with the
- * error in te_error.
+ * Each function takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with
+ * the error in te_error.
  * Formats: f32, f16, bf16. All operands have the same format unless said otherwise; a norm's parameters, a bias and an
- * embedding table may have another. All functions allocate; none syncs. */
+ * embedding table may have another format. All functions allocate; none syncs. */
 
 /* Returns x + y, of one shape and format. */
 TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
@@ -30,11 +30,11 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
 /* Applies an activation to x [.., N], or [.., 2N] for a gated one, -> [.., N]; params may be NULL. */
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
-/* Returns te_activate(x) times one number for each row, permuted_probs [..] or [.., 1], in f32 and rounded once -> [..,
- * N]. permuted_probs are the probabilities of tokens that have been permuted to their experts, which are multiplied in
- * before the experts' second product. They are rounded to x's format first; both gradients come from one pass over x.
- * Takes any activation (te.ops has TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU alone). params may be NULL. TE_ERR_SHAPE
- * unless there are as many probabilities as rows.
+/* Returns te_activate(x) times one number for each row, permuted_probs [..] or [.., 1], computed in f32 and rounded
+ * once -> [.., N]. permuted_probs are the router probabilities of tokens that were permuted to their experts;
+ * experts apply them before the second GEMM. permuted_probs are rounded to x's format first. One pass over x gives
+ * both gradients. Takes any activation (te.ops has TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU alone). params may be
+ * NULL. TE_ERR_SHAPE unless there are as many probabilities as rows.
  * Source: transformer_engine.pytorch.ops.ScaledSwiGLU, ScaledSReLU, ScaledClampedQGeGLU
  * (common/activation/scaled_activation.cu). */
 TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation,
@@ -64,8 +64,8 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
  * to record it in. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
-/* How the frequencies of a rotary embedding are changed for contexts longer than those that a model was first trained
- * on. Frequency i is base^(-2i / dim) before the change.
+/* How the frequencies of a rotary embedding are changed for contexts longer than the original context of training.
+ * Frequency i is base^(-2i / dim) before the change.
  * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these
  * names. */
 typedef enum te_rope_type {
@@ -73,16 +73,16 @@ typedef enum te_rope_type {
     TE_ROPE_LINEAR,      /* divided by `factor` */
     TE_ROPE_DYNAMIC,     /* sequences longer than original_max_position_embeddings use a larger base: base * (factor *
                           * length / original - (factor - 1))^(dim / (dim - 2)) */
-    TE_ROPE_LLAMA3,      /* by w, the number of positions that a full turn takes: unchanged where w < original /
-                          * high_freq_factor, divided by `factor` where w > original / low_freq_factor, interpolated
-                          * linearly in 1 / w between these bounds */
-    TE_ROPE_YARN,        /* by the number of turns within the original context: unchanged for pairs that turn beta_fast
-                          * times or more, divided by `factor` for pairs that turn beta_slow times or less, interpolated
-                          * linearly in the pair's number between these bounds (Peng et al. 2023) */
-    TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i], in sequences longer than the original context by
-                          * long_factor[i] */
+    TE_ROPE_LLAMA3,      /* depends on the wavelength w, in positions: unchanged if w < original / high_freq_factor,
+                          * divided by `factor` if w > original / low_freq_factor, interpolated linearly in 1 / w
+                          * between these bounds */
+    TE_ROPE_YARN,        /* depends on the turns of a pair within the original context: unchanged from beta_fast turns
+                          * on, divided by `factor` up to beta_slow turns, interpolated linearly in the pair's number
+                          * between these bounds (Peng et al. 2023) */
+    TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i]; by long_factor[i] in sequences longer than the
+                          * original context */
 } te_rope_type;
-enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
+enum { TE_MAX_ROPE_FACTORS = 256 }; /* maximum length of a list of longrope factors: heads of up to 512 channels */
 /* A te_rope_type and its numbers. Each field names the types that read it; other types ignore it. */
 typedef struct te_rope_scaling {
     te_rope_type type;                        /* 0 => frequencies stay unchanged */
@@ -125,14 +125,14 @@ typedef struct te_rotary_desc {
                                                  * call); NULL => 0 */
     te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: each token's position (borrowed
                                                  * for the call); NULL => the token's place in its sequence */
-    /* A table of angles of the caller's, [positions, 1 or b, 1, dim], f32, f16 or bf16 (borrowed for the call; no
-     * gradient). Row t has the angle of each channel of a token at position t; the second size b gives each sequence a
-     * table of its own. base, rotary_percent, seq_len_interpolation_factor and scaling must stay 0 then. For mRoPE,
-     * whose tokens have several positions each: make one row for each token, with each channel's angle by the position
-     * of its section, and leave `positions` NULL. NULL => angles are computed from the fields above. */
+    /* A table of angles that the caller gives, [positions, 1 or b, 1, dim], f32, f16 or bf16 (borrowed for the call; no
+     * gradient). Row t has the angle of each channel of a token at position t. A second size of b gives each sequence a
+     * table of its own. With a table, base, rotary_percent, seq_len_interpolation_factor and scaling must stay 0. mRoPE
+     * gives each token several positions: make one row for each token, with each channel's angle at the position of the
+     * channel's section, and leave `positions` NULL. NULL => angles are computed from the fields above. */
     te_tensor *freqs;
-    float attention_factor;                     /* multiplies cosine and sine, with freqs (te_rope_freqs gives it); 0 =>
-                                                 * 1 */
+    float attention_factor;                     /* with freqs: multiplies cosine and sine (an output of te_rope_freqs);
+                                                 * 0 => 1 */
     int cp_size, cp_rank;                       /* context parallelism: the input is chunks cp_rank and 2 cp_size - 1 -
                                                  * cp_rank of the 2 cp_size chunks of each sequence; 0 => whole
                                                  * sequences */
@@ -148,7 +148,7 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 
 /* Options of te_attention; zero is causal attention without dropout. */
 typedef struct te_attn_desc {
-    te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
+    te_qkv_format format; /* layout of q, k, v and the result; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* mask, window, scale, dropout (from the context's random state), lengths, biases, offsets,
                            * pages; zero => causal attention alone. Tensors are borrowed for the call */
     te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
@@ -215,6 +215,6 @@ typedef struct te_node_desc {
      * NULL => the state owns nothing. */
     void (*release)(te_ctx *te, void *state);
 } te_node_desc;
-/* Puts a node onto the tape if an input requires a gradient and recording is on; otherwise calls `release` alone.
+/* Puts a node onto the tape if an input requires a gradient and recording is on; otherwise only calls `release`.
  * TE_ERR_INVALID without a desc or one of its lists, TE_ERR_STATE for an output that is NULL. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

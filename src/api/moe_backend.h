@@ -1,11 +1,12 @@
-/* api/moe_backend.h: a mixture of experts as NeMo Automodel chooses its parts. */
+/* api/moe_backend.h: an MoE whose parts are chosen by backends, as in NeMo Automodel. */
 
-/* The fields that a config has; the groups and world_size are the caller's to add. All zero for NULL. */
+/* Returns a te_moe_backend with the fields that `config` has; all zero if config is NULL. The caller sets the groups
+ * and world_size afterwards. */
 TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
 
-/* A mixture of experts: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts
- * (children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and fc2_latent_proj. The class of its
- * experts:
+/* Creates an MoE: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts
+ * (children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and fc2_latent_proj. Owned by the
+ * caller. The class of the child `experts`:
  *
  *     dispatcher                  ranks      experts                     class
  *     mok                         4, 8, ..                               TE_ERR_UNSUPPORTED; TE_ERR_INVALID for other
@@ -14,5 +15,7 @@ TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
  *     deepep, hybridep, uccl_ep   2, 3, ..   gmm, torch_mm.., torch      GroupedExpertsDeepEP
  *     deepep, hybridep, uccl_ep   2, 3, ..   te                          GroupedExpertsTE
  *     torch                                                              GroupedExperts
- * TE_ERR_INVALID without a backend: a zeroed one has the defaults. Source: nemo_automodel.components.moe.layers.MoE. */
+ *
+ * NULL with TE_ERR_INVALID if backend is NULL; a zeroed te_moe_backend means the defaults. Source:
+ * nemo_automodel.components.moe.layers.MoE. */
 TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);

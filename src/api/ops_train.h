@@ -1,9 +1,9 @@
-/* api/ops_train.h: the operations of training: losses and optimizers; and the functions of all operations. */
+/* api/ops_train.h: raw operations of losses and optimizers, and the declarations of the functions of all operations. */
 
 /* ---- loss ---- */
 
-/* Cross entropy of each row x of logits [M, V], with y its target and e = label_smoothing (0 to 1): loss f32 [M] =
- * (1-e)(lse - x_y) + e*lse - (e/V) sum x; and lse f32 [M]. count: optional f32 [1], the number of targets not ignored.
+/* Cross entropy of each row x of logits [M, V] with target y and e = label_smoothing (0 to 1): loss f32 [M] =
+ * (1-e)(lse - x_y) + e*lse - (e/V) sum x, and lse f32 [M]. count: optional f32 [1], the number of targets not ignored.
  *   target  i32 or i64 [M]; ignore_index gives loss 0 and gradient 0. Another target outside 0 .. vocab_size - 1 is an
  *           error (TE_ERR_INVALID). On the CPU the call returns it. On a GPU the target counts as ignored, and the next
  *           call that waits (te_synchronize) returns the error
@@ -19,8 +19,8 @@ typedef struct te_op_cross_entropy_fwd_args {
     int64_t vocab_size, vocab_start;
     te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* loss f32 [M] and lse f32 [M] of rows whose columns R ranks share, from parts f32 [R, M, 3], the parts of all R ranks,
- * and the forward's target, label_smoothing, ignore_index and vocab_size. */
+/* Merges the parts of R ranks that share the columns: computes loss f32 [M] and lse f32 [M] from parts f32 [R, M, 3] of
+ * all ranks. target, label_smoothing, ignore_index and vocab_size are those of the forward call. */
 typedef struct te_op_cross_entropy_merge_args {
     const te_tensor *parts, *target;
     te_tensor *loss, *lse;
@@ -70,15 +70,15 @@ typedef struct te_adam_tensor {
     te_tensor *param, *m, *v, *master;
     te_tensor *m_scale, *v_scale, *master_scale;
     bool own_numbers;        /* the parameter uses `numbers`, not those of the args */
-    te_adam_numbers numbers; /* entries with the same numbers best stand together: each run of them takes one launch */
-    int place;               /* the place of the parameter's learning rate in lr_device and of its pair in
+    te_adam_numbers numbers; /* each run of neighbouring tensors with equal numbers takes one launch */
+    int place;               /* index of the parameter's learning rate in lr_device and of its row in
                               * bias_correction */
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam). The call changes all parameters, or none.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
- * On the device, all f32 and optional; P is more than the largest `place`:
+ * Tensors on the device, all f32 and optional; P is more than the largest `place`:
  *   grad_scale       [1]: multiplies every gradient (clipping, un-scaling)
- *   found_inf        [1]: if it is not 0 nothing is changed
+ *   found_inf        [1]: if not 0, the step changes nothing
  *   lr_device        [P]: replaces lr
  *   bias_correction  [P, 2]: 1/bc1 and 1/bc2, replaces step and no_bias_correction */
 typedef struct te_op_adam_args {
@@ -92,8 +92,8 @@ typedef struct te_op_adam_args {
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
-/* Stores x as te_op_adam stores a state: writes state (f16 or e4m3, as many elements as x) and scale f32 [1]. amax f32
- * [1], read: max |x|, as te_op_amax makes it. */
+/* Stores x as te_op_adam stores a state: writes state (f16 or e4m3, as many elements as x) and scale f32 [1]. Reads
+ * amax f32 [1], which is max |x| (te_op_amax). */
 typedef struct te_op_store_state_args {
     const te_tensor *x, *amax;
     te_tensor *state, *scale;
@@ -110,8 +110,8 @@ typedef struct te_sgd_tensor {
     te_tensor *param, *momentum, *master;
     bool first;             /* the momentum becomes the gradient, without dampening */
     bool own_numbers;       /* the parameter uses `numbers`, not those of the args */
-    te_sgd_numbers numbers; /* these numbers */
-    int place;              /* the place of the parameter's learning rate in lr_device */
+    te_sgd_numbers numbers; /* read if own_numbers */
+    int place;              /* index of the parameter's learning rate in lr_device */
 } te_sgd_tensor;
 /* One step of stochastic gradient descent over a list of tensors (as FusedSGD). A line counts if its condition holds.
  * grad_scale, found_inf and lr_device are as in te_op_adam. The call changes all parameters, or none.
@@ -153,7 +153,7 @@ typedef struct te_op_multi_scale_args {
     te_tensor *found_inf;
 } te_op_multi_scale_args;
 
-/* Counts skipped steps and computes the bias corrections of a step, on the device.
+/* Counts skipped steps on the device and computes the bias corrections of a step there.
  *   skipped          f32 [1]: the number of skipped steps
  *   found_inf        f32 [1], or NULL (added before): the last step's flag, added to skipped if `count`, then cleared
  *   bias_correction  f32 [P, 2] from betas f32 [P, 2], optional together: 1 / (1 - beta^n) with n = step - skipped, or
@@ -179,8 +179,8 @@ typedef struct te_op_update_scale_args {
     int growth_interval;
 } te_op_update_scale_args;
 
-/* The function of each operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors:
- * TE_ERR_SHAPE, TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE,
+/* Declares the function of each operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on.
+ * Errors: TE_ERR_SHAPE, TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE,
  * TE_ERR_DEVICE. */
 #define TE_OP_FUNCTION(lower, UPPER, family)                                      \
     TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);

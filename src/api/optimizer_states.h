@@ -1,43 +1,43 @@
-/* api/optimizer_states.h: the states of FusedAdam: the function that makes them, which a program can replace, and
- * reading them as they are stored. */
+/* api/optimizer_states.h: the states of FusedAdam: the function that creates states, which a program can replace, and
+ * access to states in their stored format. */
 
-/* Makes the state `state_name` ("exp_avg", "exp_avg_sq", "master_param") of `param`, in place of an existing one.
+/* Creates the state `state_name` ("exp_avg", "exp_avg_sq", "master_param") of `param`; replaces an existing state.
  *   zero_buffer            true: the state is zeros; false: its values are undefined until they are set
- *   store_param_remainders true: the state is remainders, u8 [elements, 2], and zeros in any case; false: the state has
- *   the format that the optimizer's desc gives it
- * A new master takes its parameter's value in the next step. */
+ *   store_param_remainders true: the state is remainders, u8 [elements, 2], always zeros; false: the state has the
+ *                          format that the optimizer's desc gives it
+ * A new master gets the value of its parameter in the next step. */
 typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
-/* The three parts of the fix for parameters that are stored quantized. A function that has all of them needs no
- * patch. */
+/* Features of an initialize_state function for parameters that are stored quantized. A function with all three
+ * capabilities needs no patch (api/patches.h). */
 typedef enum te_state_capability {
-    TE_STATE_DEQUANTIZES = 1, /* such a parameter counts as the tensor that te_dequantize makes of it */
+    TE_STATE_DEQUANTIZES = 1, /* a quantized parameter counts as the tensor that te_dequantize makes of it */
     TE_STATE_ZEROS_LIKE = 2,  /* zeros are shaped like the dequantized tensor */
     TE_STATE_EMPTY_LIKE = 4   /* uninitialised memory is shaped like the dequantized tensor */
 } te_state_capability;
 /* The functions that te_fused_adam_create and its optimizers call. */
 typedef struct te_fused_adam_methods {
-    te_initialize_state_fn initialize_state; /* makes every state of a new optimizer, and masters that a cast makes
-                                              * necessary */
-    int capabilities; /* of initialize_state: te_state_capability, or-ed */
+    te_initialize_state_fn initialize_state; /* creates every state of a new optimizer, and masters that a cast of the
+                                              * model makes necessary */
+    int capabilities; /* te_state_capability bits of initialize_state, or-ed */
 } te_fused_adam_methods;
 /* Returns the methods in force: te_initialize_state with all capabilities, unless te_fused_adam_set_methods set
  * others. */
 TE_API te_fused_adam_methods te_fused_adam_get_methods(const te_ctx *te);
-/* Sets the methods (copied) of optimizers that are made from here on; NULL => te.h's own. TE_ERR_INVALID without a
- * function. */
+/* Sets the methods (copied) of optimizers that are created from now on; NULL => te.h's own. TE_ERR_INVALID if
+ * initialize_state is NULL. */
 TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_methods *methods);
 
-/* te.h's own initialize_state (te_initialize_state_fn). The state has the shape of the dequantized parameter (nothing
- * is decoded for it), and is marked as sharded if the parameter is (te_tensor_is_sharded). A state in e4m3 stands for
- * TransformerEngine's uint8. Allocates; refused inside a graph's capture, and graphs with a step of `opt` cannot be
- * launched any more. TE_ERR_INVALID for a tensor that is no parameter of `opt`, or a name that is not one of its
- * states.
+/* Creates a state: te.h's own te_initialize_state_fn. The state has the shape of the dequantized parameter (no
+ * decoding takes place), and is marked as sharded if the parameter is (te_tensor_is_sharded). A state in e4m3 stands
+ * for TransformerEngine's uint8. Allocates. Refused inside a graph's capture; captured graphs with a step of `opt`
+ * cannot be launched any more. TE_ERR_INVALID for a tensor that is no parameter of `opt`, or a name that is no state
+ * of `opt`.
  * Source: FusedAdam.initialize_state of TransformerEngine, from 2.12 on. */
 TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer,
                                      bool store_param_remainders);
-/* initialize_state as it was before TransformerEngine 2.12: TE_ERR_UNSUPPORTED for a parameter that is stored
- * quantized, and no state is marked as sharded. It has no te_state_capability. */
+/* Creates a state as TransformerEngine before 2.12 did: TE_ERR_UNSUPPORTED for a parameter that is stored quantized,
+ * and no state is marked as sharded. This function has no te_state_capability. */
 TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
 /* Calls the initialize_state in force; TE_ERR_UNSUPPORTED for an optimizer that is not FusedAdam. */

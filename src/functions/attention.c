@@ -432,7 +432,7 @@ static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_form
 
 /* ---- attention ---- */
 
-/* The fields of a rule: T(field) a tensor, or O(field). */
+/* The fields of a rule: T(field) for a tensor, O(field) for any other. */
 #define TE__RULE_FIELDS(T, O)                                                                                        \
     O(mask) O(window) O(softmax_scale) O(dropout_p) O(softcap) O(bottom_right_diagonal) O(kv_bshd) T(attention_mask) \
     T(cu_seqlens_q) T(cu_seqlens_kv) T(cu_seqlens_q_padded) T(cu_seqlens_kv_padded) O(max_seqlen_q) O(max_seqlen_kv) \
@@ -447,8 +447,7 @@ enum {
     TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* number of tensors that an attention node saves */
     TE__ATTENTION_INPUTS = 5
 };
-/* The tensors of a rule and of its pages, for a node to save: te__attention_tensors copies them to a list (`back`: from
- * the list to the rule). */
+/* Copies the tensors of a rule to `list`, for a node to save; `back`: from `list` to the rule. */
 static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
     te_tensor **field[TE__ATTENTION_TENSORS];
     int i, n = 0;
@@ -467,8 +466,8 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
     }
 }
 
-/* te__score_mod_keep gives a node its own copies of the user's expressions, in one block of memory. The block begins at
- * score_mod or, without one, at mask_mod: a derivative alone was refused earlier. */
+/* Returns the bytes of a node's own copies of the user's expressions (te__score_mod_keep), which are in one block of
+ * memory. The block begins at score_mod or, without one, at mask_mod: a derivative alone was refused earlier. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
            (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);

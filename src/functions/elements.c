@@ -231,7 +231,7 @@ static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *c
         dx[i] = te_tensor_contiguous(te_tensor_narrow(dy[0], s->dim, at, s->size[i]));
         if (!dx[i]) return te_error_code(te);
     }
-    for (; s->size[i] == 0; i++) { /* the empty inputs at the end */
+    for (; s->size[i] == 0; i++) { /* empty inputs at the end of the list */
         if (needs[i]) dx[i] = te_tensor_narrow(dy[0], s->dim, at, 0);
         if (needs[i] && !dx[i]) return te_error_code(te);
     }
@@ -415,7 +415,7 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
 typedef struct te__dropout_state {
     float p;
     int64_t run;
-    uint64_t seed, offset; /* added to the random state in saved[0], if there is one */
+    uint64_t seed, offset; /* used together with the random state in saved[0], if there is one */
     te_dtype bias_dtype;
 } te__dropout_state;
 

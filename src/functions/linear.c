@@ -47,7 +47,7 @@ typedef struct te__linear_call {
     bool fp8_output, fp8_grad; /* where quant is enabled. fp8_output: te__linear_quantized quantizes y; fp8_grad: the
                                 * backward pass quantizes the gradient of x */
     bool bias_grad_elsewhere; /* the activation that follows makes the bias gradient in its own node */
-    bool record_alone;        /* makes the node without running the product: nobody reads y */
+    bool record_alone;        /* makes the node but does not run the product: nobody reads y */
     te_tensor *act_of, *act_bias; /* high precision only, or NULL. act_of: x is the activation of act_of, and has no
                                    * node of its own; act_bias: the bias that act_of already includes */
     te_epilogue act_epilogue;     /* epilogue that multiplies by the activation's derivative */
@@ -64,7 +64,8 @@ typedef struct te__linear_state {
     bool fp8_grad;      /* the gradient of x is quantized */
     int quantize_x;     /* usage of the quantized copy that the backward pass makes of saved[0]; 0: saved[0] itself is
                          * the operand */
-    te_epilogue act_epilogue; /* not 0: dx[0] is the gradient of saved[2], the input of an activation; 0: of x */
+    te_epilogue act_epilogue; /* 0: dx[0] is the gradient of x; else of saved[2], the input of the activation that made
+                               * x */
     te_dtype act_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
@@ -388,7 +389,7 @@ static bool te__linear_fits(const te__linear_call *c) {
         return false;
     }
     if (quant && quant->enabled && x->quantized) {
-        /* the column-wise copy is made where the gathered codes arrive */
+        /* true: the receiver of gathered codes makes the column-wise copy */
         bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED;
         if (!x->quantized->row.data ||
             (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {

@@ -66,7 +66,7 @@ static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
            te__cols(x) % tile == 0;
 }
-/* Checks the same for the copy that a quantized tensor has. */
+/* Checks as te__codes_gather does, for the copy that a quantized tensor has. */
 static bool te__copy_gathers(const te_tensor *x) {
     const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     te__quant_spec spec;

@@ -141,7 +141,7 @@ typedef struct te__carried_file {
 typedef struct te__causal_lm {
     te_causal_lm_desc desc; /* defaults filled in; all pointers NULL */
     /* the fields below describe the folder that te_hf_open read; NULL and 0 for a model made without a folder */
-    char *folder;                 /* as te_hf_open was given it */
+    char *folder;                 /* the path given to te_hf_open */
     te__model_facts facts;
     char *config;                 /* the text of config.json */
     const te__lm_rule *names;     /* rules by which tensors of the files become parameters */

@@ -35,7 +35,7 @@ typedef struct te__lm_config {
                                                      * "full_attention" and "sliding_attention" objects */
     te__lm_list layer_types, mlp_only_layers;       /* layer_types: 1 is "sliding_attention", 0 "full_attention" */
     const char *other_layer; /* the first entry of "layer_types" that te.h does not support; NULL: none */
-    bool *slides, *dense;    /* [num_hidden_layers], lent to the desc; NULL: not made */
+    bool *slides, *dense;    /* [num_hidden_layers], the desc's sliding_layers and dense_layers; NULL: not made */
     bool quantized, per_layer; /* the file has "quantization_config", "per_layer_config" */
     size_t inner_at;           /* byte at which the value of "text_config" begins in the text; 0: missing */
     struct te__lm_config *rows; /* [TE__LM_ROWS] the parsed texts of the row; char * fields may point into these */

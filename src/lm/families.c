@@ -5,10 +5,11 @@
 
 /* A rule that maps tensors of a file to parameters of the model: the rows of the `file` tensors, concatenated, are
  * the concatenated rows of the `model` parameters. So a rule renames (one to one), splits (one tensor to several
- * parameters), or joins or stacks (several to one). te_hf_save applies the same rule in reverse. In names "@" is any
- * text, the same on both sides, and "*" is a number. A "*" on both sides is the same number. A "*" on one side only
- * stands for all numbers in order, and the tensor on the side without "*" has one more dimension in front. Tensors
- * of a file that make up a single parameter have equal size. */
+ * parameters), or joins or stacks (several to one). te_hf_save applies the same rule in reverse.
+ *
+ * In names "@" is any text, the same on both sides, and "*" is a number. A "*" on both sides is the same number. A
+ * "*" on one side only stands for all numbers in order, and the tensor on the side without "*" has one more
+ * dimension in front. Tensors of a file that make up a single parameter have equal size. */
 typedef struct te__lm_rule {
     const char *file[3], *model[3];
     bool transposed; /* the tensor in the file is the transpose of the parameter */

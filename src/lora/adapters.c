@@ -18,7 +18,7 @@ static void te__lora_take_away(const te__lora_site *s) {
         te_module_set_forward(s->owner, NULL);
 }
 
-/* How to create one adapter of a site, lora_A or lora_B. */
+/* The name, sizes and initial values of one adapter of a site, lora_A or lora_B. */
 typedef struct te__lora_adapter {
     const char *name;
     int64_t in, out;

@@ -5,8 +5,8 @@
  * as in section 4.3 of the paper and in peft. */
 
 #define TE__MAGNITUDE "lora_magnitude_vector"
-#define TE__DORA_EPS                                                                                                   \
-    1e-30f /* added to the squared norm: a row of zeros gets the norm 1e-15, other norms do not change */
+/* Added to the squared norm: a row of zeros gets the norm 1e-15, other norms do not change. */
+#define TE__DORA_EPS 1e-30f
 
 /* Multiplies column i of u [.., N] by g[i], f32 [N]. Differentiable in u and g. */
 static te_tensor *te__scale_columns(te_tensor *u, te_tensor *g) {

@@ -24,8 +24,8 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* Writes to `name` and returns the name in the file of a parameter of the model. As in peft, a module with adapters has
- * its parameters in a child base_layer; modules of modules_to_save have none. */
+/* Writes to `name` and returns the name in the file of a parameter of the model. As in peft, "base_layer." stands
+ * before the parameter's own name if the module has adapters, but not for modules of modules_to_save. */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];

@@ -1,5 +1,5 @@
-/* lora/no_experts.c: experts left out by TE_NO_MOE: no module is one, so the functions behind these questions are never
- * called. */
+/* lora/no_experts.c: stand-ins for lora/experts.c if TE_NO_MOE leaves experts out. The te__is_* functions return false,
+ * so the functions for experts are never called. */
 
 enum { TE__EXPERTS_PRODUCTS = 2, TE__GATE_PROJ = 1, TE__UP_PROJ, TE__PROJS };
 static const char *const te__expert_adapter_names[TE__EXPERTS_PRODUCTS][2] = {{"", ""}, {"", ""}};
@@ -56,7 +56,7 @@ static te_tensor *te__of_expert(te_tensor *x, int i) {
     return x;
 }
 static bool te__has_no_adapters(const te_module *m) { return te__is_grouped(m); }
-/* DoRA scales rows by an operation of mixtures. */
+/* Refuses use_dora: DoRA scales rows with an MoE kernel, which TE_NO_MOE leaves out. */
 static te_result te__dora_allowed(te_ctx *te, const char *path) {
     return te__fail(te, TE_ERR_UNSUPPORTED,
                     "LoRA: \"%s\": use_dora, and te.h was compiled with TE_NO_MOE; compile it without", path);

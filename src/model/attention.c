@@ -1,25 +1,25 @@
-/* model/attention.c: attention behind a backend's name: te__attn_backends has a row for each, whose core is an
- * implementation of the attention core. Knows DotProductAttention and te_attention; must not know which models call
- * it. */
+/* model/attention.c: attention modules chosen by the name of a backend (te, sdpa, flex, eager): the table
+ * te__attn_backends has a row for each, whose `core` implements the attention core. Knows DotProductAttention and
+ * te_attention; must not know which models call it. */
 
-/* What a backend has. */
+/* Features that a backend supports. */
 enum {
-    TE__ATTN_PACKED = 1 << 0,        /* packed sequences; heads that ranks share */
+    TE__ATTN_PACKED = 1 << 0,        /* packed sequences; heads shared by tensor-parallel ranks */
     TE__ATTN_DROPOUT = 1 << 1,
-    TE__ATTN_WHOLE_MASKS = 1 << 2,   /* masks of four dimensions */
-    TE__ATTN_SINKS = 1 << 3,         /* with the call */
-    TE__ATTN_NO_WINDOW_OF_0 = 1 << 4 /* Automodel reads a window of 0 keys as none */
+    TE__ATTN_WHOLE_MASKS = 1 << 2,   /* 4-D masks */
+    TE__ATTN_SINKS = 1 << 3,         /* sink_weights as an argument of the call */
+    TE__ATTN_NO_WINDOW_OF_0 = 1 << 4 /* with upstream_windows, a window of 0 keys means no window, as in Automodel */
 };
-/* A backend. Arguments are as models lay them out, [b, s, H, d]. */
+/* A backend. q, k and v are laid out as in models, [b, s, H, d]. */
 typedef struct te__attn_backend {
-    te__attn_impl core; /* te's is DotProductAttention */
-    const char *name;   /* in errors */
-    unsigned facts;
+    te__attn_impl core; /* unused for te, which is DotProductAttention */
+    const char *name;   /* in error messages */
+    unsigned facts;     /* TE__ATTN_* bits */
     te_result (*preprocess)(const struct te__attn_backend *b, te_module *m, const te_attn_inputs *in,
-                            te_attn_args *out); /* from zeros */
-    /* Adds to the rule of a call what it has beside its masks; NULL: nothing. */
+                            te_attn_args *out); /* fills *out, which is zeroed before */
+    /* Adds to the rule of a call everything but masks; NULL: adds nothing. */
     te_result (*rule)(te_module *m, const te_attn_args *a, te_attn_rule *x);
-    te_tensor *(*attend)(te_module *m, te__attn_run *run); /* -> [b, s, H, d_v]; NULL: te */
+    te_tensor *(*attend)(te_module *m, te__attn_run *run); /* returns [b, s, H, d_v]; NULL: the backend is te */
 } te__attn_backend;
 
 /* The state of a module of sdpa, flex or eager. */
@@ -28,15 +28,15 @@ typedef struct te__attn_module {
     bool upstream_windows, upstream_sink_scale;
 } te__attn_module;
 
-/* ---- what all share ---- */
+/* ---- all backends ---- */
 
-/* Padding u8 [b, s], 1 for a token, as [b, 1, 1, s], 1 => masked. */
+/* Converts padding u8 [b, s], 1 for a token, to a mask [b, 1, 1, s], 1 for a masked key. */
 static te_tensor *te__mask_of_padding(te_tensor *x) {
     const int64_t shape[4] = {x->shape[0], 1, 1, x->shape[1]};
     return te_tensor_view(te__mask_turned(x), 4, shape);
 }
 
-/* attention_mask of a call has two or four dimensions, a format that goes with them, and the sizes of q and k. */
+/* Checks attention_mask of a call: 2 or 4 dimensions, sizes that fit q and k, and a dtype (u8; 4-D also float). */
 static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m, const te_attn_inputs *in) {
     const te_tensor *x = in->attention_mask, *q = in->q, *k = in->k;
     char t[3][TE__SHAPE_TEXT];
@@ -69,13 +69,14 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
     return TE_OK;
 }
 
-/* Keys that a query sees with its own, -1 for all before it: the one place where conventions meet. */
+/* Converts a window to the number of keys that a query sees, its own included; -1: all keys up to its own. te.h's
+ * w.left does not count the query's own key, upstream's (upstream_windows) does. */
 static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
     const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
-    return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* more keys than there are, either way */
+    return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* INT64_MAX: no overflow, and all keys anyway */
 }
-/* Refuses other sizes than the module's, and what sdpa, flex and eager do not have. */
+/* For sdpa, flex and eager: refuses packed sequences, and q, k and v whose sizes are not the module's. */
 static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const te_attn_inputs *in) {
     te_tensor *const part[3] = {in->q, in->k, in->v};
     if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
@@ -87,7 +88,8 @@ static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const 
     return te__attn_core_shapes(m, b->name, part);
 }
 
-/* Checks a call, and fills what all backends have. A mask of four dimensions is the whole mask. */
+/* Checks a call and fills the fields of *out that all backends have. A 4-D mask is the whole mask: no causal mask
+ * and no window is added. */
 static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_window w = in->window;
     te_tensor *mask = in->attention_mask;
@@ -124,7 +126,7 @@ static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te
 
 /* ---- te ---- */
 
-/* cu_seqlens of packed sequences: one list for queries and keys, or two. */
+/* Copies cu_seqlens and max_seqlen of packed sequences to *c: one list for both queries and keys, or one for each. */
 static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attn_call *c) {
     const bool one = in->cu_seqlens != NULL;
     if (te__attn_core_of(m)->desc.format != TE_THD)
@@ -175,7 +177,7 @@ static te_tensor *te__attn_te_call(te_module *m, const te_attn_args *a) {
     args.attention = a->call;
     return te_forward_with(m, &args);
 }
-/* [b, s, H d] or [T, H d] as heads. */
+/* Views [b, s, H d] or [T, H d] as [.., H, d]. */
 static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
     const int64_t heads = te__per_rank(m, te__attn_core_of(m)->heads);
     char t[TE__SHAPE_TEXT];
@@ -189,8 +191,8 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
 
 /* ---- sdpa ---- */
 
-/* The last s_kv columns of padding [b, columns] on the host, which the caller frees by te__free (b s_kv + 1 bytes);
- * *all: there is no padding. */
+/* Returns the last s_kv columns of padding x [b, columns] on the host, 1 for a token; the caller frees b s_kv + 1 bytes
+ * by te__free. *all: true if there is no padding. */
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;
@@ -211,7 +213,7 @@ static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     return tokens;
 }
 
-/* Of sdpa and eager: windows and padding become a mask of elements. */
+/* preprocess of sdpa and eager: converts windows and padding to an element mask out->masked. */
 static te_result te__attn_elements(const te__attn_backend *row, te_module *m, const te_attn_inputs *in,
                                    te_attn_args *out) {
     te_result r = te__attn_open(row, m, in, out);
@@ -229,8 +231,8 @@ static te_result te__attn_elements(const te__attn_backend *row, te_module *m, co
     if (out->window_keys >= 0 || !all) {
         te_tensor *kept = te__element_mask(m->te, b, s_q, s_kv, out->window_keys,
                                            out->is_causal ? te__max(s_kv - s_q, 0) : s_kv, all ? NULL : tokens);
-        out->masked = kept ? te_tensor_detach(kept) : NULL; /* an alias: the context may keep others before the caller
-                                                             * is done */
+        out->masked = kept ? te_tensor_detach(kept) : NULL; /* an alias, because the context may drop its mask
+                                                             * before the caller is done */
         out->is_causal = false;
         if (!out->masked) r = te_error_code(m->te);
     }
@@ -243,7 +245,7 @@ static te_tensor *te__attn_sdpa_attend(te_module *m, te__attn_run *run) {
     const te_attn_rule *x = &run->told.rule;
     te_sdpa_args args = TE_ZERO;
     if (!te__sdpa_of(m->te)->depth) return te__sdpa_attend(m, run);
-    /* another function is in force: looked up at the call */
+    /* te_sdpa_begin is open: calls the function that is in force now */
     masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
     if (x->attention_mask && !masked) return NULL;
     args.attn_mask = masked ? masked : x->core_attention_bias;
@@ -302,8 +304,8 @@ static te_result te__attn_eager_preprocess(const te__attn_backend *b, te_module 
                         te__shape_text(out->masked, t));
     return r;
 }
-/* Makes a mask of elements where there are more keys than queries, or fewer: the softmax's own causal mask ends in the
- * last key, and that of a backend begins in the first. */
+/* Replaces the causal mask by an element mask if s_q != s_kv: the softmax kernel aligns its causal mask to the last key
+ * (bottom right), a backend to the first key (top left). */
 static te_result te__attn_eager_rule(te_module *m, const te_attn_args *a, te_attn_rule *x) {
     const int64_t s_q = a->q->shape[1], s_kv = a->k->shape[1];
     if (x->mask != TE_MASK_CAUSAL || s_q == s_kv) return TE_OK;
@@ -318,7 +320,8 @@ static te_tensor *te__attn_eager_attend(te_module *m, te__attn_run *run) {
 
 /* ---- the module of sdpa, flex and eager ---- */
 
-/* The arguments of a call by te_forward_with, whose masks are those of DotProductAttention: 1 => masked. */
+/* Converts the arguments of te_forward_with to *in. Their attention_mask has 1 for a masked key, as in
+ * DotProductAttention; in->attention_mask has 1 for a key that is seen. */
 static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, te_attn_inputs *in) {
     const te_attn_call *c = &args->attention;
     const te__field *f = te__option_set(&te__sdpa_call_group, 1, c);
@@ -349,7 +352,7 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     return keep ? TE_OK : te_error_code(m->te);
 }
 
-/* Fills *run, from zeros, with the tensors of the arguments and the rule that they make. */
+/* Fills *run, which is zeroed before, with q, k and v and the rule of the arguments. */
 static te_result te__attn_run_of(const te__attn_backend *b, te_module *m, const te_attn_args *a, te__attn_run *run) {
     const te_attn_call nothing = TE_ZERO;
     te_attn_rule *x = &run->told.rule;
@@ -387,7 +390,7 @@ static void te__attn_module_destroy(te_module *m) {
      {"attn_mask_type", "qkv_format", "softmax_type", "", "dropout_p"},                            \
      te__attn_prepare,                                                                             \
      te__attn_attend}
-/* In the order of te_attn_backend, from TE_ATTN_TE on; the backends behind them are other people's kernels. */
+/* Indexed by te_attn_backend - TE_ATTN_TE. Backends after TE_ATTN_EAGER have no row: their kernels are not in te.h. */
 static const te__attn_backend te__attn_backends[] = {
     {{{NULL, 0, NULL, NULL, NULL}, NULL, {NULL, NULL, NULL, NULL, NULL}, NULL, NULL},
      "te attention",
@@ -501,13 +504,13 @@ static const te__attn_backend *te__attn_check_call(te_module *m, const char *who
                  m->cls->name);
     return NULL;
 }
-/* Attends to arguments as models lay them out -> [.., H d_v] of te, [b, s, H, d_v] of the others. */
+/* Runs attention on q, k and v laid out as in models. Returns [.., H d_v] for backend te, otherwise [b, s, H, d_v]. */
 static te_tensor *te__attn_call(te_module *m, const te__attn_backend *row, const te_attn_args *a) {
     te__attn_run run = TE_ZERO;
     if (!row->attend) return te__attn_te_call(m, a);
     return te__attn_run_of(row, m, a, &run) == TE_OK ? row->attend(m, &run) : NULL;
 }
-/* Turns q, k and v from [b, s, H, d] to [b, H, s, d] or back; those of te stay as they are. */
+/* Transposes q, k and v between [b, s, H, d] and [b, H, s, d]; does nothing for backend te. */
 static bool te__attn_turn(const te__attn_backend *row, te_attn_args *a) {
     if (!row->attend) return true;
     a->q = te__attn_turned(a->q);

@@ -1,7 +1,7 @@
-/* model/backend.c: how a model is put together: what there is, the defaults that follow from it, the rules of a
- * te_backend_config, FP8 of a whole model. Knows the names of backends; must not know what any of them computes. */
+/* model/backend.c: backend configuration of a model: capabilities, the defaults that follow from them, the rules of a
+ * te_backend_config, and FP8 for a whole model. Knows the names of backends; must not know what a backend computes. */
 
-/* ---- what there is ---- */
+/* ---- capabilities and defaults ---- */
 
 TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te) {
     te_backend_capabilities c = TE_ZERO;
@@ -26,7 +26,7 @@ static te_rms_norm_backend te__rms_norm_backend_of(te_rms_norm_backend given) {
 static void te__default_int(int *field, int value) {
     if (*field == 0) *field = value;
 }
-/* Zeros become defaults. */
+/* Replaces fields that are 0 by their defaults. */
 static void te__config_resolve(te_backend_config *c, const te_backend_capabilities *has) {
     const bool te_on_cuda = has->have_te && has->cuda;
     if (c->attn == TE_ATTN_DEFAULT) c->attn = te_on_cuda ? TE_ATTN_TE : TE_ATTN_SDPA;
@@ -57,7 +57,7 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
 
 #define TE__VALIDATE "te_backend_config_validate"
 
-/* Every enumerator is one of its list. */
+/* Checks that every enum field has one of its values. */
 static te_result te__config_ranges(te_ctx *te, const te_backend_config *c) {
     char number[16];
     int i;
@@ -121,7 +121,7 @@ static te_result te__mok_check(te_ctx *te, const te_mok_backend_config *c) {
     return te__fail(te, TE_ERR_INVALID,
                     TE__VALIDATE ": mok.schedule_capacity_multiplier is %g; a positive finite number is needed", m);
 }
-/* Rule 9. */
+/* Checks rule 9 of the documentation, on cuda_graph.modules. */
 static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) {
     const int modules = c->cuda_graph.modules;
     const char *what = modules & TE_CUDA_GRAPH_ATTN ? "attn" : "te_dpa";
@@ -155,7 +155,7 @@ static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) 
             te_backend_name("dispatcher", (int)c->dispatcher));
     return TE_OK;
 }
-/* Rules 1 to 10 of the documentation, in its order. */
+/* Applies rules 1 to 10 of the documentation, in that order. `speaks`: this rank logs (rank 0). */
 static te_result te__config_rules(te_ctx *te, te_backend_config *c, bool speaks) {
     const bool all_to_all = c->dispatcher == TE_DISPATCHER_DEEPEP || c->dispatcher == TE_DISPATCHER_HYBRIDEP ||
                             c->dispatcher == TE_DISPATCHER_UCCL_EP || c->dispatcher == TE_DISPATCHER_MOK;
@@ -218,7 +218,7 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
 
 /* ---- FP8 of a whole model ---- */
 
-/* The recipes of te_fp8_recipe's first values. */
+/* The recipe kinds of te_fp8_recipe, indexed by its values below TE_FP8_OBJECT. */
 static const te_recipe_kind te__fp8_kinds[] = {TE_RECIPE_CURRENT, TE_RECIPE_BLOCK, TE_RECIPE_MXFP8};
 TE__STATIC_ASSERT(sizeof(te__fp8_kinds) / sizeof(te__fp8_kinds[0]) == TE_FP8_OBJECT, "a te_fp8_recipe has no recipe");
 
@@ -246,7 +246,7 @@ TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *co
         if (!desc.recipe) return te_error_code(te);
     }
     outer = te__autocast_now(te);
-    if (!desc.recipe) { /* a region that says what is said already, so that each begin has its end */
+    if (!desc.recipe) { /* opens a region that repeats the state in force, so that every begin has an end */
         desc.disabled = !outer || !outer->enabled;
         if (outer) {
             storage = outer->recipe;

@@ -1,5 +1,5 @@
-/* model/backend_modules.c: modules by backend, a model's place in a training step. Knows the classes; must not know
- * files. */
+/* model/backend_modules.c: creates Linear and RMSNorm modules by the name of a backend. Knows the classes; must not
+ * know files. */
 
 /* ---- shapes without memory ---- */
 
@@ -7,7 +7,8 @@ TE_API bool te_is_tensor_unallocated(const te_tensor *x) { return te__is_unalloc
 TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on) {
     if (te) te->empty_is_unallocated = on;
 }
-/* The forward of a module with parameter `weight` of `in` columns on a shape without memory. */
+/* Forward of a module with in `in` and `out` features whose input has a shape but no memory: infers the output
+ * shape. */
 static te_result te__module_shape(te_module *m, te_forward_args *args, int64_t in, int64_t out) {
     return te__shape_forward(m, args, in, args->input->ndim > 1 ? args->input->shape[0] : 1, out);
 }
@@ -19,8 +20,8 @@ static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
     if (te__is_unallocated(args->input)) return te__module_shape(m, args, weight->shape[1], weight->shape[0]);
     return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
 }
-/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound; or
- * as the desc says. */
+/* Fills the parameters as the desc's init says, or by default as torch.nn.Linear does: weight and bias uniform within
+ * 1 / sqrt(in), which is kaiming_uniform_ with a = sqrt(5). */
 static te_result te__torch_linear_reset(te_module *m) {
     const te_init *init = (const te_init *)m->state;
     te_tensor *const parameter[2] = {te_module_parameter(m, "weight"), te_module_parameter(m, "bias")};
@@ -30,7 +31,7 @@ static te_result te__torch_linear_reset(te_module *m) {
         result = te__init_weight(m, parameter[0], init, TE_PARALLEL_NONE, NULL);
         return result == TE_OK && parameter[1] ? te_tensor_fill(parameter[1], 0.0) : result;
     }
-    for (i = 0; i < 2 && parameter[i] && result == TE_OK; i++) { /* what the program has added stays as it is */
+    for (i = 0; i < 2 && parameter[i] && result == TE_OK; i++) { /* not parameters that the program has added */
         te_op_random_args args = TE_ZERO;
         te__draw draw = te__rng_draw(m->te, 1);
         args.dst = parameter[i];
@@ -55,7 +56,7 @@ static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_des
     if (desc->bias) te__add_weight(m, "bias", desc->dtype, desc->out_features, 0);
     return te__module_built(m);
 }
-/* The error of a backend that no module stands behind. */
+/* Records the error of a backend for which te.h has no module; returns NULL. */
 static te_module *te__no_backend(te_ctx *te, const char *who, const char *field, int value, const char *possible) {
     if (strcmp(te_backend_name(field, value), "quack") == 0)
         te__fail(te, TE_ERR_UNSUPPORTED,

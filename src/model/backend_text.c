@@ -1,9 +1,9 @@
-/* model/backend_text.c: the backends of a model as text: names of values, the fields of a te_backend_config, reading
- * and writing. Knows names; must not know what a backend is or which of them go together. */
+/* model/backend_text.c: te_backend_config as text: names of values and fields, reading and writing. Knows names; must
+ * not know what a backend is or which backends go together. */
 
 /* ---- names ---- */
 
-/* The names of an enumerator's values, from 0 on; NULL: 0 is "not given", and no text says it. */
+/* The names of the values of an enum, from 0 on. A NULL name: the value means "not given" and cannot be written. */
 typedef struct te__names {
     const char *const *name;
     int count;
@@ -19,34 +19,34 @@ static const char *const te__bool_names[] = {"false", "true"};
 static const char *const te__fp8_names[] = {"current", "block", "mxfp8"};
 static const char *const te__graph_names[] = {"attn", "te_dpa", "moe_router", "moe_preprocess"};
 
-/* PyTorch's names of the formats that te.h has. */
+/* PyTorch's names of the dtypes that te.h has. */
 static const struct {
     const char *name;
     te_dtype dtype;
 } te__dtype_words[] = {{"float32", TE_F32},   {"float", TE_F32}, {"float16", TE_F16}, {"half", TE_F16},
                        {"bfloat16", TE_BF16}, {"bf16", TE_BF16}, {"uint8", TE_U8},    {"int32", TE_I32},
                        {"int", TE_I32},       {"int64", TE_I64}, {"long", TE_I64}};
-/* The formats that PyTorch has beside these. */
+/* PyTorch's names of dtypes that te.h does not have. */
 static const char *const te__foreign_dtypes[] = {"float64", "double", "int8",      "int16",
                                                  "short",   "bool",   "complex64", "cfloat"};
 
 /* ---- the fields ---- */
 
 typedef enum te__field_kind {
-    TE__FIELD_ENUM,    /* an int-sized enumerator, by `names` */
+    TE__FIELD_ENUM,    /* an enum of the size of int, with the values in `names` */
     TE__FIELD_BOOL,
-    TE__FIELD_NOT,     /* a bool whose field says the opposite of its name */
+    TE__FIELD_NOT,     /* a bool of the struct that is the negation of the named field */
     TE__FIELD_INT,
     TE__FIELD_NUMBER,  /* a double */
     TE__FIELD_DTYPE,
-    TE__FIELD_FP8,     /* has_te_fp8 and te_fp8 */
-    TE__FIELD_MODULES  /* bits, joined by + */
+    TE__FIELD_FP8,     /* sets has_te_fp8 and te_fp8 */
+    TE__FIELD_MODULES  /* cuda_graph.modules: bits whose names are joined by + */
 } te__field_kind;
 typedef struct te__config_field {
     const char *name;
     te__field_kind kind;
     size_t offset;
-    te__names names; /* what is possible, where that is a list */
+    te__names names; /* the possible values if they have names */
 } te__config_field;
 
 #define TE__NAMES(list) {list, TE__COUNT(list)}
@@ -55,7 +55,7 @@ typedef struct te__config_field {
 #define TE__PLAIN(field, kind) {#field, kind, offsetof(te_backend_config, field), TE__NO_NAMES}
 #define TE__MOK(field, kind)                                                                                       \
     {"mok." #field, kind, offsetof(te_backend_config, mok) + offsetof(te_mok_backend_config, field), TE__NO_NAMES}
-enum { TE__BACKEND_FIELDS = 6 }; /* the first ones choose backends */
+enum { TE__BACKEND_FIELDS = 6 }; /* the first 6 fields choose backends */
 static const te__config_field te__config_fields[] = {
     TE__ROW(attn, TE__FIELD_ENUM, te__attn_names),
     TE__ROW(linear, TE__FIELD_ENUM, te__linear_names),
@@ -86,7 +86,7 @@ static const te__config_field te__config_fields[] = {
     TE__ROW(compile_attn, TE__FIELD_BOOL, te__bool_names),
     TE__ROW(cuda_graph, TE__FIELD_MODULES, te__graph_names),
     {"te_fp8.recipe", TE__FIELD_FP8, offsetof(te_backend_config, te_fp8),
-     TE__NAMES(te__fp8_names)}, /* other names of the two, which are read and not written */
+     TE__NAMES(te__fp8_names)}, /* second names of te_fp8 and cuda_graph, read but never written */
     {"cuda_graph.modules", TE__FIELD_MODULES, offsetof(te_backend_config, cuda_graph), TE__NAMES(te__graph_names)}};
 #undef TE__ROW
 #undef TE__PLAIN
@@ -95,9 +95,9 @@ enum { TE__CONFIG_WRITTEN = TE__COUNT(te__config_fields) - 2 };
 
 /* ---- the nearest name ---- */
 
-enum { TE__MAX_WORD = 64 }; /* longer words are nobody's */
+enum { TE__MAX_WORD = 64 }; /* longer words are not compared */
 
-/* Characters to insert, delete or replace until a is b, of which one row of the table is kept (Levenshtein 1966). */
+/* Returns the edit distance of a and b (Levenshtein 1966); keeps only one row of the table. */
 static int te__edits(const char *a, size_t n, const char *b) {
     int row[TE__MAX_WORD + 1];
     size_t m = strlen(b), i, k;
@@ -114,19 +114,19 @@ static int te__edits(const char *a, size_t n, const char *b) {
     }
     return row[m];
 }
-/* Keeps `name` in *best if it is nearer to the word than what is there, *edits away. */
+/* Sets *best to `name` and *edits to its edit distance from the word if the distance is less than *edits. */
 static void te__nearer(const char *word, size_t n, const char *name, const char **best, int *edits) {
     int d = te__edits(word, n, name);
     if (d >= *edits) return;
     *edits = d;
     *best = name;
 }
-/* "; is \"te\" meant?", if a name is so near that it may be. */
+/* Appends "; is \"te\" meant?" if the best name is near enough. */
 static void te__text_nearest(te__text *t, const char *best, int edits) {
     if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best))
         te__text_printf(t, "; is \"%s\" meant?", best);
 }
-/* "te, sdpa, flex" */
+/* Appends the names, separated by commas. */
 static void te__text_names(te__text *t, const te__names *names) {
     const char *between = "";
     int i;
@@ -136,7 +136,8 @@ static void te__text_names(te__text *t, const te__names *names) {
         between = ", ";
     }
 }
-/* TE_ERR_INVALID for a word that is none of `names`. `who` names the call, `field` the field. */
+/* Records TE_ERR_INVALID for a word that is none of `names`. `who` is the function, `field` the field in the
+ * message. */
 static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n,
                                   const te__names *names) {
     te__text t = TE_ZERO;
@@ -153,7 +154,7 @@ static te_result te__unknown_name(te_ctx *te, const char *who, const char *field
     te__text_free(&t);
     return result;
 }
-/* The place of the word in the list, or -1. */
+/* Returns the index of the word in the names, or -1. */
 static int te__name_index(const te__names *names, const char *word, size_t n) {
     int i;
     for (i = 0; i < names->count; i++)
@@ -182,7 +183,7 @@ static te__word te__word_trimmed(const char *at, size_t n) {
     return w;
 }
 
-/* A format by PyTorch's name, in small or capital letters, with or without "torch." in front. */
+/* Reads a dtype by its PyTorch name, in any letter case, with or without "torch." in front. */
 static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_dtype *dtype) {
     const char *known[TE__COUNT(te__dtype_words)];
     char lower[TE__MAX_WORD + 1];
@@ -208,7 +209,7 @@ static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_f
     return te__unknown_name(te, who, f->name, lower, n, &names);
 }
 
-/* Names joined by +, none of them twice, as bits; nothing at all is none of them. */
+/* Reads names joined by + into bits; refuses a name given twice. An empty word means no bits. */
 static te_result te__modules_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, int *modules) {
     size_t at = 0;
     *modules = 0;
@@ -239,7 +240,7 @@ static te_result te__number_parse(te_ctx *te, const char *who, const te__config_
                     (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__number_wanted(f));
 }
 
-/* The value of one field. */
+/* Reads the value of one field from the word w into *config. */
 static te_result te__field_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w,
                                  te_backend_config *config) {
     char *at = (char *)config + f->offset;
@@ -277,7 +278,7 @@ static const te__config_field *te__field_find(const char *name, size_t n) {
             return &te__config_fields[i];
     return NULL;
 }
-/* The bit of a field among those that are given; its other name has the same one. */
+/* Returns the bit that marks a field as given; both names of a field have the same bit. */
 static uint64_t te__field_bit(const te__config_field *f) {
     int i;
     for (i = 0; te__config_fields[i].offset != f->offset || te__config_fields[i].kind != f->kind; i++) {}

@@ -1,22 +1,22 @@
-/* model/block_mask.c: block masks, and the masks that a context keeps for its attention modules. Knows tensors; must
- * not know modules. */
+/* model/block_mask.c: block masks, and the cache of masks that a context keeps for its attention modules. Knows
+ * tensors; must not know modules. */
 
 /* ---- the state of a context ---- */
 
-/* A mask that attention modules share, and what it was made from. */
+/* A cached mask, shared by attention modules, with the key that it was made from. */
 enum { TE__BLOCK_MASKS = 64, TE__ELEMENT_MASKS = 4 };
 typedef struct te__kept_mask {
     int64_t key[5];
-    uint8_t *content; /* NULL: the key is all */
-    size_t bytes;     /* of content */
-    uint64_t age;     /* the smallest is the oldest */
-    te_tensor *mask;  /* retained; NULL: the place is free */
+    uint8_t *content; /* padding as a further part of the key; NULL: none */
+    size_t bytes;     /* size of `content` */
+    uint64_t age;     /* number of the insertion; the smallest is the oldest */
+    te_tensor *mask;  /* retained; NULL: the entry is free */
 } te__kept_mask;
 typedef struct te__mask_state {
-    te__kept_mask block_masks[TE__BLOCK_MASKS];     /* of flex */
-    te__kept_mask element_masks[TE__ELEMENT_MASKS]; /* of windows and padding */
-    uint64_t mask_age;                              /* masks kept so far */
-    int mask_users;                                 /* modules that share them; the last one to go drops them */
+    te__kept_mask block_masks[TE__BLOCK_MASKS];     /* block masks of backend flex */
+    te__kept_mask element_masks[TE__ELEMENT_MASKS]; /* element masks of windows and padding */
+    uint64_t mask_age;                              /* number of insertions so far */
+    int mask_users;                                 /* number of attention modules; the last one drops all masks */
 } te__mask_state;
 static const te__slot te__masks_slot = {sizeof(te__mask_state)};
 static te__mask_state *te__masks_of(const te_ctx *te) {
@@ -39,7 +39,8 @@ static const te__room te__mask_room = TE__ROOM(&te__masks_slot, NULL, te__masks_
 
 /* ---- block masks ---- */
 
-/* Of queries first_q .. last_q and keys first_kv .. last_kv: is one seen, are all? */
+/* Classifies the block of queries first_q .. last_q and keys first_kv .. last_kv as empty, partial or full: query i
+ * sees keys i + lo .. i + hi that mask_fn, if given, allows. */
 static te_attn_block te__block_of(const te_block_mask_desc *d, int lo, int hi, int64_t b, int64_t h, int64_t first_q,
                                   int64_t last_q, int64_t first_kv, int64_t last_kv) {
     bool some = false, all = true;
@@ -105,7 +106,7 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
     bytes = (size_t)(shape[0] * shape[1] * shape[2] * shape[3]) + 1;
     blocks = (uint8_t *)te__alloc(te, bytes);
     if (!blocks) return NULL;
-    for (b = 0; b < d.batch && bytes > 1; b++) /* without a block there is nothing to count through */
+    for (b = 0; b < d.batch && bytes > 1; b++) /* bytes > 1: there is at least one block */
         for (h = 0; h < d.heads; h++)
             for (i = 0; i < d.s_q; i += size)
                 for (j = 0; j < d.s_kv; j += size)
@@ -116,9 +117,9 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
     return mask;
 }
 
-/* ---- masks that a context keeps ---- */
+/* ---- the mask cache of a context ---- */
 
-/* The mask of these numbers and bytes in a list of n; NULL: it is not there. */
+/* Returns the mask with this key and content from a list of n; NULL if it is not there. */
 static te_tensor *te__mask_kept(const te__kept_mask *list, int n, const int64_t *key, const uint8_t *content,
                                 size_t bytes) {
     int i;
@@ -128,7 +129,8 @@ static te_tensor *te__mask_kept(const te__kept_mask *list, int n, const int64_t 
             return list[i].mask;
     return NULL;
 }
-/* Keeps a mask in the place of the oldest; content is copied. Returns it retained, or NULL with the error. */
+/* Puts a mask into the cache in place of the oldest entry; copies `content`. Returns the mask, which the cache retains,
+ * or NULL with an error. */
 static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const int64_t *key, const uint8_t *content,
                                 size_t bytes, te_tensor *mask) {
     uint8_t *copy = mask && bytes ? (uint8_t *)te__alloc(te, bytes) : NULL;
@@ -136,7 +138,7 @@ static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const in
     if (!mask || (bytes && !copy)) return NULL;
     if (copy) memcpy(copy, content, bytes);
     for (i = 1; i < n; i++)
-        if (list[i].age < list[at].age) at = i; /* places that were never used have age 0 */
+        if (list[i].age < list[at].age) at = i; /* unused entries have age 0 */
     te__kept_mask_drop(te, &list[at]);
     memcpy(list[at].key, key, sizeof(list[at].key));
     list[at].content = copy;
@@ -182,8 +184,9 @@ TE_API int te_flex_block_mask_count(const te_ctx *te) {
     return n;
 }
 
-/* u8 [b or 1, 1, s_q, s_kv], 1 => masked: query i sees `keys` keys that end at its own, i + offset (-1: all up to it),
- * of those that padding (u8 [b, s_kv], 1 for a token; NULL: all) leaves. The context keeps it. */
+/* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key; the context's cache owns it. Query i sees
+ * the last `keys` keys up to key i + offset (keys -1: all up to it), except keys that are 0 in `tokens` (u8 [b,
+ * s_kv] on the host, 1 for a token; NULL: no padding). */
 static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset,
                                    const uint8_t *tokens) {
     int64_t key[5], shape[4], i, j, s;

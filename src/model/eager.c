@@ -1,10 +1,10 @@
-/* model/eager.c: attention as a product, a softmax and a product, with the scores in memory: the eager backend. Knows
- * raw operations; must not know modules.
+/* model/eager.c: the eager backend: attention as GEMM, softmax and GEMM, with the scores in memory. Knows raw
+ * operations; must not know modules.
  *
- * q [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], contiguous: the heads of a group follow each other, so that
- * each product is one of b G groups of H / G s_q rows. */
+ * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G heads of a group are
+ * adjacent, so each product is one grouped GEMM with b G groups of (H / G) s_q rows. */
 
-/* D = A B of each group; along_k: the groups lie along k. Sizes by the tensors: a [.., lda], b [groups, .., ldb]. */
+/* Computes d = a b for each group; along_k: the groups lie along k. Takes m, n and k from the tensors' shapes. */
 static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d,
                                    bool along_k, bool accumulate) {
     te_op_grouped_gemm_args g = TE_ZERO;
@@ -22,7 +22,7 @@ static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b,
     g.k = along_k ? te__rows(a) : te__cols(a);
     return te_op_grouped_gemm(d->te, &g);
 }
-/* i32 [b G], H / G s_q each. */
+/* Returns the group sizes, i32 [b G], each (H / G) s_q. */
 static te_tensor *te__eager_sizes(const te_tensor *q, const te_tensor *k) {
     const int64_t groups = k->shape[0] * k->shape[1];
     return te_tensor_full(q->te, TE_I32, 1, &groups,
@@ -56,7 +56,7 @@ static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *co
     return r == TE_OK ? te__eager_product(sizes, p, d_o, false, dx[2], true, false) : r;
 }
 
-/* x, whose sizes are those of `like` or 1, repeated to y's, in y's format. */
+/* Broadcasts x, whose sizes are 1 or those of y, into y, and casts to y's dtype. */
 static te_result te__eager_repeat(te_tensor *x, te_tensor *y) {
     te_tensor *all = te_tensor_detach(x);
     te_op_copy_args copy = TE_ZERO;
@@ -71,7 +71,7 @@ static te_result te__eager_repeat(te_tensor *x, te_tensor *y) {
     copy.dst = y;
     return te_op_copy(y->te, &copy);
 }
-/* `masked` with rows for each query, as the softmax reads it. */
+/* Returns `masked` with a row for each query, as the softmax kernel needs it. */
 static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
     int64_t shape[4];
     te_tensor *y;
@@ -82,7 +82,8 @@ static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
     return y && te__eager_repeat(masked, y) == TE_OK ? y : NULL;
 }
 
-/* By the masks of x, u8 [b or 1, 1, s_q or 1, s_kv] or causal, and by what it adds to the scores. */
+/* Computes attention with the rule x: its mask (causal, or u8 [b or 1, 1, s_q or 1, s_kv]) and its bias, which is added
+ * to the scores. */
 static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_rule *x) {
     const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
     const float scale = te__attn_scale(x->softmax_scale, q->shape[3]);
@@ -106,8 +107,8 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     r = in[0] && in[1] && in[2] && sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK
                                                                                               : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, false);
-    if (r == TE_OK && added) { /* behind the scale: the smallest number of a format, by which models mask, must not
-                                * become infinite on the way */
+    if (r == TE_OK && added) { /* added after the scale: a mask value such as the dtype's minimum must not overflow
+                                * to -inf by scaling */
         sum.y = all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
         sum.x = sum.out = scores;

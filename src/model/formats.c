@@ -1,5 +1,6 @@
-/* model/formats.c: which tensors of a model are cast, and to what: by words, by what is frozen, for a while; and the
- * logits of a language model. Knows modules and their paths; must not know how a tensor is given another format. */
+/* model/formats.c: chooses which tensors of a model are cast and to which dtype: by words in their paths, or
+ * temporarily (te_fp32_scope_open). Knows modules and paths; must not know how a tensor is cast in place
+ * (model/recast.c). */
 
 /* ---- words ---- */
 
@@ -18,7 +19,7 @@ static void te__words_destroy(void *value) {
     te__free(w->te, w->word, ((size_t)w->count + 1) * sizeof(char *));
     te__free(w->te, w, sizeof(*w));
 }
-/* The words that m has under a key; NULL if it has none, or a value of somebody else. */
+/* Returns the words that m has under a key; NULL if there are none, or if the program has set another value there. */
 static const te__words *te__words_of(const te_module *m, const char *key) {
     const te__attribute *a = te__module_attribute(m, key);
     return a && a->destroy == te__words_destroy ? (const te__words *)a->value : NULL;
@@ -69,8 +70,8 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
     return result;
 }
 
-/* Adds the words of w that are not there yet; *n counts those beyond room, too. `outer`: words that stand before
- * them. */
+/* Appends the words of w, without repeats and without words of `outer`, to `keywords`. *n also counts words for which
+ * there is no room. */
 static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
@@ -103,7 +104,7 @@ TE_API bool te_has_dtensor_params(te_module *m) { return m && !te_module_visit_t
 
 /* ---- first paths ---- */
 
-/* Where a parameter stands first in the tree, in the order of te_module_visit_tensors. */
+/* The first entry of the tree, in the order of te_module_visit_tensors, that holds a parameter. */
 typedef struct te__first {
     const te_tensor *x;
     const te__entry *entry;
@@ -111,7 +112,7 @@ typedef struct te__first {
 } te__first;
 typedef struct te__firsts {
     te_ctx *te;
-    te__first *item; /* by tensor */
+    te__first *item; /* sorted by tensor address */
     int num, cap;
 } te__firsts;
 
@@ -141,8 +142,8 @@ static void te__firsts_close(te__firsts *f) {
     te__free(f->te, f->item, (size_t)f->cap * sizeof(te__first));
     memset(f, 0, sizeof(*f));
 }
-/* Of the parameters below m, whose modules must not change until te__firsts_close; false with an error, and nothing to
- * close. */
+/* Collects the first entry of every parameter of the tree m, whose modules must not change until te__firsts_close.
+ * False with an error; then there is nothing to close. */
 static bool te__firsts_open(te__firsts *f, const te_module *m) {
     int i, n = 0;
     memset(f, 0, sizeof(*f));
@@ -157,7 +158,7 @@ static bool te__firsts_open(te__firsts *f, const te_module *m) {
     f->num = n;
     return true;
 }
-/* Is this entry of a module the place that its tensor goes by? Of a buffer each one is. */
+/* Returns true if e is the first entry of its parameter; always true for a buffer. */
 static bool te__is_first(const te__firsts *f, const te__entry *e) {
     te__first key, *at = NULL;
     memset(&key, 0, sizeof(key));
@@ -172,17 +173,17 @@ static bool te__is_first(const te__firsts *f, const te__entry *e) {
 typedef struct te__cast {
     te__recast list;
     te_module *root;
-    te__firsts firsts;        /* while the tree is walked */
-    char path[TE__TREE_PATH]; /* of the tensor that is visited ... */
-    size_t module_path;       /* ... so many characters of which are its module's */
-    te_dtype dtype;
-    const te__words *words, *strict; /* of the root */
-    bool sharded;
-    const char *const *keywords; /* te_restore_fp32_modules: in place of them */
-    int count;
+    te__firsts firsts;        /* valid during a walk */
+    char path[TE__TREE_PATH]; /* path of the visited tensor */
+    size_t module_path;       /* length of the module's part of `path` */
+    te_dtype dtype;           /* target dtype */
+    const te__words *words, *strict; /* words of the root that keep tensors in f32 */
+    bool sharded;             /* the model has sharded parameters */
+    const char *const *keywords; /* words of te_restore_fp32_modules, used instead of the root's */
+    int count;                   /* number of keywords */
     bool buffers_alone;
-    const te_cast_model_desc *desc; /* or NULL */
-    const te_fp32_scope *scope;     /* every tensor goes back to its own format; or NULL */
+    const te_cast_model_desc *desc; /* options of te_cast_model_to_dtype, or NULL */
+    const te_fp32_scope *scope;     /* the scope being closed, which restores each tensor's own dtype; or NULL */
 } te__cast;
 
 static te__cast te__cast_of(te_module *m, te_dtype dtype) {
@@ -199,13 +200,13 @@ static bool te__is_scaling_path(const char *path, te_entry_kind kind) {
     const char *dot = strrchr(path, '.');
     return kind == TE_ENTRY_BUFFER && te__is_scaling_name(dot ? dot + 1 : path);
 }
-/* Do the root's words keep the tensor of c->path in f32? */
+/* Returns true if the root's words keep the tensor at c->path in f32. */
 static bool te__cast_keeps(const te__cast *c, const te__entry *e) {
     if (!te__is_first(&c->firsts, e)) return false;
     return te__words_match(c->strict, c->path) ||
            ((!c->sharded || e->kind == TE_ENTRY_BUFFER) && te__words_match(c->words, c->path));
 }
-/* Is m, or a module between it and the root, a child of a name that is skipped? */
+/* Returns true if m, or a module between m and the root, has a name in skip_modules. */
 static bool te__cast_skips(const te__cast *c, const te_module *m) {
     int i;
     for (; c->desc && m && m != c->root; m = m->parent)
@@ -214,7 +215,7 @@ static bool te__cast_skips(const te__cast *c, const te_module *m) {
     return false;
 }
 
-/* Calls visit with each tensor of the tree, under each of its paths, until it says false. */
+/* Visits each tensor of the tree, once for each of its paths, until `visit` returns false. */
 typedef bool (*te__cast_fn)(te__cast *c, const te_module *m, const te__entry *e);
 static bool te__cast_walk_module(te__cast *c, const te_module *m, te__cast_fn visit) {
     const size_t used = strlen(c->path);
@@ -240,7 +241,7 @@ static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
     te__firsts_close(&c->firsts);
     return more;
 }
-/* A parameter that a skipped module shares with another is cast, a buffer is not. */
+/* Adds one tensor to the list. A parameter shared by a skipped and another module is cast; such a buffer is not. */
 static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
     const bool skips = te__cast_skips(c, m);
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);
@@ -251,7 +252,7 @@ static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     const bool ok = te__cast_walk(c, visit);
     return te__recast_run(&c->list, ok);
 }
-/* Words of the root that keep no parameter of a sharded model. */
+/* Warns if the root has non-strict words, which keep no parameters in f32 if the model is sharded. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;
@@ -287,7 +288,8 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
     return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
 }
 
-/* A module whose path has a word is cast as a whole, whatever the other paths of its parameters are. */
+/* Adds one tensor to the list if its path has a keyword. A module whose path has a keyword is cast as a whole, even
+ * parameters whose first path is elsewhere. */
 static bool te__restore_visit(te__cast *c, const te_module *m, const te__entry *e) {
     char *end = c->path + c->module_path;
     const char after = *end;
@@ -329,9 +331,9 @@ typedef struct te__scope_entry {
 struct te_fp32_scope {
     te_ctx *te;
     te_module *m;
-    te_dtype dtype; /* of the whole model; TE_DTYPE_NONE: of each tensor its own */
-    te_dtype usual; /* of a tensor that comes during the region */
-    te__scope_entry *entry; /* by address */
+    te_dtype dtype; /* dtype of the whole model at close; TE_DTYPE_NONE: each tensor gets its own dtype back */
+    te_dtype usual; /* dtype at close of tensors that were added during the region */
+    te__scope_entry *entry; /* sorted by tensor address */
     int num, cap;
     te__closable closable;
 };
@@ -358,7 +360,7 @@ static int te__scope_by_tensor(const void *a, const void *b) {
     return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x);
 }
 
-/* The format of the first floating parameter, of those that the words do not keep in f32 if `c` has any. */
+/* Sets c->dtype to the dtype of the first floating parameter that c's words do not keep in f32, and stops the walk. */
 static bool te__first_visit(te__cast *c, const te_module *m, const te__entry *e) {
     (void)m;
     if (e->kind != TE_ENTRY_PARAMETER || !te__is_first(&c->firsts, e) || !te__is_floating(e->tensor) ||
@@ -424,7 +426,7 @@ TE_API te_result te_fp32_scope_close(te_fp32_scope *scope) {
     te = scope->te;
     before = te->error_code;
     error = te->error;
-    te->error_code = TE_OK; /* the body's error, if it has one, is put back below */
+    te->error_code = TE_OK; /* an error from inside the region is put back below */
     te->error = NULL;
     result = te__recast_may(scope->m, who);
     if (result == TE_OK && scope->dtype) {

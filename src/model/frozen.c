@@ -1,5 +1,5 @@
-/* model/frozen.c: which tensors of a model go to the compute format because they, or what they adapt, are frozen. Knows
- * which words keep a tensor in f32 (model/formats.c). */
+/* model/frozen.c: te_cast_frozen_modules_to_compute_dtype: casts frozen tensors, and the tensors of modules with frozen
+ * weights and adapters, to the compute dtype. Knows which words keep a tensor in f32 (model/formats.c). */
 
 enum {
     TE__HAS_PARAMS = 1,
@@ -9,7 +9,7 @@ enum {
 
 typedef struct te__frozen {
     te__cast cast;
-    unsigned char *mark; /* of each module, parents first */
+    unsigned char *mark; /* [num] the flags above for each module of the tree, parents first */
     int num, at;
     bool any_base;
 } te__frozen;
@@ -19,12 +19,13 @@ static bool te__count_module(void *user, te_module *m) {
     ++*(int *)user;
     return true;
 }
-/* A frozen parameter that is cast for its own sake. */
+/* Returns true if e is a frozen floating parameter, not sharded, that no word keeps in f32. */
 static bool te__frozen_casts(const te__frozen *f, const te__entry *e) {
     return !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded &&
            !te__cast_keeps(&f->cast, e);
 }
-/* Marks m and what is below it; f->cast.path is m's. A parameter belongs to the first module that has it. */
+/* Computes the marks of m and the modules below; f->cast.path must be m's path. A shared parameter counts only for the
+ * first module that has it. */
 static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     const size_t used = strlen(f->cast.path);
     const int own = f->at++;
@@ -44,8 +45,8 @@ static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     f->cast.path[used] = 0;
     return f->mark[own] = mark;
 }
-/* Lists what is cast in m and below. mixed: m is one with adapters, or below one; frozen: likewise one with parameters
- * and none to train. */
+/* Lists the casts of m and the modules below. `mixed`: a module above has a frozen weight and trainable parameters;
+ * `frozen`: a module above has parameters, none of them trainable. */
 static bool te__frozen_list(te__frozen *f, te_module *m, bool mixed, bool frozen) {
     const size_t used = strlen(f->cast.path);
     const unsigned char mark = f->mark[f->at++];
@@ -82,7 +83,7 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
     if (result != TE_OK) return result;
     f.cast = te__cast_of(m, desc->compute_dtype);
-    f.cast.sharded = false; /* sharded tensors stay by themselves here, and every word keeps parameters */
+    f.cast.sharded = false; /* te__frozen_casts skips sharded tensors, so all words may keep parameters */
     f.any_base = desc->any_frozen_base;
     te_module_visit(m, te__count_module, &f.num);
     f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);

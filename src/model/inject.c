@@ -1,9 +1,9 @@
-/* model/inject.c: DotProductAttention in the place of the attention of models that exist. Knows the module tree,
- * DotProductAttention and the language models; must not know files. */
+/* model/inject.c: te_inject_te_attention: replaces the attention of existing models by DotProductAttention. Knows the
+ * module tree, DotProductAttention and the language models; must not know files. */
 
 #define TE__ATTN_MODULE "attn_module"
 #define TE__ATTN_INJECTED "_te_attention_injected"
-#define TE__ATTN_SDPA "te_sdpa" /* the te_sdpa_patch, beside attn_module */
+#define TE__ATTN_SDPA "te_sdpa" /* attribute: the te_sdpa_patch of a module with attn_module */
 #define TE__ATTN_ATTRIBUTES "attn_attributes"
 
 /* ---- counters ---- */
@@ -12,11 +12,11 @@ struct te_sdpa_patch {
     te_ctx *te;
     te_make_te_sdpa_desc desc;
     te_attn_stats stats;
-    te_module_forward_fn before; /* of the module that it was injected into: its own forward, or NULL */
-    bool injected;               /* that module's attn_module came with it: */
-    bool had_null;               /* in the place of one that was NULL */
-    bool missed;                 /* the warning that it is not called has been given */
-    te__closable closable;       /* while no module owns it */
+    te_module_forward_fn before; /* own_forward of the patched module before the patch, or NULL */
+    bool injected;               /* true: the module's attribute attn_module was set together with this patch */
+    bool had_null;               /* true: the attribute attn_module existed before, with the value NULL */
+    bool missed;                 /* the warning that this patch is not called has been given */
+    te__closable closable;       /* registered while no module owns the patch */
 };
 
 TE_API te_attn_stats te_attn_get_stats(const te_ctx *te) {
@@ -30,7 +30,7 @@ static uint64_t te__stats_sum(const te_attn_stats *s) {
     return s->te_hits + s->fallback_mask + s->fallback_scale_mismatch + s->fallback_other;
 }
 
-/* Adds 1 to the counter that lies so many bytes into the stats, in f's and in the context's. */
+/* Adds 1 to a counter, given by its byte offset in te_attn_stats, in the stats of f and of the context. */
 static void te__sdpa_count(te_sdpa_patch *f, size_t counter) {
     te_ctx *te = f->te;
     const te_attn_stats *s = &te__sdpa_of(te)->stats;
@@ -91,13 +91,14 @@ TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f) {
     return f ? f->stats : none;
 }
 
-/* The ranks that share sequences in f's module, or NULL. */
+/* Returns the context-parallel state of f's module, or NULL if its ranks do not share sequences. */
 static te__context *te__sdpa_ranks(const te_sdpa_patch *f) {
     const te_module *m = f->desc.attn_module;
     te__dpa_module *s = te__dpa_of(m);
     return s && te__context_size(&s->context) > 1 ? &s->context : NULL;
 }
-/* A call that does not get to its module: the ranks that wait for this one in there are told. Returns NULL. */
+/* Reports that a call fails before it reaches the module, so that other context-parallel ranks do not wait. Returns
+ * NULL. */
 static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     te__context *ranks = te__sdpa_ranks(f);
     const te_attn_desc nothing = TE_ZERO;
@@ -105,7 +106,8 @@ static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     const te_result result = te_error_code(f->te);
     return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
 }
-/* Another attention would see this rank's keys alone where ranks share sequences, and leave the others waiting. */
+/* Returns true if the original attention may take the call. It may not under context parallelism: it would see only
+ * this rank's keys, and the other ranks would wait. */
 static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;
@@ -117,7 +119,8 @@ static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-/* [b, heads, s, d] -> [b, s, `kept` heads, d], of which each stands for heads / kept that are alike. */
+/* Converts [b, heads, s, d] with repeated heads to [b, s, kept, d]: keeps the first of each heads / kept equal
+ * heads. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
     int64_t shape[5];
@@ -134,7 +137,7 @@ static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     return te__attn_turned(x);
 }
 
-/* Runs the module by te_forward_with -> [b, s, heads, dv]; dropout_p is that of this call. */
+/* Runs f's module with te_forward_with, with dropout_p for this call; returns [b, s, heads, dv]. */
 static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dropout_p) {
     te_module *m = f->desc.attn_module;
     te__dpa_module *s = te__dpa_of(m);
@@ -149,9 +152,9 @@ static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dro
     return te_tensor_view(te_tensor_contiguous(call->outputs.out), 4, shape);
 }
 
-/* Is `mask` of these queries and keys, each by each, or of those of all ranks that share them? A smaller mask stands
- * for many elements, and the verdict looks at its own alone. A mask that requires a gradient goes to the original
- * function, which computes one; DotProductAttention does not. */
+/* Returns true if `mask` is [.., s_q, s_kv] of this call, or of all context-parallel ranks together. A broadcast
+ * mask is refused, because te_detect_causal_mask reads only its stored elements. With mask.strict a mask that
+ * requires a gradient is refused, too: only the original function computes that gradient. */
 static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;
@@ -160,7 +163,8 @@ static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, c
            ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) ||
             (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
-/* Returns why the module does not take a call, and which counter such calls have; NULL: it takes the call, as *call. */
+/* Returns the reason why the module cannot take a call, and sets *counter to the counter of that reason. Returns
+ * NULL if the module takes the call; then *call has the arguments. */
 static const char *te__sdpa_refusal(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v,
                                     const te_sdpa_args *args, te_forward_args *call, size_t *counter) {
     const te_make_te_sdpa_desc *d = &f->desc;
@@ -260,7 +264,7 @@ TE_API int64_t te_proj_out_features(const te_module *proj) {
     return 0;
 }
 
-/* The child `sdpa` that injection knows how to replace, or NULL. */
+/* Returns the child `sdpa` of m if it is of the class SDPA, which injection can replace; otherwise NULL. */
 static te_module *te__core_of(te_module *m) {
     te_module *core = te_module_find(m, "sdpa");
     return core && core->cls == &te__sdpa.cls ? core : NULL;
@@ -324,7 +328,7 @@ static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, cons
     if (ranks.cp_group) ranks.cp_comm_type = p->window_size.on ? TE_CP_ALL_GATHER : TE_CP_P2P;
     m = te__dpa_create(te, core, &ranks, NULL);
     if (!m || !sinks) return m;
-    learns = sinks->requires_grad; /* a parameter requires a gradient; this tensor is the model's, and stays as it is */
+    learns = sinks->requires_grad; /* saved, because te_module_add_parameter sets requires_grad of the model's tensor */
     if (!te_module_add_parameter(m, "softmax_offset", sinks)) {
         te_module_destroy(m);
         return NULL;
@@ -352,7 +356,8 @@ TE_API const char *te_inject_reason_text(te_inject_reason reason) {
     return (unsigned)reason < TE__COUNT(texts) ? texts[reason] : "";
 }
 
-/* Is the output of a projection n heads? A gated one has twice as many. */
+/* Returns true if the projection's output has `channels` channels, or twice as many if it may be gated; also true if
+ * the output size is unknown. */
 static bool te__proj_fits(te_module *m, const char *name, int64_t channels, bool gated) {
     const int64_t out = te_proj_out_features(te_module_find(m, name));
     return out == 0 || out == channels || (gated && out == 2 * channels);
@@ -388,13 +393,13 @@ TE_API te_sdpa_patch *te_injected_sdpa(const te_module *self_attn) {
     return te_module_attribute(self_attn, TE__ATTN_SDPA, &f) ? (te_sdpa_patch *)f : NULL;
 }
 
-/* The forward of a child `sdpa`. */
+/* Forward of a child `sdpa` after injection. */
 static te_result te__injected_core_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(te_module_parent(m));
     const te_sdpa_desc *s = &te__attn_core_of(m)->desc;
     te_forward_args call = *args;
     te_window *w = &call.attention.window;
-    if (!f) return m->cls->forward(m, args); /* it has gone to another parent */
+    if (!f) return m->cls->forward(m, args); /* `sdpa` was moved to another parent */
     if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) {
         te__sdpa_fails(f);
         return TE_ERR_UNSUPPORTED;
@@ -411,7 +416,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
-/* The forward of a module without such a child. Regions that its own leaves open are closed here. */
+/* Forward of an injected module without a child `sdpa`: runs its own forward inside te_sdpa_begin. Also closes regions
+ * that the module's own forward leaves open. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;
@@ -433,7 +439,7 @@ static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     return result;
 }
 
-/* Takes an injection away. The forward goes where it is still injection's own. */
+/* Undoes an injection. Restores the forward only if it is still the one that injection has set. */
 static void te__eject(te_module *m) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     te_module *core = te__core_of(m);
@@ -449,7 +455,7 @@ static void te__eject(te_module *m) {
     else te_module_remove_attribute(m, TE__ATTN_MODULE);
 }
 
-/* te_sdpa_patch_call is in force while m's forward runs, around the own one that it has. */
+/* Sets te__injected_forward as m's forward, which wraps the forward that m had. */
 static void te__patch_forward(te_module *m, te_sdpa_patch *f) {
     f->before = m->own_forward;
     m->own_forward = te__injected_forward;
@@ -470,7 +476,7 @@ TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f) {
 static void te__attn_module_free(void *value) { te_module_destroy((te_module *)value); }
 static void te__attn_sdpa_free(void *value) { te_sdpa_patch_destroy((te_sdpa_patch *)value); }
 
-/* False with the error recorded; the module is then as it was. */
+/* Injects DotProductAttention into m. Returns false with an error recorded; then m is unchanged. */
 static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_params *p) {
     te_ctx *te = m->te;
     te_module *core = te__core_of(m);
@@ -498,7 +504,8 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
         te_module_destroy(dpa);
         return false;
     }
-    /* Both are the attributes' from here on, and go with the module: te_ctx_destroy must not close them before it. */
+    /* The attributes own f and dpa from here on, and the module destroys both. So te_ctx_destroy must not close
+     * them. */
     te__closable_remove(&f->closable);
     if (te_module_set_attribute(m, TE__ATTN_MODULE, dpa, te__attn_module_free) != TE_OK) {
         te_module_remove_attribute(m, TE__ATTN_SDPA);

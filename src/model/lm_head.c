@@ -1,7 +1,7 @@
-/* model/lm_head.c: the logits of a language model, of all positions or some, and modules that compute in another format
- * than that of their parameters. Knows tensors and one module, which computes them. */
+/* model/lm_head.c: te_compute_lm_head_logits: computes logits of all or some positions, with an lm_head module that may
+ * compute in another dtype than that of its parameters. Knows tensors and the lm_head module. */
 
-/* ---- the format of a module's computation ---- */
+/* ---- the compute dtype of a module ---- */
 
 static const char te__param_dtype_key[] = "fsdp_param_dtype";
 
@@ -20,7 +20,7 @@ TE_API te_dtype te_module_param_dtype(const te_module *m) {
     return (uintptr_t)value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)(uintptr_t)value : TE_DTYPE_NONE;
 }
 
-/* A parameter and, for the time of one forward pass, the value that its module has in its place. */
+/* A parameter and the cast tensor that replaces it during one forward pass. */
 typedef struct te__stand_in {
     te_tensor *x; /* retained */
     te_tensor *cast; /* retained */
@@ -32,7 +32,7 @@ typedef struct te__param_cast {
     int num, cap;
 } te__param_cast;
 
-/* x in another nominal format, recorded: a copy, or codes that stay. */
+/* Casts x to `dtype`, recorded on the tape. For a quantized x only the nominal dtype changes; its codes stay. */
 static te_tensor *te__cast_param(te_tensor *x, te_dtype dtype) {
     te_tensor *y;
     te__view_state from = TE_ZERO;
@@ -43,7 +43,7 @@ static te_tensor *te__cast_param(te_tensor *x, te_dtype dtype) {
     from.dim = (int)x->dtype;
     return te__record_unary("cast", x, y, &from, te__cast_backward);
 }
-/* Puts casts in the place of the parameters of m and below. */
+/* Replaces the floating parameters of m and of the modules below by casts. */
 static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
     te_ctx *te = m->te;
     int i, k;
@@ -85,7 +85,7 @@ static te_tensor *te__forward_cast(te_module *m, te_tensor *x, te_dtype dtype) {
     c.dtype = dtype;
     te__frame_begin(m->te);
     if (te__param_cast_begin(&c, m) == TE_OK) {
-        m->checkpoint = false; /* the caller's, who casts again in the second run */
+        m->checkpoint = false; /* te__forward_in checkpoints itself, because recomputation must cast again */
         y = te_forward(m, x);
         m->checkpoint = checkpoint;
     }
@@ -109,14 +109,14 @@ static te_result te__forward_cast_again(te_ctx *te, void *user, te_tensor *const
     outputs[0] = te__forward_cast(c->m, inputs[0], c->dtype);
     return te_error_code(te);
 }
-/* m(x), with floating parameters cast to `dtype` for the call, as FSDP's mixed precision has them: their gradients come
- * back in the parameters' own formats. */
+/* Returns m(x) with floating parameters cast to `dtype` for the call, as in FSDP's mixed precision. Gradients come back
+ * in the parameters' own dtypes. */
 static te_tensor *te__forward_in(te_module *m, te_tensor *x, te_dtype dtype) {
     te__forward_cast_call call = TE_ZERO;
     te_checkpoint_desc d = TE_ZERO;
     te_tensor *y = NULL;
     const int one = 1;
-    if (!x || te__runs_graphs(m)) return te_forward(m, x); /* graphs have the parameters that they were captured with */
+    if (!x || te__runs_graphs(m)) return te_forward(m, x); /* graphs replay with the parameters of their capture */
     if (!m->checkpoint || !te_grad_enabled(m->te)) return te__forward_cast(m, x, dtype);
     call.m = m;
     call.dtype = dtype;
@@ -131,11 +131,11 @@ static te_tensor *te__forward_in(te_module *m, te_tensor *x, te_dtype dtype) {
 
 /* ---- logits ---- */
 
-/* The rows of x [n, size] at these positions of n. */
+/* Gathers the rows of x [n, size] at `positions`. */
 static te_tensor *te__take_rows(te_tensor *x, te_tensor *positions) {
     return te__embedding(x, positions, 0, 0, true, "te_compute_lm_head_logits");
 }
-/* The rows of x [b, s, h] at these positions of s. */
+/* Gathers x [b, s, h] at `positions` of s: returns [b, number of positions, h]. */
 static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     const int64_t b = x->shape[0], s = x->shape[1], h = x->shape[2], n = te__numel(positions);
     int64_t shape[3];
@@ -160,11 +160,11 @@ static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) 
     const int64_t size = x->shape[axis], n = o->logits_to_keep;
     if (o->positions)
         return axis == 0 ? te__take_rows(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
-    if (n == 0 || n >= size) return x; /* no view at all: one of a whole sharded tensor is more than its shard knows */
+    if (n == 0 || n >= size) return x; /* x itself, not a view: a sharded tensor must stay one */
     if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
     return n <= -size ? te_tensor_narrow(x, axis, size, 0) : te_tensor_narrow(x, axis, -n, size + n);
 }
-/* Where the host can look at them. Kernels tell of others: core/outside.c. */
+/* Checks the positions on a CPU context. On a CUDA context kernels report positions out of range (core/outside.c). */
 static te_result te__positions_ok(te_tensor *positions, int64_t size) {
     te_ctx *te = positions->te;
     int64_t i, n = te__numel(positions);

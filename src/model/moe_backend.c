@@ -1,5 +1,5 @@
-/* model/moe_backend.c: an MoE whose parts a te_moe_backend names. Knows backends, and makers of gates and experts; must
- * not know what they compute. */
+/* model/moe_backend.c: creates an MoE whose parts a te_moe_backend chooses. Knows backends, and the create functions of
+ * gates and experts; must not know what these compute. */
 
 static te_module *te__moe_linear(te_module *m, const char *name, te_linear_backend backend, const te_moe_config *c,
                                  int64_t in, int64_t out, bool bias) {
@@ -46,7 +46,7 @@ static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_line
     return te__close_part(m, outer);
 }
 
-/* The experts, by the table of te_moe_create. */
+/* Creates the experts by the dispatcher, the experts backend and the number of ranks (see te_moe_create). */
 static te_module *te__moe_experts_create(te_ctx *te, const te_moe_config *c, const te_moe_backend *given) {
     te_moe_backend b = *given;
     const int world = b.world_size ? b.world_size : te__group_size(b.ep_group);

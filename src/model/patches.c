@@ -1,8 +1,8 @@
-/* model/patches.c: patches: which there are, whether they are needed, applying and undoing them. Knows the slot of
- * FusedAdam; must not know what an optimizer does with it. */
+/* model/patches.c: the list of patches of a context: registers, applies and undoes them. Knows the replaceable methods
+ * of FusedAdam; must not know what an optimizer does with these. */
 
 typedef struct te__patch {
-    te_patch patch; /* with copies of its strings */
+    te_patch patch; /* its strings are copies, owned by the list */
     te_patch_state state;
     char why[sizeof(((te_patch_info *)NULL)->why)];
 } te__patch;
@@ -10,21 +10,22 @@ struct te__patches {
     te__patch *list;
     int num, cap;
     bool looked; /* the last te_apply_patches reached the end of the list */
-    char version[32]; /* te_set_library_version; "": te.h's own */
-    te_fused_adam_methods replaced; /* by te.h's own patch */
+    char version[32]; /* set by te_set_library_version; "": TE_TRANSFORMER_ENGINE_VERSION */
+    te_fused_adam_methods replaced; /* the methods that te.h's own patch has replaced */
 };
 
 /* ---- versions ---- */
 
 enum { TE__VERSION_PARTS = 6 };
 typedef struct te__version {
-    long number[TE__VERSION_PARTS]; /* of the release; missing ones are 0 */
-    int phase; /* before the release: dev -4, a -3, b -2, rc -1; 0; post 1 */
+    long number[TE__VERSION_PARTS]; /* release numbers; missing ones are 0 */
+    int phase; /* dev -4, a -3, b -2, rc -1, release 0, post 1 */
     long phase_number;
-    bool dev; /* of a phase, which comes before it */
+    bool dev; /* a .dev version of the phase, which is older than the phase */
 } te__version;
 
-/* A suffix: an optional separator, one of the words of PEP 440, an optional number. NULL if there is none. */
+/* Reads a version suffix at s: an optional separator, a word of PEP 440, an optional number. Returns its end, or
+ * NULL if there is none. */
 static const char *te__version_suffix(const char *s, int *phase, long *number) {
     static const struct {
         const char *word;
@@ -41,7 +42,7 @@ static const char *te__version_suffix(const char *s, int *phase, long *number) {
     *number = strtol(s, &end, 10);
     return end;
 }
-/* "2.12", "2.12.0rc1", "2.12.0.dev0+1234abc". A local part behind + does not count. */
+/* Parses a version such as "2.12", "2.12.0rc1" or "2.12.0.dev0+1234abc". Ignores the local part behind +. */
 static bool te__version_read(const char *s, te__version *v) {
     int n = 0, phase;
     long number;
@@ -70,7 +71,7 @@ static bool te__version_before(const te__version *a, const te__version *b) {
     return a->dev && !b->dev;
 }
 
-/* ---- te.h's own ---- */
+/* ---- te.h's own patch ---- */
 
 static bool te__adam_patch_needed(te_ctx *te, void *user) {
     const int all = TE_STATE_DEQUANTIZES | TE_STATE_ZEROS_LIKE | TE_STATE_EMPTY_LIKE;
@@ -107,7 +108,7 @@ static te_result te__patches_add(te_ctx *te, struct te__patches *all, const te_p
     all->looked = false;
     return TE_OK;
 }
-/* The context's patches, te.h's own among them; NULL when memory is out. */
+/* Returns the context's patches; the first call adds te.h's own. NULL if memory is out. */
 static struct te__patches *te__patches_of(te_ctx *te) {
     te_patch own = TE_ZERO;
     struct te__patches *all;
@@ -172,7 +173,8 @@ TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
     return TE_OK;
 }
 
-/* Why patch `i` is not needed, in its `why`; false: it is. Its functions may register others, which moves the list. */
+/* Returns true if patch i is not needed, with the reason in its `why`. Looks the list up anew each time, because the
+ * patch's functions may register patches, which moves the list. */
 static bool te__patch_skipped(te_ctx *te, int i) {
     const te_patch patch = te__automodel_of(te)->patches->list[i].patch;
     const char *now = te__patched_version(te__automodel_of(te)->patches);
@@ -214,7 +216,7 @@ TE_API te_result te_apply_patches(te_ctx *te) {
         result = te__returned(te, p->patch.apply(te, p->patch.user), "te_apply_patches: apply", p->patch.name);
         p = &all->list[i];
         if (result == TE_OK) result = te->error_code;
-        /* shows if it recorded no error */
+        /* te__fail keeps the first error, so this message shows only if apply recorded none */
         if (result != TE_OK)
             return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name,
                             te_result_name(result));

@@ -1,12 +1,12 @@
-/* model/recast.c: other formats for the tensors of a model, all or none, in place: handles stay, memory is new. Knows
- * tensors, and who else looks at their memory; must not know which tensors are cast, or why. */
+/* model/recast.c: casts the tensors of a model in place, all or none: handles stay valid, memory is new. Knows tensors
+ * and what else refers to their memory; must not know which tensors are cast, or why. */
 
 typedef struct te__recast_item {
     te_tensor *x;
     te_dtype dtype;
-    int hold; /* of a tensor that is listed several times the highest counts */
-    te_tensor *fresh, *grad; /* new memory of x and its gradient (of the frame); NULL: they stay */
-    void *init; /* the new preserved value; NULL: it stays */
+    int hold; /* priority: if a tensor is listed several times, the item with the highest one applies */
+    te_tensor *fresh, *grad; /* the new memory of x and of its gradient, owned by the frame; NULL: unchanged */
+    void *init; /* the new preserved initial value of a quantized x; NULL: unchanged */
 } te__recast_item;
 typedef struct te__recast {
     te_ctx *te;
@@ -14,7 +14,7 @@ typedef struct te__recast {
     int num, cap;
 } te__recast;
 
-/* a quantized tensor has its nominal format there */
+/* Returns true for float tensors; the dtype of a quantized tensor is its nominal dtype. */
 static bool te__is_floating(const te_tensor *x) { return te__is_float(x->dtype); }
 
 static bool te__recast_add(te__recast *r, te_tensor *x, te_dtype dtype, int hold) {
@@ -46,7 +46,7 @@ static int te__recast_by_memory(const void *a, const void *b) {
     if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
     return x->x->offset < y->x->offset ? -1 : x->x->offset > y->x->offset;
 }
-/* Each tensor once, and those alone whose format changes. */
+/* Reduces the list to one item for each tensor whose dtype changes, and sorts it by memory. */
 static void te__recast_resolve(te__recast *r) {
     int i, n = 0;
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);
@@ -57,8 +57,9 @@ static void te__recast_resolve(te__recast *r) {
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);
 }
 
-/* How many items from `first` on lie one behind the other, or over each other, in one buffer: they will again, as
- * modules read neighbours as one tensor and tied views have one value. *end: of their bytes. */
+/* Returns the number of items from `first` on that are adjacent or overlap in one buffer; *end is the end of their
+ * bytes. They stay adjacent in the new memory, because modules read neighbours as one tensor and tied views share
+ * values. */
 static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     const te__recast_item *e = &r->item[first];
     const int64_t size = te__dtype_size(e->x->dtype);
@@ -73,7 +74,7 @@ static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     }
     return i - first;
 }
-/* New memory for `count` items from `first` on, with their values in it. */
+/* Allocates one new buffer for `count` items from `first` on and fills it with their cast values. */
 static te_result te__recast_fill(te__recast *r, int first, int count, int64_t end) {
     const int64_t begin = r->item[first].x->offset, size = te__dtype_size(r->item[first].x->dtype),
                   fresh_size = te__dtype_size(r->item[first].dtype);
@@ -81,7 +82,7 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
     te__buffer *b;
     te_result result;
     int i;
-    if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) /* only where addresses have 32 bits */
+    if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) /* possible only with 32-bit addresses */
         return te__fail(r->te, TE_ERR_OUT_OF_MEMORY,
                         "a cast to %s: %lld bytes that lie together are more than addresses of %d bits reach",
                         te_dtype_name(r->item[first].dtype), (long long)bytes, (int)(8 * sizeof(void *)));
@@ -98,13 +99,13 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
         b->refs++;
         result = te_tensor_copy(e->fresh, e->x);
     }
-    /* A cast is no new value: optimizers go on with the masters that they have. Cached quantized copies look at the
-     * buffer as well. */
+    /* The version is kept, because a cast is no new value: optimizers keep their masters. Cached quantized copies
+     * compare the buffer, too, and so are renewed. */
     if (b) b->version = te__buffer_version(r->item[first].x->buffer);
     te__buffer_release(b);
     return result;
 }
-/* The preserved value of a quantized weight, in its new nominal format. */
+/* Converts the preserved initial value of a quantized weight to the new nominal dtype. */
 static te_result te__recast_init_value(te__recast_item *e) {
     const te__quantized *q = e->x->quantized;
     te_ctx *te = e->x->te;
@@ -120,7 +121,7 @@ static te_result te__recast_init_value(te__recast_item *e) {
     }
     return TE_OK;
 }
-/* The parts of an item beside its memory. */
+/* Casts an item's gradient and preserved initial value, if it has any. */
 static te_result te__recast_prepare(te__recast_item *e) {
     const te_tensor *grad = te_tensor_grad(e->x);
     te_result result = TE_OK;
@@ -131,7 +132,7 @@ static te_result te__recast_prepare(te__recast_item *e) {
     return result == TE_OK && e->x->quantized && e->x->quantized->init_value ? te__recast_init_value(e) : result;
 }
 
-/* No launch of a graph may use this memory any more: the tensors that the program has are elsewhere now. */
+/* Marks as broken all graphs that use buffer b, whose tensors have moved to new memory. */
 static void te__recast_break_graphs(const te__buffer *b) {
     te_graph *g;
     int i;
@@ -141,7 +142,7 @@ static void te__recast_break_graphs(const te__buffer *b) {
             g->broken = "a tensor that it uses was cast to another format since: capture it again";
     }
 }
-/* Cannot fail. */
+/* Makes the changes of an item visible. Cannot fail. */
 static void te__recast_commit(te__recast_item *e) {
     te_tensor *x = e->x;
     te__quantized *q = x->quantized;
@@ -180,7 +181,7 @@ static te_result te__recast_all(te__recast *r) {
     for (i = 0; i < r->num && result == TE_OK; i++) te__recast_commit(&r->item[i]);
     return result;
 }
-/* Casts the items and forgets them. ok: all of them are there. */
+/* Casts the items and empties the list. `ok` false: listing failed, and nothing is cast. */
 static te_result te__recast_run(te__recast *r, bool ok) {
     te_result result = ok ? TE_OK : te_error_code(r->te);
     bool entered;
@@ -195,7 +196,7 @@ static te_result te__recast_run(te__recast *r, bool ok) {
         te__frame_end(r->te, NULL, 0);
         te__device_leave(r->te, entered);
     }
-    for (i = 0; i < r->num; i++) /* of a cast that failed */
+    for (i = 0; i < r->num; i++) /* left over after a failure */
         if (r->item[i].init)
             te__free(r->te, r->item[i].init,
                      te__shape_bytes(r->item[i].dtype, r->item[i].x->ndim, r->item[i].x->shape));
@@ -204,7 +205,7 @@ static te_result te__recast_run(te__recast *r, bool ok) {
     return result;
 }
 
-/* May formats change now? */
+/* Checks that tensors may be cast now: not in a capture, a hook or a warm-up, and without an error recorded. */
 static te_result te__recast_may(te_module *m, const char *who) {
     te_ctx *te = m->te;
     if (te->error_code != TE_OK) return te->error_code;

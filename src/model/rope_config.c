@@ -1,18 +1,19 @@
-/* model/rope_config.c: the rotary embedding that a config.json names, as the models of NeMo Automodel read it. Knows
- * the keys; must not know how anything is rotated.
+/* model/rope_config.c: reads the rotary embedding of a config.json as the models of NeMo Automodel do. Knows the keys;
+ * must not know how tensors are rotated.
  *
- * The keys of te__hf_rope_keys (io/rope_keys.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the
- * public struct has 0 for them. */
+ * The keys of te__hf_rope_keys (io/rope_keys.c) are read into a te__hf_rope, in which a missing number is NAN or -1. In
+ * the public te_rope_config a missing number is 0. */
 
 typedef struct te__rope_text {
     te__hf_rope parameters, scaling;
-    te_rope_config config[2]; /* the place of both objects, and what the caller gets of the first one that is there */
-    double theta, partial;    /* the config's own; NAN: missing */
-    int64_t max_position, original;
-    bool is_null;             /* rope_parameters */
+    te_rope_config config[2]; /* results of rope_parameters and rope_scaling; the caller gets the first that exists */
+    double theta, partial;    /* top-level rope_theta, partial_rotary_factor; NAN: missing */
+    int64_t max_position, original; /* top-level max_position_embeddings, original_...; -1: missing */
+    bool is_null;             /* rope_parameters is null */
 } te__rope_text;
 
-/* The object of rope_parameters or rope_scaling; `text` is the caller's, of which j's is a copy. */
+/* Parses the object of rope_parameters or rope_scaling. j reads a copy of `text`; to->rope_parameters points into
+ * `text` itself. */
 static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
     bool more;
     if (te__json_word(j) == 2) return true;
@@ -55,7 +56,7 @@ static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
 
 static double te__or_zero(double given) { return isnan(given) ? 0 : given; }
 static int64_t te__count_or_zero(int64_t given) { return given < 0 ? 0 : given; }
-/* The numbers of `r` into the public struct. */
+/* Copies the numbers of `r` to the public struct. */
 static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__rope_text *t, double theta,
                           double partial) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "";
@@ -75,7 +76,7 @@ static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__ro
     memcpy(to->long_factor, r->long_factor, sizeof(to->long_factor));
     to->num_short_factors = r->num_short_factors;
     to->num_long_factors = r->num_long_factors;
-    /* the config's own counts first, as in transformers */
+    /* the top-level count has priority, as in transformers */
     to->original_max_position_embeddings = te__count_or_zero(t->original >= 0 ? t->original : r->original);
     to->max_position_embeddings = te__count_or_zero(t->max_position);
 }
@@ -83,7 +84,7 @@ static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__ro
 static te_result te__rope_read(te_ctx *te, const char *who, const char *config, te__rope_text *t) {
     te__json j = TE_ZERO;
     size_t n = strlen(config);
-    char *copy = (char *)te__alloc(te, n + 1); /* strings are unescaped in place */
+    char *copy = (char *)te__alloc(te, n + 1); /* a copy, because strings are unescaped in place */
     te_result result;
     if (!copy) return TE_ERR_OUT_OF_MEMORY;
     memcpy(copy, config, n + 1);
@@ -93,7 +94,7 @@ static te_result te__rope_read(te_ctx *te, const char *who, const char *config, 
     j.begin = j.at = copy;
     j.end = copy + n;
     result = te__rope_parse(&j, config, t) ? TE_OK : te_error_code(te);
-    if (result == TE_OK) { /* the types point into the copy */
+    if (result == TE_OK) { /* before the copy is freed, because r->type points into it */
         te_rope_config *first = &t->config[t->parameters.given ? 0 : 1];
         const te__hf_rope *r = t->parameters.given ? &t->parameters : &t->scaling;
         te__rope_fill(first, r, t, r->theta, isnan(r->partial_rotary_factor) ? (double)NAN : r->partial_rotary_factor);
@@ -142,9 +143,9 @@ TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_ro
     return te__rope_config_get(te, "te_rope_config_read_llama", config, true, rope);
 }
 
-/* ---- what models make of it ---- */
+/* ---- te_rotary_desc ---- */
 
-/* Base and share of channels; *dim: how many channels of a head are rotated. */
+/* Fills *rotary with base and rotary_percent; *dim receives the number of rotated channels of a head. */
 static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim,
                                 te_rotary_desc *rotary, int *dim) {
     if (!te) return TE_ERR_STATE;
@@ -158,7 +159,7 @@ static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_confi
                         who, head_dim, rope->partial_rotary_factor, *dim < 0 ? 0 : *dim);
     memset(rotary, 0, sizeof(*rotary));
     rotary->base = (float)rope->rope_theta;
-    /* whose floor is dim, however it is rounded */
+    /* the added 0.5 makes floor(rotary_percent * head_dim) equal dim in spite of float rounding */
     rotary->rotary_percent =
         ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f;
     return TE_OK;
@@ -195,7 +196,7 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
     return TE_OK;
 }
 
-/* As te__hf_rope has it: a number that is missing is NAN. */
+/* Converts a missing number from 0 (te_rope_config) to NAN (te__hf_rope). */
 static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                              te_rotary_desc *rotary) {
@@ -243,8 +244,8 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
 
 /* ---- tables ---- */
 
-/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or -1 with the error
- * recorded. */
+/* Computes inv_freq for sequences of `length` tokens (d->max_seqlen has priority). Returns the number of rotated
+ * channels, or -1 with an error recorded. */
 static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n,
                                 int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
     float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
@@ -267,7 +268,7 @@ static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_des
                ? dim
                : -1;
 }
-/* y with the content of `table`, which is freed. */
+/* Copies `table` to y, frees `table` and returns y. */
 static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
     te_result result = te_tensor_copy_from_host(y, table);
     te__free(y->te, table, te_tensor_bytes(y));
@@ -292,7 +293,7 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
     dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
     shape[0] = n;
     shape[1] = dim;
-    y = dim >= 0 ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* first: it knows which sizes there can be */
+    y = dim >= 0 ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* before `table`, because it checks the size */
     if (y && te__numel(y) == 0) return y;
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;

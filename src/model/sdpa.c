@@ -1,30 +1,29 @@
-/* model/sdpa.c: te_scaled_dot_product_attention: the function that attention modules call, the regions in which it is
- * another one, and whether a mask is that of causal attention. Knows functions and operations; must not know
- * modules. */
+/* model/sdpa.c: te_scaled_dot_product_attention, which attention modules call; regions in which the program replaces it
+ * (te_sdpa_begin); and te_detect_causal_mask. Knows functions and operations; must not know modules. */
 
 /* ---- the state of a context ---- */
 
-/* A verdict of te_detect_causal_mask, and the mask that it is about. */
+/* A cached result of te_detect_causal_mask, with the mask and the arguments as its key. */
 typedef struct te__mask_verdict {
-    uint64_t version, written_at; /* the second: a time that no other buffer has been written at; 0 in a place that is
-                                   * free */
+    uint64_t version, written_at; /* the buffer's; written_at is unique among buffers, and 0 in an unused entry */
     int64_t offset, shape[4], stride[4], left;
-    const te__buffer *buffer; /* compared, never followed */
+    const te__buffer *buffer; /* compared only, never dereferenced */
     te_dtype dtype;
     bool strict, causal;
 } te__mask_verdict;
-/* The function that te_scaled_dot_product_attention is, and counts of the calls of te.h's own (model/inject.c). */
+/* The stack of functions that replace te_scaled_dot_product_attention, the call counters of te_attention
+ * (model/inject.c), and cached verdicts. */
 enum { TE__MAX_SDPA = 16, TE__MASK_VERDICTS = 8 };
 typedef struct te__sdpa_state {
     te_sdpa_fn fn[TE__MAX_SDPA];
     void *user[TE__MAX_SDPA];
     int depth;
     te_attn_stats stats;
-    int stats_every;   /* $AUTOMODEL_TE_STATS_EVERY */
-    char bad_every[40]; /* its text, if that is no number */
+    int stats_every;   /* log the counters every so many calls: $AUTOMODEL_TE_STATS_EVERY, or 500 */
+    char bad_every[40]; /* the text of the variable if it is no number; otherwise empty */
     bool scale_warned;
     te__mask_verdict verdict[TE__MASK_VERDICTS];
-    int next_verdict;  /* the place that is written next */
+    int next_verdict;  /* index of the entry that is overwritten next */
 } te__sdpa_state;
 static const te__slot te__sdpa_slot = {sizeof(te__sdpa_state)};
 static te__sdpa_state *te__sdpa_of(const te_ctx *te) {
@@ -39,7 +38,7 @@ static void te__sdpa_open(te_ctx *te) {
     s->stats_every = 500;
     if (!text) return;
     n = strtoll(text, &end, 10);
-    if (end != text) end += strspn(end, " \t\n\v\f\r"); /* strtoll has passed those in front */
+    if (end != text) end += strspn(end, " \t\n\v\f\r"); /* strtoll has skipped leading spaces already */
     if (end == text || *end || n < INT_MIN || n > INT_MAX)
         snprintf(s->bad_every, sizeof(s->bad_every), "%.39s", text);
     else
@@ -47,9 +46,9 @@ static void te__sdpa_open(te_ctx *te) {
 }
 static const te__room te__sdpa_room = TE__ROOM(&te__sdpa_slot, te__sdpa_open, NULL);
 
-/* ---- masks of any kind, for te_attention ---- */
+/* ---- masks for te_attention ---- */
 
-/* `mask` as four dimensions, those that are expanded cut to one element. */
+/* Returns `mask` with 4 dimensions; a dimension expanded by stride 0 is narrowed to size 1. */
 static te_tensor *te__mask_of_four(te_tensor *mask) {
     int64_t shape[4] = {1, 1, 1, 1};
     char text[TE__SHAPE_TEXT];
@@ -68,7 +67,7 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
     return te_tensor_view(te_tensor_contiguous(mask), 4, shape);
 }
 
-/* u8, 0 => the key is masked, to te_attention's u8, 1 => the key is masked: 1 - x, below 0 cut to it. */
+/* Inverts a u8 mask between 0 for a masked key and te_attention's 1 for a masked key: max(1 - x, 0). */
 static te_tensor *te__mask_turned(te_tensor *mask) {
     te_ctx *te = mask->te;
     te_op_axpby_args sum = TE_ZERO;
@@ -85,18 +84,18 @@ static te_tensor *te__mask_turned(te_tensor *mask) {
     return y;
 }
 
-/* Gives a rule its masks: `masked`, u8 of te_attention's kind, or else the causal one or none; and what is `added` to
- * the scores. Both may be NULL. */
+/* Sets the masks of a rule: `masked` (u8, 1 for a masked key), or if that is NULL a causal mask or none. `added`, which
+ * may be NULL, is added to the scores. */
 static void te__rule_masks(te_attn_rule *x, bool causal, te_tensor *masked, te_tensor *added) {
     x->mask = masked ? TE_MASK_ARBITRARY : causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     x->attention_mask = masked;
     x->core_attention_bias = added;
     x->core_attention_bias_type = added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
 }
-/* [b, s, H, d] and [b, H, s, d], into each other. */
+/* Transposes between [b, s, H, d] and [b, H, s, d]. */
 static te_tensor *te__attn_turned(te_tensor *x) { return te_tensor_transpose(x, 1, 2); }
 
-/* ---- te_attention as that function ---- */
+/* ---- te_scaled_dot_product_attention by te_attention ---- */
 
 static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_ctx *te = q->te;
@@ -146,11 +145,12 @@ static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te
 
 /* ---- regions ---- */
 
-/* A function of the program's in place of te_scaled_dot_product_attention; NULL without an error is one. */
+/* Calls a function of the program in place of te_scaled_dot_product_attention. If it returns NULL without an error, an
+ * error is recorded. */
 static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tensor *k, te_tensor *v,
                                 const te_sdpa_args *args) {
     te_tensor *y = fn(user, q, k, v, args);
-    /* shows if it recorded no error of its own */
+    /* te__fail keeps the first error, so this message shows only if fn recorded none */
     if (!y)
         te__fail(q->te, TE_ERR_STATE,
                  "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL");
@@ -202,7 +202,7 @@ static te__mask_verdict te__verdict_about(const te_tensor *mask, int64_t left, b
     v.strict = strict;
     return v;
 }
-/* A kept verdict about the same, or NULL. */
+/* Returns the cached verdict with the same key as *v, or NULL. */
 static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask_verdict *v) {
     int i;
     for (i = 0; v->written_at && i < TE__MASK_VERDICTS; i++) {
@@ -213,7 +213,7 @@ static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask
     }
     return NULL;
 }
-/* Asks the device. */
+/* Checks the mask's elements on the device. Waits for the device. */
 static bool te__mask_is_causal(te_tensor *mask, te_window window, bool strict) {
     te_ctx *te = mask->te;
     te_op_detect_causal_mask_args a = TE_ZERO;
@@ -224,7 +224,7 @@ static bool te__mask_is_causal(te_tensor *mask, te_window window, bool strict) {
     a.window = window;
     a.strict = strict;
     if (a.causal && te_op_detect_causal_mask(te, &a) == TE_OK) {
-        if (te->warming) causal = 1; /* nothing has run */
+        if (te->warming) causal = 1; /* no kernel runs in a warm-up */
         else if (te_tensor_to_host(a.causal, &causal) != TE_OK) causal = 0;
     }
     te__frame_end(te, NULL, 0);

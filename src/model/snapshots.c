@@ -1,9 +1,9 @@
-/* model/snapshots.c: f32 copies of a model's tensors, and putting them back by path. Knows what gives a tensor another
- * format (model/recast.c). */
+/* model/snapshots.c: takes f32 copies of a model's tensors and puts them back by path. Knows how a tensor is cast in
+ * place (model/recast.c). */
 
 typedef struct te__fp32_copy {
     char *path;
-    te_tensor *value; /* retained; without memory if x has none */
+    te_tensor *value; /* retained; without memory if the tensor had none */
     te_entry_kind kind;
 } te__fp32_copy;
 struct te_fp32_snapshots {
@@ -36,9 +36,9 @@ static te_tensor *te__fp32_copy_of(te_tensor *x) {
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
 }
 typedef struct te__snapshotting {
-    te__cast walk; /* the first field: te__cast_walk knows this one alone */
+    te__cast walk; /* must be the first field, because te__cast_walk gets a pointer to it */
     te_fp32_snapshots *s;
-    const char *const *keywords[2]; /* by te_entry_kind */
+    const char *const *keywords[2]; /* indexed by te_entry_kind */
     int count[2];
 } te__snapshotting;
 static bool te__snapshot_visit(te__cast *walk, const te_module *m, const te__entry *e) {
@@ -95,12 +95,12 @@ typedef struct te__putting {
     te__firsts firsts;
     te__recast list;
 } te__putting;
-/* The tensor that goes by that path below the root, of that kind; NULL if there is none. Names of tensors may have dots
- * themselves. */
+/* Returns the tensor of kind `kind` at `path` below the root; NULL if there is none. Tries every dot as the end of the
+ * module's path, because names of tensors may contain dots. */
 static te_tensor *te__tensor_at(const te__putting *p, const char *path, te_entry_kind kind) {
     char owner[TE__TREE_PATH];
     size_t n = te__min(strlen(path), sizeof(owner) - 1);
-    for (;;) { /* n: where the module's path ends */
+    for (;;) { /* n: length of the module's path */
         const te__entry *e;
         while (n > 0 && path[n] != '.') n--;
         memcpy(owner, path, n);
@@ -110,7 +110,7 @@ static te_tensor *te__tensor_at(const te__putting *p, const char *path, te_entry
         if (n-- == 0) return NULL;
     }
 }
-/* The path without the steps that a wrapper for activation checkpoints adds. */
+/* Writes to `out` the path without the components that a wrapper for activation checkpointing adds. */
 static void te__path_unwrapped(const char *path, char *out, size_t size) {
     static const char step[] = "_checkpoint_wrapped_module.";
     size_t used = 0;
@@ -148,7 +148,7 @@ static te_result te__snapshots_add(te__putting *p, const te_fp32_snapshots *s, t
     }
     return TE_OK;
 }
-/* The values, once all are in f32. */
+/* Copies the snapshots' values into the tensors, which must be f32 already. */
 static te_result te__snapshots_copy(const te__putting *p, const te_fp32_snapshots *s, te_entry_kind kind) {
     te_result result = TE_OK;
     int i;

@@ -7,7 +7,8 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The fields of te_outputs: X(field, name in ONNX files, whether a Sequential accepts a child that returns it). */
+/* The fields of te_outputs: X(field, name in ONNX files, 1 if a Sequential may continue after a child that returns
+ * it). */
 #define TE__OUTPUT_LIST(X)                                                                                           \
     X(out, "out", 1)                                                                                                 \
     X(bias, "output_bias", 0)                                                                                        \

@@ -43,7 +43,7 @@ struct te_module {
                             * children so far */
     te__gone *mark; /* record that the module leaves when destroyed; NULL: the parent can do without the module */
     te__gone *gone; /* records that destroyed children have left */
-    bool takes_any; /* the children are a list of the program's, and the class needs none of them */
+    bool takes_any; /* the program chooses the children, and the class needs none of them */
     te__entry *entries;
     int num_entries, cap_entries;
     te__attribute *attributes;

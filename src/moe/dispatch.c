@@ -9,7 +9,7 @@ typedef struct te__dispatch {
     te_tensor *map;      /* row map of the tokens that this rank sorts: an index map, or a mask map if topk is 0 */
     int64_t topk, tokens; /* experts chosen for each token; tokens of this rank */
     int64_t copies;      /* with a mask map: upper bound of the copies of all tokens together */
-    te_dtype dtype;      /* of the tokens */
+    te_dtype dtype;      /* format of the tokens */
     te_tensor *weights;  /* router weights, f32: [tokens that this rank sorts, topk], or [tokens, experts] (mask map) */
     int64_t longest;     /* gather: the largest number of tokens of a rank; each rank has so many rows in the gathered
                           * tensor */
@@ -18,7 +18,7 @@ typedef struct te__dispatch {
     te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device: chunk sizes in order of arrival; chunk sizes
                                                        * sorted by expert; order that sorts them back by rank */
     int64_t *host;       /* one allocation, which holds the three lists above and rows.host */
-    size_t bytes;        /* of `host` */
+    size_t bytes;        /* size of `host` */
 } te__dispatch;
 
 static void te__dispatch_close(te_ctx *te, te__dispatch *d) {

@@ -173,8 +173,9 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* Returns the auxiliary loss L of api/experts.h. The loads are divided by the number of tokens squared beforehand, and
- * the loss operation is told total_num_tokens = 1. *met becomes true once the collectives between ranks have begun. */
+/* Returns the auxiliary loss L of api/experts.h. The number of tokens is known only on the device. So the loads are
+ * divided twice by this number here, and te_fused_moe_aux_loss gets total_num_tokens 1. *met becomes true once the
+ * collectives between ranks have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;

@@ -24,7 +24,7 @@ typedef te_tensor *(*te__experts_add_fn)(te_module *m, const te__experts_call *c
                                          te_tensor *y);
 struct te__experts_call {
     const te_forward_args *args;
-    te__expert_way way; /* of GEMMs with stacks of weights */
+    te__expert_way way; /* implementation of GEMMs with stacks of weights */
     te__expert_rows rows;
     const int64_t *splits; /* group sizes for GroupedLinears, on the host; NULL: rows.sizes, on the device */
     te__experts_add_fn add; /* NULL: no term is added */

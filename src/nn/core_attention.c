@@ -351,7 +351,7 @@ static te_result te__dpa_lengths(te_module *m, const te_attn_call *c, te_tensor 
     return TE_OK;
 }
 
-/* The window of a rule, by TransformerEngine's rules (see te_attn_options). */
+/* Completes the window of a rule as TransformerEngine does (see te_attn_options). */
 static te_result te__dpa_window(te_module *m, te_attn_rule *x) {
     const te_window w = x->window;
     const bool causal = te__attn_is_causal(x->mask);

@@ -173,7 +173,7 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
-        /* in the forward pass the ranks wait for this rank's amax of o next */
+        /* in a forward pass tells the ranks, which wait for this rank's amax of o */
         if (!y[i])
             return backward ? te_error_code(x[0]->te)
                             : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
@@ -287,7 +287,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    /* te__hands_fp8 does not know that a factory chose blocks */
+    /* by blocks o stays plain; te__hands_fp8 could not know that a factory chose blocks */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args));
@@ -358,7 +358,7 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *pa
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
     if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
-    call.group = cast.amax_group; /* only amax_group: no product uses codes of other ranks' heads */
+    call.group = cast.amax_group; /* reduces amaxes over amax_group only: no product combines heads of several ranks */
     return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
 }
 

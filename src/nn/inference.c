@@ -17,7 +17,7 @@ typedef struct te__cached_state {
     int64_t num_sequences, num_free;
 } te__cached_state;
 typedef struct te__cached_layer {
-    te_module *module; /* retained, so that no other module gets its address */
+    te_module *module; /* held, so that no other module gets its address */
     te_tensor *k, *v;  /* [pages, page_size, heads, d] */
 } te__cached_layer;
 

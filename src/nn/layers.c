@@ -1,8 +1,8 @@
 /* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and what LayerNormMLP shares with them. Knows
  * the functions and the module tree; must not know attention. */
 
-/* Checks sizes and format of a desc with weights. A gated activation doubles the rows; the double must fit into
- * int64_t. */
+/* Largest size of a layer: a gated activation doubles the rows, and the double must fit into int64_t. te__layer_desc_ok
+ * checks sizes and format of a desc with weights. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
@@ -170,8 +170,8 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
-/* Returns true if a backward pass will read what is made now. Also true in the first run of a checkpoint, which only
- * hides gradients. */
+/* Returns true if a backward pass will read what is made now. Also true in the first run of a checkpoint, where only
+ * the recording is off. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
 /* Runs a product and adds the bias: in the product or, where ranks sum the result (by row), after the sum. `returned`:
@@ -427,8 +427,8 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
                          rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__params_on(m, desc->device);
-    m->parallel.sequence = desc->parallel.sequence_parallel; /* only marks the parameters: ranks have other rows,
-                                                              * whichever group they are in */
+    m->parallel.sequence = desc->parallel.sequence_parallel; /* only marks the parameters (te_tensor_sequence_parallel):
+                                                              * the norm itself needs no group */
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, &desc->norm, desc->params_dtype,
                   desc->hidden_size);
     return te__module_built(m);

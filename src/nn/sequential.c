@@ -107,7 +107,7 @@ typedef struct te__chain {
     te_module *front;      /* a norm or an activation that runs inside the following Linear, whose input it may
                             * quantize; NULL: none */
     bool leaves_bias;      /* the activation after this Linear makes the gradient of the Linear's bias */
-    te_activation activation; /* the activation after this Linear, with leaves_bias */
+    te_activation activation; /* the kind of this activation, if leaves_bias */
     bool made;             /* the previous child was a Linear that left its bias gradient to the following activation;
                             * quant, grad and z are set */
     te__quant_call quant;
@@ -309,7 +309,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     int i;
     if (te && te__sequential_children_ok(te, children, n))
         m = te__module_named(te, &te__sequential_class, NULL, "sequential");
-    /* children check these options themselves, and none is needed */
+    /* children check fp8_output and fp8_grad themselves, and a Sequential needs none of its children */
     if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true;
     for (i = 0; m && i < n; i++) children[i]->numbered = !te__sequential_keeps_name(children, n, i);
     for (i = 0; m && i < n; i++) {
@@ -318,7 +318,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     }
     if (m && i == n) {
         m = te__module_built(m);
-        if (m) m->built_in = false; /* children read the options of a call */
+        if (m) m->built_in = false; /* its children check the options of a call */
         return m;
     }
     te__destroy_orphans(children, n);

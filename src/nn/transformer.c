@@ -568,7 +568,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         return NULL;
     m = te__module_named(te, &te__layer_class, d.name, "layer");
     if (!m) return NULL;
-    d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
+    d.gemm.return_bias = !d.parallel_attention_mlp; /* children return their biases, and te_bias_dropout_add adds
+                                                     * them */
     *(te_transformer_layer_desc *)m->state = d;
     te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     outer = te__modules_of(te)->making;

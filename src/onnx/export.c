@@ -20,7 +20,7 @@ typedef struct te__onnx_run {
     te__onnx_call *calls;
     int num_calls, cap_calls;
     uint64_t begin; /* te->writes before the run */
-    bool batch_first; /* the first call that has heads has the batch first */
+    bool batch_first; /* true: the first call that has heads has the batch first */
     bool has_heads;
 } te__onnx_run;
 

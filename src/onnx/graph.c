@@ -33,7 +33,7 @@ typedef struct te__onnx_item {
     const char *op;                /* NODE: name of the ONNX operator (static) */
     int *in, num_in;
     int next;  /* next item of the same bucket; -1: none */
-    bool live; /* an output needs it */
+    bool live; /* an output of the graph needs this item */
 } te__onnx_item;
 
 /* A size that varies: the size of a dimension of an input. */

@@ -81,7 +81,7 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* strides count whole bytes; such codes have a buffer of their own */
+    /* FP4 codes are compared by buffer only: strides count whole bytes, and codes have buffers of their own */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);

@@ -152,7 +152,7 @@ static te_result te__onnx_l2normalize(te__onnx *g, const te__any_args *x, const 
 
 /* ---- activations ---- */
 
-/* The nonlinearities of ops/act/list.h. */
+/* One function for each nonlinearity of ops/act/list.h; te__onnx_act_one lists all. */
 /* Returns max(x, 0). Not Relu: onnxruntime drops a Relu in front of QuantizeLinear, which is right only for unsigned
  * codes. */
 static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }

@@ -8,7 +8,7 @@
 enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* opset 19 is the first with FP8 in QuantizeLinear; IR version 9 came
                                                 * with it */
 
-/* TensorProto.DataType */
+/* ONNX's numbers of formats: TensorProto.DataType */
 enum {
     TE__ONNX_FLOAT = 1,
     TE__ONNX_UINT8 = 2,
@@ -80,7 +80,7 @@ static void te__pb_float(te__text *t, int field, float v) {
 
 /* ---- attributes of a node: NodeProto.attribute (5) ---- */
 
-/* AttributeProto.AttributeType */
+/* ONNX's numbers of attribute types: AttributeProto.AttributeType */
 enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_STRING = 3, TE__ONNX_ATTR_INTS = 7 };
 
 static te__text te__onnx_attr_begin(te__text *node, const char *name) {

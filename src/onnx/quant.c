@@ -260,7 +260,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         args.two_dimensional = c->two_dimensional;
         result = te_op_block_dequantize(te, &args);
     }
-    /* another part of the same parameter, or another recipe */
+    /* the file has decoded numbers of this parameter already, of another part or by another recipe */
     if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1);
     else snprintf(name, sizeof(name), "%s.decoded", path);
     if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain)))

@@ -137,8 +137,8 @@ static bool te__opt_decays(const te_optimizer *opt) {
     return false;
 }
 
-/* Numbers that change from step to step, in the order in which a graph keeps them: [groups] learning rates, [groups, 2]
- * bias corrections, and the number of the step. */
+/* Returns how many numbers change from step to step. te__opt_numbers writes the numbers in the order in which a graph
+ * keeps them: [groups] learning rates, [groups, 2] bias corrections, and the number of the step. */
 static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
 static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     int g;

@@ -243,7 +243,7 @@ typedef struct te__opt_steps {
                                            * more */
     bool clipped; /* the optimizer's `clipped` before the capture */
     bool scaled;  /* the last step uses loss scaling */
-    bool counts;  /* the steps count a skipped step that came before them */
+    bool counts;  /* the captured steps add the flag of the step before the launch to `skipped` */
 } te__opt_steps;
 /* Returns the flags [num_params] behind the struct: whether each parameter takes part. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }

@@ -1,8 +1,8 @@
 /* train/sgd.c: FusedSGD: its options, and the one multi-tensor operation of a step. Knows train/optimizer.c; must not
  * know files. */
 
-/* Returns true if a parameter's first step differs from later ones: the first momentum is the gradient without
- * dampening. Without dampening this equals a step from a momentum of zeros. */
+/* Returns true if a parameter's first step differs from later ones. The first momentum is the undampened gradient; this
+ * differs from a start at zero momentum only if there is dampening. */
 static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
 
 static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {

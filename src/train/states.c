@@ -41,7 +41,7 @@ typedef struct te__opt_step {
     int count, num_undecayed;
     const te_tensor *lr, *numbers; /* learning rates f32 [groups] and bias corrections [groups, 2], or NULL */
     const te_tensor *number;       /* f32 [1]: number of the step, skipped steps counted; or NULL */
-    const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL */
+    const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL: the factor of all gradients, and 1 to skip the step */
 } te__opt_step;
 
 /* The tensors of a step under loss scaling. */
@@ -71,7 +71,7 @@ typedef struct te__opt_options {
 
 /* The numbers of a group of parameters. Group 0 has the desc's numbers. */
 typedef struct te__opt_group {
-    float lr; /* if own_lr; else the learning rate of the options counts */
+    float lr; /* used if own_lr; else the options' learning rate counts */
     bool own_lr;
     float beta1, beta2, eps, weight_decay;
 } te__opt_group;
@@ -80,10 +80,10 @@ typedef struct te__opt_group {
 typedef struct te__opt_skips {
     te_tensor *found, *skipped; /* f32 [1]. found: 1 if the last step had an overflow; skipped: number of earlier steps
                                  * that had one */
-    te_tensor *betas;           /* f32 [groups, 2], or NULL */
+    te_tensor *betas;           /* beta1 and beta2 of each group, f32 [groups, 2]; NULL: the optimizer has no betas */
     bool pending;               /* `found` belongs to a step that is complete, and is not yet added to `skipped` */
     bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
-    const te_graph *unscaled_in; /* the capture in which te_grad_scaler_unscale did so, or NULL */
+    const te_graph *unscaled_in; /* the capture in which te_grad_scaler_unscale was called, or NULL */
 } te__opt_skips;
 
 struct te_optimizer {
@@ -103,9 +103,9 @@ struct te_optimizer {
     size_t entry_size;
     int *order;      /* [num_params]: indices of the parameters that take part in a step */
     const te_tensor **grads; /* [num_params], in the order of `order` */
-    te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, used by files alone; NULL: no
-                              * step reads these flags */
+    te_tensor *norm, *clip;  /* norm of the gradients and clipping factor, f32 [1]; NULL without clipping */
+    te_tensor *started;      /* u8 [num_params]: copy of the parameters' flags `started` for files; NULL: steps do not
+                              * depend on these flags */
     uint8_t *flags;          /* [num_params], with `started`: the same flags on the host, for saving and loading */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
@@ -264,8 +264,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* Return the tensors for a parameter's entry in the operation's list: the tensor that is stepped, and the master beside
- * it, if there is one. */
+/* Returns the tensor that the operation steps for a parameter. te__opt_entry_master returns the master beside it, or an
+ * empty state. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

@@ -89,3 +89,15 @@ TE_TEST(normal) {
     te__normal2(0xffffffffu, 0, edge);
     CHECK(edge[0] == 0 && edge[1] == 0);
 }
+
+/* 1 + 2^-11 + 2^-24 is halfway between two floats: what lies far below decides, and is lost where the sum is rounded to a double before. MinGW's fmaf does so. */
+TE_TEST(fused_multiplications_round_once) {
+    const float a = 1 + 0x1p-12f;
+    volatile float above = 0x1p-60f, below = -0x1p-60f;
+    CHECK(te__fma(a, a, above) == 1 + 0x1p-11f + 0x1p-23f);
+    CHECK(te__fma(a, a, below) == 1 + 0x1p-11f);
+    CHECK(te__fma(a, a, 0) == 1 + 0x1p-11f); /* the even one */
+    CHECK(te__fma(-a, a, below) == -1 - 0x1p-11f - 0x1p-23f);
+    CHECK(te__fma(a, a, INFINITY) == INFINITY && isnan(te__fma(a, INFINITY, -INFINITY)));
+    CHECK(te__fma(0x1p-75f, 0x1p-75f, 0) == 0 && te__fma(0x1.8p-75f, 0x1p-75f, 0x1p-149f) == 0x1p-148f); /* 2^-150 and 1.75 * 2^-149 */
+}

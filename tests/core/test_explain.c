@@ -1,6 +1,8 @@
 /* Explanations, warm-up, the report: what would be done, without doing it. */
 #include "../te_test.h"
 
+#include <float.h>
+
 TE_TEST(explain_any_device_without_a_gpu) {
     static const char *const devices[] = {"cpu", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_120"};
     te_ctx *te = test_context("cpu");
@@ -101,4 +103,10 @@ TE_TEST(report_fits_any_buffer) {
     CHECK(te_report(te, small, sizeof small) > sizeof small);
     CHECK_EQ_INT(strlen(small), sizeof small - 1);
     CHECK(te_report(NULL, NULL, 0) > 0);
+}
+
+TE_TEST(report_tells_how_numbers_are_kept) {
+    char text[4096];
+    te_report(NULL, text, sizeof text);
+    CHECK_STR(text, FLT_EVAL_METHOD == 0 ? "arithmetic: FLT_EVAL_METHOD 0\n" : "wider than their type");
 }

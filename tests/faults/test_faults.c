@@ -6,7 +6,10 @@
  *     wrong shapes, with the module path          here; core/tensor.tensor_bad_shapes_are_named
  *     formats that do not fit                     here
  *     a tensor of another context                 here; io/safetensors.safetensors_write_refuses
- *     NULL, and calls after an error              here; core/tensor.tensor_first_error_is_kept
+ *     NULL, and calls after an error              here; faults/null (every creator), modules/tree (names, visitors); core/tensor.tensor_first_error_is_kept
+ *     sizes at the end of 64 bits                 faults/null
+ *     shapes without memory                       core/described
+ *     the same mistake in every operation         ops/every_call
  *     parts of a module that are replaced         here
  *     calls out of order                          here; core/tape.tape_misuse_is_refused, quant/recipe.quantizer_and_autocast_misuse
  *     what recipes and quantizers refuse          faults/quant
@@ -15,7 +18,10 @@
  *     no NVRTC, an old one, a new one             faults/machine; sys/sys.library_search, cuda/jit.jit_without_nvrtc
  *     kernels that do not compile                 faults/machine; cuda/jit.jit_refusals
  *     out of device memory                        faults/memory (a full device), faults/machine (the driver's numbers)
- *     out of host memory                          faults/memory (every single request)
+ *     out of host memory                          faults/memory (every single request), train/retry (a step that is done again)
+ *     a context that goes before what it made     core/context
+ *     a fork                                      core/fork
+ *     rounding modes, numbers flushed to zero     sys/floats
  *     a stream that ends before its memory        cuda/stream (stream_ends_first, stream_memory_is_deferred, stream_refusals)
  *     damaged cache entries                       faults/machine; cuda/cache.cache_damaged_entries (every bit), cuda/jit
  *     a cache that cannot be written              faults/machine; cuda/cache.cache_folders_that_are_not_used
@@ -24,6 +30,7 @@
  *     ranks that abort, leave or lock             dist/exchange (groups_that_end, ranks_that_wait_for_one_another), dist/group.a_rank_leaves
  *     truncated and hostile safetensors           io/safetensors (every kind by its name); faults/files (what they may allocate, checkpoints)
  *     a checkpoint of another model               train/checkpoint.checkpoint_that_does_not_fit_changes_nothing
+ *     writers that were killed, links, pipes      sys/writers
  *     a full disk                                 faults/machine; io/safetensors, sys/file.disk_full, cuda/cache.cache_full_disk
  *     Ctrl-C and kill -9 while training           faults/train_gpt */
 #include "refused.h"

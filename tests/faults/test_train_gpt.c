@@ -233,6 +233,25 @@ TE_TEST(impossible_options_are_named) {
     CHECK(access(out, F_OK) != 0); /* all of it before the first file */
 }
 
+/* 25 KB are six blocks of 4 KiB and a piece: none of them is the tenth, which is held out. */
+TE_TEST(train_gpt_says_why_a_text_is_too_short) {
+    const char *text = test_path("text"), *log = test_path("log");
+    char command[1024], line[1024] = "";
+    if (access("build/train_gpt", X_OK)) SKIP("build/train_gpt is not there: make build/train_gpt");
+    FILE *f = fopen(text, "w");
+    REQUIRE(f != NULL);
+    for (int i = 0; i < 25600; i++) fputc('a' + i % 26, f);
+    fclose(f);
+    snprintf(command, sizeof command, "build/train_gpt --device cpu --steps 1 --seq 32 --out %s %s 2>%s >/dev/null", test_path("out"), text, log);
+    CHECK(system(command) != 0);
+    f = fopen(log, "r");
+    REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f) && !strstr(line, "train_gpt:")) {}
+    fclose(f);
+    CHECK_STR(line, "of 25600 bytes of text 0 bytes are held out");
+    CHECK_STR(line, "--seq 32 needs 33");
+}
+
 /* Of a table: lines, the first of them and the last. */
 static int lines(const char *table, char *first, char *last, size_t room) {
     int n = 0;

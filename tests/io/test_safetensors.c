@@ -72,6 +72,29 @@ TE_TEST_DEVICES(safetensors_round_trip) {
     te_safetensors_close(f);
 }
 
+TE_TEST(safetensors_of_e2m1) {
+    te_ctx *te = test_context("cpu");
+    const char *path = test_path("codes.safetensors");
+    uint8_t host[64], back[64];
+    for (int k = 0; k < 64; k++) host[k] = (uint8_t)(k * 37 + 11);
+    te_safetensors_item items[2] = {{"even", NULL}, {"none", NULL}};
+    items[0].tensor = te_tensor_from_host(te, TE_F4E2M1, SHAPE(3, 4), host);
+    items[1].tensor = te_tensor_zeros(te, TE_F4E2M1, SHAPE(0, 3));
+    CHECK_EQ_INT(te_safetensors_write(te, path, items, 2, NULL, 0), TE_OK);
+    te_safetensors *f = te_safetensors_open(te, path);
+    CHECK_EQ_INT(te_tensor_to_host(te_safetensors_read(f, "even"), back), TE_OK);
+    CHECK(memcmp(back, host, 6) == 0);
+    CHECK_EQ_INT(te_tensor_bytes(te_safetensors_read(f, "none")), 0);
+    te_safetensors_close(f);
+    CHECK_OK(te);
+    items[0].tensor = te_tensor_from_host(te, TE_F4E2M1, SHAPE(3, 3), host);
+    CHECK(te_safetensors_write(te, path, items, 1, NULL, 0) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "rows of odd length");
+    items[0].tensor = te_tensor_from_host(te, TE_F4E2M1, 0, NULL, host);
+    CHECK(te_safetensors_write(te, path, items, 1, NULL, 0) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "rows of odd length");
+}
+
 TE_TEST(safetensors_bytes_are_the_formats) {
     te_ctx *te = test_context("cpu");
     const float a[2] = {1, -2};
@@ -313,6 +336,18 @@ TE_TEST(safetensors_write_refuses) {
     CHECK(access(path, F_OK) != 0); /* none of these has left a file */
     write_one(te, test_path("no/such/folder"), "a", x);
     CHECK_ERROR(te, TE_ERR_IO, "no/such/folder");
+}
+
+TE_TEST(safetensors_and_checkpoints_say_that_a_path_is_empty) {
+    te_ctx *te = test_context("cpu");
+    CHECK(write_one(te, "", "x", te_tensor_full(te, TE_F32, SHAPE(4), 3)) == TE_ERR_IO);
+    CHECK_ERROR(te, TE_ERR_IO, "cannot write the file: its path is empty");
+    CHECK(!te_safetensors_open(te, ""));
+    CHECK_ERROR(te, TE_ERR_IO, "cannot open the file: its path is empty");
+    CHECK(te_model_save(te, "", NULL, NULL, NULL, 0) == TE_ERR_IO);
+    CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
+    CHECK(te_model_load(te, "", NULL, NULL) == TE_ERR_IO);
+    CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
 }
 
 /* A disk that fills up: the file that was there stays whole, and nothing else is left behind. */

@@ -325,3 +325,28 @@ TE_TEST(causal_lm_refusals) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "CausalLM: the ids are [3, 0]; [b, s] is needed, at least one of each");
     te_module_destroy(m);
 }
+
+TE_TEST(causal_lm_cache_belongs_to_its_model) {
+    te_ctx *te = test_context("cpu");
+    te_causal_lm_desc d = {.vocab_size = 16, .hidden_size = 16, .intermediate_size = 16, .num_hidden_layers = 3, .num_attention_heads = 2, .params_dtype = TE_F32};
+    te_module *big = te_causal_lm_create(te, &d);
+    d.num_hidden_layers = 1;
+    te_module *small = te_causal_lm_create(te, &d);
+    te_kv_cache *cache = te_kv_cache_create(small, 1, 2);
+    te_forward_args args = {.input = te_tensor_full(te, TE_F32, SHAPE(1, 2, 16), 1), .kv_cache = cache};
+    CHECK(te_forward_with(te_module_find(big, "model.layers.0"), &args) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_no_grad_begin");
+    te_no_grad_begin(te);
+    CHECK(te_forward_with(te_module_find(big, "model.layers.2"), &args) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "kv_cache has 1 layers, and this is layer 2");
+    args.input = te_tensor_full(te, TE_F32, SHAPE(1, 3, 16), 1);
+    CHECK(te_forward_with(te_module_find(big, "model.layers.0"), &args) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "kv_cache is f32 [1, 2, 2, 8]");
+    args.input = te_tensor_full(te, TE_F32, SHAPE(1, 2, 16), 1);
+    CHECK(te_forward_with(te_module_find(small, "model.layers.0"), &args) != NULL);
+    te_no_grad_end(te);
+    CHECK_OK(te);
+    te_kv_cache_destroy(cache);
+    te_module_destroy(big);
+    te_module_destroy(small);
+}

@@ -537,6 +537,25 @@ TE_TEST_DEVICES(fp8_padding_and_back) {
     }
 }
 
+TE_TEST_DEVICES(fp8_padding_sizes_may_lie_in_place) {
+    static const float values[4] = {1, 2, 3, 4}, want[8] = {1, 0, 0, 0, 2, 3, 4, 0};
+    te_module *m = te_fp8_padding_create(te, &(te_fp8_padding_desc){.num_gemms = 2, .align_size = 4});
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_from_f32(te, TE_F32, SHAPE(4, 1), values), true);
+    for (int k = 0; k < 4; k++) {
+        int64_t sizes[2] = {1, 3}, padded[2] = {0, 0}, *to = k & 1 ? sizes : padded;
+        te_forward_args args = {.input = x, .m_splits = sizes, .padded_m_splits = to};
+        te_module_set_checkpoint(m, k & 2 && !(k & 1));
+        te_tensor *y = te_forward_with(m, &args);
+        CHECK_TENSOR(y, want, 0, 0);
+        CHECK(to[0] == 4 && to[1] == 4);
+        to[0] = -7; /* this memory may be gone when the backward pass comes */
+        te_backward(te_sum_all(y));
+        CHECK_EQ_INT(to[0], -7);
+    }
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
 /* ---- a layer ---- */
 
 typedef struct moe_layer {

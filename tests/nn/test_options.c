@@ -341,3 +341,24 @@ TE_TEST_DEVICES(options_checkpoint_core_attention_of_a_call) {
     }
     te_module_destroy(m);
 }
+
+TE_TEST(options_that_mean_nothing_are_refused) {
+    te_ctx *te = test_context("cpu");
+    te_layernorm_linear_desc l = {.in_features = 4, .out_features = 4, .norm.normalization = (te_normalization)77};
+    te_norm_desc n = {.hidden_size = 4, .norm.eps = -1};
+    te_transformer_layer_desc d = {.hidden_size = 16, .ffn_hidden_size = 16, .attention.num_attention_heads = 2, .parallel_attention_mlp = true};
+    float factor;
+    CHECK(te_layernorm_linear_create(te, &l) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "norm.normalization is 77");
+    CHECK(te_rmsnorm_create(te, &n) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "norm.eps -1");
+    d.output_layernorm = true;
+    CHECK(te_transformer_layer_create(te, &d) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "parallel_attention_mlp with output_layernorm");
+    d.output_layernorm = false;
+    d.apply_residual_connection_post_layernorm = true;
+    CHECK(te_transformer_layer_create(te, &d) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "parallel_attention_mlp with apply_residual_connection_post_layernorm");
+    CHECK(te_rope_frequencies(te, NULL, 0, 8, 10, NULL, &factor) == TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "room for 4 numbers");
+}

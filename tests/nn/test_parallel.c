@@ -580,3 +580,27 @@ TE_TEST(parallel_split_parameters_alone) {
     te_module_destroy(one);
     te_module_destroy(three);
 }
+
+/* Rank 1's input does not fit: rank 0, which waits in the module's exchange, is told. */
+static void misfit(rank_state *s) {
+    const int k = *(const int *)s->arg;
+    te_ctx *te = s->te;
+    te_parallel_options shared = {.tp_group = s->group, .set_parallel_mode = true, .sequence_parallel = k != 1, .parallel_mode = k == 1 ? TE_PARALLEL_ROW : TE_PARALLEL_COLUMN};
+    te_linear_desc plain = {.in_features = k == 1 ? 16 : 8, .out_features = 8, .gemm.params_dtype = TE_F32, .parallel = shared};
+    te_layernorm_linear_desc normed = {.in_features = 8, .out_features = 8, .gemm.params_dtype = TE_F32, .parallel = shared};
+    te_layernorm_mlp_desc mlp = {.hidden_size = 8, .ffn_hidden_size = 8, .gemm.params_dtype = TE_F32, .parallel = shared};
+    normed.return_layernorm_output = normed.return_layernorm_output_gathered = k == 4;
+    te_module *m = k < 2 ? te_linear_create(te, &plain) : k == 3 ? te_layernorm_mlp_create(te, &mlp) : te_layernorm_linear_create(te, &normed);
+    for (int fits = 0; fits < 2; fits++) { /* and the group goes on */
+        te_tensor *y = te_forward(m, te_tensor_full(te, TE_F32, SHAPE(4, !fits && s->rank == 1 ? 9 : 8), 1));
+        EXPECT(s, fits ? y && te_ok(te) : !y && strstr(te_error(te), s->rank == 1 ? "9" : "rank 1 failed"));
+        te_clear_error(te);
+    }
+    te_module_destroy(m);
+}
+TE_TEST(parallel_rank_whose_input_does_not_fit_tells_the_others) {
+    for (int k = 0; k < 5; k++) {
+        test_case("module %d", k);
+        run_ranks(2, misfit, &k);
+    }
+}

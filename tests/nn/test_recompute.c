@@ -1,5 +1,5 @@
 /* Checkpointing and delayed weight gradients: losses, gradients, scales and the random state are, bit for bit, those without it; less memory; what it refuses. */
-#include "trainer.h"
+#include "../trainer.h"
 
 /* Which modules run again: bits. */
 enum { NOWHERE = 0, LAYER = 1, ATTENTION = 2, MLP = 4, WHOLE = 8, DEEP = LAYER | MLP | WHOLE };

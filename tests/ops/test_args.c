@@ -460,3 +460,26 @@ TE_TEST(args_that_may_stay_are_read_too) {
     r.d = te_tensor_zeros(te, TE_F32, SHAPE(6, 4));
     CHECK_EQ_INT(use_of(TE_OP_GROUPED_GEMM, &r, "d"), TE_ARG_INOUT);
 }
+
+TE_TEST_DEVICES(writes_of_losses_and_statistics_are_counted) {
+    te_tensor *x = te_tensor_normal(te, TE_F32, SHAPE(6, 32), 0, 1), *t = te_tensor_normal(te, TE_F32, SHAPE(6, 32), 0, 1);
+    te_tensor *gamma = te_tensor_full(te, TE_F32, SHAPE(32), 1), *out[4];
+    uint64_t before[4];
+    te_op_mse_fwd_args loss = {0};
+    te_op_mse_bwd_args dx = {0};
+    te_op_rmsnorm_fwd_args norm = {0};
+    out[0] = loss.loss = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    out[1] = dx.dx = te_tensor_zeros(te, TE_F32, SHAPE(6, 32));
+    out[2] = norm.y = te_tensor_zeros(te, TE_F32, SHAPE(6, 32));
+    out[3] = norm.rstd = te_tensor_zeros(te, TE_F32, SHAPE(6));
+    loss.x = dx.x = norm.x = x;
+    loss.target = dx.target = t;
+    dx.dloss = loss.loss;
+    norm.gamma = gamma;
+    for (int i = 0; i < 4; i++) before[i] = te_tensor_version(out[i]);
+    te_op_mse_fwd(te, &loss);
+    te_op_mse_bwd(te, &dx);
+    te_op_rmsnorm_fwd(te, &norm);
+    for (int i = 0; i < 4; i++) CHECK_MSG(te_tensor_version(out[i]) > before[i], "write %d is not counted", i);
+    CHECK_OK(te);
+}

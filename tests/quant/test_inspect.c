@@ -130,3 +130,19 @@ TE_TEST_DEVICES(inspection_changes_nothing) {
     }
     CHECK_OK(te);
 }
+
+static bool inspect_again(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
+    (void)role, (void)stats;
+    te_quant_inspect((te_ctx *)user, true);
+    return true;
+}
+TE_TEST(a_visitor_of_statistics_may_begin_anew) {
+    te_ctx *te = test_context("cpu");
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
+    te_recipe recipe = te_recipe_current_scaling();
+    te_quant_inspect(te, true);
+    test_forward(m, &recipe, te_tensor_full(te, TE_BF16, SHAPE(4, 16), 1));
+    CHECK_EQ_INT(te_quant_stats_visit(te, inspect_again, te), TE_OK);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}

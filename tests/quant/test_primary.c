@@ -406,6 +406,27 @@ TE_TEST_DEVICES(resetting_and_preserved_values) {
     CHECK_OK(te);
 }
 
+/* Parameters that become quantized when they get their memory stay frozen, and keep their main gradients. */
+TE_TEST_DEVICES(quantized_parameters_stay_frozen) {
+    te_linear_desc d = {.in_features = 32, .out_features = 32, .gemm.device = TE_PARAMS_META};
+    te_recipe recipe = te_recipe_current_scaling();
+    te_quantized_model_init_desc init = {.recipe = &recipe};
+    for (int frozen = 0; frozen < 2; frozen++) {
+        te_module *m = te_linear_create(te, &d);
+        te_tensor *main_grad = te_tensor_zeros(te, TE_F32, SHAPE(32, 32));
+        te_module_set_requires_grad(m, !frozen);
+        CHECK_EQ_INT(te_tensor_set_main_grad(te_module_parameter(m, "weight"), main_grad), TE_OK);
+        te_quantized_model_init_begin(te, &init);
+        te_module_reset_parameters(m);
+        te_quantized_model_init_end(te);
+        CHECK(te_tensor_is_quantized(te_module_parameter(m, "weight")));
+        CHECK(te_tensor_requires_grad(te_module_parameter(m, "weight")) == !frozen);
+        CHECK(te_tensor_main_grad(te_module_parameter(m, "weight")) == main_grad);
+        te_module_destroy(m);
+    }
+    CHECK_OK(te);
+}
+
 /* Somebody has written the weight: the preserved value does not speak for it any more, and masters start from the codes. */
 TE_TEST_DEVICES(masters_start_from_what_the_weight_is) {
     for (int i = 1; i < RECIPES; i++)

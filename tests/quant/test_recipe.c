@@ -229,3 +229,67 @@ TE_TEST(recipes_refuse_the_fields_of_others) {
     te_autocast_begin(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "split_wgrad 3");
 }
+
+/* A kept quantized weight belongs to one view: a parameter that becomes another view of the same memory is quantized anew. */
+TE_TEST_DEVICES(a_kept_weight_is_of_one_view) {
+    te_linear_desc d = {.in_features = 16, .out_features = 16, .gemm.no_bias = true, .gemm.params_dtype = TE_F32};
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *all = te_tensor_full(te, TE_F32, SHAPE(32, 16), 1);
+    te_recipe recipe = te_recipe_current_scaling();
+    te_forward_args args = {.input = te_tensor_full(te, TE_F32, SHAPE(2, 16), 1)};
+    te_tensor_fill(te_tensor_narrow(all, 0, 16, 16), 5);
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe});
+    for (int half = 0; half < 2; half++) {
+        te_module_add_parameter(m, "weight", te_tensor_narrow(all, 0, 16 * half, 16));
+        args.is_first_microbatch = half ? TE_MICROBATCH_LATER : TE_MICROBATCH_FIRST;
+        te_tensor *y = te_forward_with(m, &args);
+        CHECK(y && fabsf(test_read(y)[0] - (half ? 80 : 16)) < 1e-4f); /* the inverse of a scale is rounded */
+    }
+    te_autocast_end(te);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+static te_result all_delayed(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
+    (void)user, (void)role;
+    desc->kind = TE_QUANT_DELAYED;
+    return TE_OK;
+}
+static te_result hybrid_of_delayed(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
+    static const te_quantizer_desc half = {.kind = TE_QUANT_DELAYED};
+    (void)user, (void)role;
+    desc->kind = TE_QUANT_HYBRID;
+    desc->hybrid.rowwise_quantizer = desc->hybrid.columnwise_quantizer = &half;
+    return TE_OK;
+}
+TE_TEST(custom_recipes_calibrate_and_refuse_scales_that_nothing_updates) {
+    te_ctx *te = test_context("cpu");
+    te_linear_desc d = {.in_features = 16, .out_features = 16, .gemm.params_dtype = TE_F32};
+    te_module *m = te_linear_create(te, &d);
+    te_recipe recipe = te_recipe_custom(all_delayed, NULL);
+    recipe.delayed.amax_history_len = 2;
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .disabled = true, .calibrating = true});
+    te_forward(m, te_tensor_full(te, TE_F32, SHAPE(4, 16), 3));
+    te_autocast_end(te);
+    REQUIRE_OK(te);
+    const float *history = test_read(te_module_parameter(m, "fp8_amax_history_fwd"));
+    CHECK(history[0] == 3 || history[3] == 3);
+    te_module_destroy(m);
+    m = te_linear_create(te, &d);
+    recipe = te_recipe_custom(hybrid_of_delayed, NULL);
+    CHECK(test_forward(m, &recipe, te_tensor_full(te, TE_F32, SHAPE(4, 16), 1)) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "row-wise quantizer of a hybrid one is delayed without a scale");
+    te_module_destroy(m);
+}
+TE_TEST(scales_of_another_format_are_made_anew) {
+    te_ctx *te = test_context("cpu");
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
+    te_recipe recipe = te_recipe_delayed_scaling();
+    recipe.delayed.amax_history_len = 2;
+    te_module_add_buffer(m, "fp8_scale_fwd", te_tensor_full(te, TE_BF16, SHAPE(3), 1));
+    te_module_add_buffer(m, "fp8_amax_history_fwd", te_tensor_zeros(te, TE_BF16, SHAPE(2, 3)));
+    CHECK(test_forward(m, &recipe, te_tensor_full(te, TE_BF16, SHAPE(4, 16), 1)) != NULL);
+    CHECK_OK(te);
+    CHECK(te_tensor_dtype(te_module_parameter(m, "fp8_scale_fwd")) == TE_F32);
+    te_module_destroy(m);
+}

@@ -236,3 +236,32 @@ TE_TEST(strict_iso_c) {
     }
     te__text_free(&src);
 }
+
+TE_TEST(static_without_implementation_is_one_sentence) {
+    const char *source = test_path("one.c"), *log = test_path("log");
+#ifdef TE_TEST_PACKED
+    const char *header = "te.h";
+#else
+    const char *header = "te_parts.h";
+#endif
+    char command[1024], line[1024];
+    int lines = 0, errors = 0, said = 0;
+    if (system("cc --version >/dev/null 2>&1")) SKIP("no compiler named cc");
+    FILE *f = fopen(source, "w");
+    REQUIRE(f != NULL);
+    fprintf(f, "#define TE_STATIC\n#include \"%s\"\nint main(void) { return 0; }\n", header);
+    fclose(f);
+    snprintf(command, sizeof command, "cc -Wall -Wextra -I. -Isrc -fsyntax-only %s 2>%s", source, log);
+    CHECK(system(command) != 0);
+    f = fopen(log, "r");
+    REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        lines++;
+        if (strstr(line, "error:")) errors++;
+        if (strstr(line, "warning:")) test_fail(__FILE__, __LINE__, "%s", line);
+        if (strstr(line, "TE_STATIC makes te.h's functions private to this file: define TE_IMPLEMENTATION, too")) said++;
+    }
+    fclose(f);
+    CHECK_EQ_INT(errors, 1);
+    CHECK(said >= 1 && lines < 12);
+}

@@ -16,7 +16,7 @@
 #define TE_ACT_CALL static __device__ __noinline__ // a call: the kernel has the code of all activations only once
 #endif
 
-// Forms and nonlinearities by activation, four bits each.
+// Tables of 4-bit entries in one integer each: the form and the nonlinearity of every activation.
 #define TE__ACT_FORM_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__ACT_##form << 4 * TE_##name
 #define TE__ACT_F_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__F_##f << 4 * TE_##name
 static_assert(TE_ACTIVATION_COUNT <= 16 && TE__F_COUNT <= 16, "four bits each of 64");
@@ -42,8 +42,8 @@ TE_DEV float te_act_sigmoid2(float t) {
 #define TE__ACT_SIGMOID3(k1, k3, x) te_act_sigmoid2((x) * (-TE_LOG2E * (k1) + -TE_LOG2E * (k3) * ((x) * (x))))
 #define TE__ACT_MAX0(x) fmaxf(x, 0.0f)
 
-// Returns f(x), and f'(x) in *slope, where `act` applies f to x, or to the first half of a gated input. The code of an
-// unused slope folds away.
+// Returns f(x) and sets *slope to f'(x); f is the nonlinearity that `act` applies to x, or to the first half of a gated
+// input. The compiler removes the code of an unused slope.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
     switch (te_act_f(act)) {
@@ -80,8 +80,8 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te_
     }
 }
 
-// te_act_at returns where the first operand of gated element (row, column) lies, with n columns a half. The second
-// operand lies te_act_block elements behind it. With options, eight neighbours are in one block.
+// te_act_at returns the index in x of the first operand of gated element (row, column); a half has n columns. The
+// second operand is te_act_block elements behind the first. With options, eight neighbours are in one block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }
@@ -97,8 +97,8 @@ TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
     *row = i / width;
     *column = i - *row * width;
 }
-// Splits i likewise, where width and i are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an
-// activation.
+// Splits i = row * width + column without a division, if width and i are multiples of 8; magic and shift come from
+// te__act_divisor_of in cuda.c. A division would cost as much as an activation.
 TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {
     if (shift < 0) {
         te_act_split(i, width, row, column);

@@ -7,8 +7,8 @@
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
 //   ROUNDED: dx is rounded to x's format first, as if it had been stored in that format and read again
 //
-// Tiles cover dy. With a gated input da and db have a tile each in shared memory. Tiles extend over `ld` and `ldc`, and
-// so write the padding.
+// Tiles cover dy. With a gated input da and db each have a tile in shared memory. Tiles extend to `ld` and `ldc`, so
+// that they write the padding, too.
 //
 // Benchmark: "gelu backward e5m2 both copies", "swiglu backward e5m2 both copies" in tests/bench/h200.csv.
 //

@@ -1,4 +1,4 @@
-/* ops/act/cpu.c: the reference of the activations. Knows rows of numbers; must not know CUDA. */
+/* ops/act/cpu.c: the reference implementation of the activations. Knows rows of numbers; must not know CUDA. */
 
 enum { TE__ACT_RUN = 512 };
 
@@ -7,7 +7,7 @@ static float te__act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 #define TE__ACT_SIGMOID(k, x) te__act_sigmoid((k) * (x))
 #define TE__ACT_SIGMOID3(k1, k3, x) te__act_sigmoid((x) * ((k1) + (k3) * (x) * (x)))
 #define TE__ACT_MAX0(x) ((x) > 0.0f ? (x) : 0.0f)
-/* Returns f(x), and f'(x) in *slope; an activation applies f to x, or to the first half of a gated input. */
+/* Returns f(x) and sets *slope to f'(x). An activation applies f to x, or to the first half of a gated input. */
 static float te__act_one(te__act_f f, float x, float *slope) {
     float s;
     switch (f) {
@@ -20,9 +20,9 @@ static float te__act_one(te__act_f f, float x, float *slope) {
 /* Clamps x to -limit .. limit. fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* One call, forward or backward, and how its results are stored. The work is cut into units: a run of columns of one
- * row; or, if `col` is wanted, of TE__ACT_BAND rows, whose codes are transposed as one tile. With sums of columns a
- * unit goes on over all bands of rows. */
+/* One call, forward or backward, with the layout of the results. Work is cut into units. A unit is a run of columns of
+ * one row; with `col` it is a tile of TE__ACT_BAND rows, whose codes are transposed; with dbias it is a run of columns
+ * of all rows. */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -35,10 +35,9 @@ typedef struct te__act_job {
     te_tensor *out, *col, *dbias;
     te_dtype format;        /* of out and col */
     int64_t m, n;           /* elements of y or dy */
-    int64_t ld, ldc;        /* of out, of col */
-    int64_t block;          /* gated: columns of one half before columns of the other half follow; n: the second half is
-                             * behind the first */
-    int64_t tall, wide, runs, units;
+    int64_t ld, ldc;        /* leading dimensions of out and col */
+    int64_t block;          /* gated: the halves alternate in blocks of this many columns; n: one block for each half */
+    int64_t tall, wide, runs, units; /* rows and columns of a unit; units along a row; all units */
     float *amax;            /* [units]: the amax of each unit, or NULL */
 } te__act_job;
 
@@ -60,7 +59,7 @@ static void te__act_values(const te__act_job *j, const float *gate, int64_t coun
         break;
     }
 }
-/* Replaces u and gate by the two halves of dx; not gated: u by dx. */
+/* Replaces u and gate by the two halves of dx; if not gated, replaces u by dx. */
 static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
     float slope, f;
     int64_t k;
@@ -90,8 +89,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     }
 }
 
-/* Finds columns first .. first + count - 1 of half h of a row, where halves alternate block by block. Returns how many
- * of these columns are contiguous, and in *at where in the row they begin. */
+/* Locates columns first .. first + count - 1 of half h in a row whose halves alternate block by block. Returns how many
+ * of these columns are contiguous; *at receives the position of the first one in the row. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;
@@ -116,8 +115,8 @@ static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t firs
     }
 }
 
-/* Computes the results of `count` columns from `first` on: in v[0], and for a gated backward in v[1] the second half of
- * dx. */
+/* Computes the results of `count` columns from `first` on into v[0]. For a gated backward v[1] receives the second half
+ * of dx. */
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
     int h;
@@ -130,7 +129,7 @@ static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_
         te__act_slopes(j, dy, count, v[0], v[1]);
     }
 }
-/* Rounds v to a format, as a tensor of that format would. */
+/* Rounds v to a format, by a store and a load. */
 static void te__act_round(te_dtype format, int64_t count, float *v) {
     float room[TE__ACT_RUN]; /* enough for every float format */
     te__store_row(room, format, 0, count, v);
@@ -219,7 +218,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
-        /* the largest rounded number is the largest number, rounded */
+        /* rounding keeps the order, so only the maximum is rounded */
         if (j->bwd) te__act_round(te__act_amax_dtype(j->bwd), 1, &largest);
         if (largest > *to) *to = largest;
     }
@@ -227,7 +226,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     return TE_OK;
 }
 
-/* A job without results; n: columns of y or dy. */
+/* Returns a job with the fields of both directions filled in, without outputs; j.n: columns of y or dy. */
 static te__act_job te__act_job_of(const te_tensor *x, te_activation act, const te_activation_params *p) {
     te__act_job j = TE_ZERO;
     j.act = te__activation_row_of(act);
@@ -258,16 +257,16 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
 
-/* ---- times a number for each row ---- */
+/* ---- activations times one number for each row ---- */
 
 typedef struct te__scaled_act_job {
     te__act_job act;
-    te_op_act_bwd_args as_bwd; /* act.bwd points here in the backward pass, since te__act_store looks at act.bwd */
+    te_op_act_bwd_args as_bwd; /* zeros; in the backward pass act.bwd points here, because te__act_store tests it */
     const te_tensor *dy, *scales;
     te_tensor *dscales;
 } te__scaled_act_job;
 
-/* Computes act(x) of the columns in v, times `scale`, into v[0]. */
+/* Replaces v[0] by act(x) * scale, with x in v[0] and, if gated, the second half of x in v[1]. */
 static void te__scaled_act_forward(const te__act_job *j, float scale, int64_t count, float v[2][TE__ACT_RUN]) {
     int64_t k;
     te__act_values(j, v[1], count, v[0]);

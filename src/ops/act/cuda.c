@@ -1,6 +1,7 @@
-/* ops/act/cuda.c: the activations: the choice of a kernel, and its launch. Knows plans; must not know the driver. */
+/* ops/act/cuda.c: plans the activation kernels: chooses a kernel and its options. Knows plans; must not know the
+ * driver. */
 
-/* Returns whether x, and all rows of ld elements from x on, start at multiples of `bytes`. */
+/* Returns true if x, and every row of ld elements of x, starts at a multiple of `bytes`. */
 static bool te__act_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && (!x || ld * te__dtype_size(x->dtype) % bytes == 0);
 }
@@ -26,7 +27,7 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
-/* n: columns of y or dy, which are one block unless halves alternate. */
+/* Fills the kernel's rule of an activation. n: columns of y or dy, which is the block size if not gated. */
 static te__act_rule te__act_rule_of(te_activation act, const te_activation_params *p, int64_t n) {
     te__act_rule r = TE_ZERO;
     r.block = te_activation_is_gated(act) ? p->glu_interleave_size : n;
@@ -158,8 +159,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     return TE_OK;
 }
 
-/* Fills what both directions have; n: columns of y or dy. Returns why eight elements cannot be moved at a
- * time, or NULL. */
+/* Fills the fields of *k that both directions have. Returns the reason why eight elements cannot be moved at a time, or
+ * NULL. */
 static const char *te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
                                             const te_tensor *scales, const te_tensor *out, const te_tensor *dy,
                                             te_activation act, const te_activation_params *params) {

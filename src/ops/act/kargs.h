@@ -1,19 +1,18 @@
-/* ops/act/kargs.h: the arguments of the activation kernels. The host's compiler and the kernels' compiler both read it:
- * plain structs alone. */
+/* ops/act/kargs.h: the arguments of the activation kernels. Plain structs alone, because both the host's compiler
+ * and the kernels' compiler read this file. */
 #ifndef TE__ACT_KARGS_H
 #define TE__ACT_KARGS_H
 
-/* Divides i / 8 < 2^31 by width / 8: the quotient is the upper word of the product with `magic`, shifted. shift < 0:
- * these sizes need a plain division. */
+/* Divides i / 8 < 2^31 by width / 8: quotient = (upper 32 bits of (i / 8) * magic) >> shift. shift < 0: these sizes
+ * need a plain division. */
 typedef struct te__act_divisor {
     unsigned magic;
     int shift;
 } te__act_divisor;
 
-/* An activation and its numbers. */
+/* An activation and its parameters. */
 typedef struct te__act_rule {
-    long long block; /* gated: columns of one half of x before columns of the other half follow; n: the second half is
-                      * behind the first */
+    long long block; /* gated: the halves of x alternate in blocks of this many columns; n: one block for each half */
     float limit, alpha, offset;
     int act;
 } te__act_rule;
@@ -63,7 +62,7 @@ typedef struct te__act_bwd_kargs {
     te__act_rule rule;
     int dy_dt, x_dt, dx_dt;
     int rounded;    /* act_bwd_tile: dx is rounded to x's format first */
-    int amax_dt;    /* the format of the numbers that amax is of */
+    int amax_dt;    /* amax is rounded to this format */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */

@@ -1,5 +1,6 @@
-/* ops/act/list.h: the activations: a row for each, made of nonlinearities. Read by the host's compiler and by the
- * kernels'. A row without its number in te_activation, and a nonlinearity without its ONNX nodes, do not compile. */
+/* ops/act/list.h: the list of activations and of the nonlinearities that they use. Read by the host's compiler and by
+ * the kernels' compiler. A row without its number in te_activation, or a nonlinearity without its ONNX nodes, does not
+ * compile. */
 #ifndef TE__ACT_LIST_H
 #define TE__ACT_LIST_H
 
@@ -8,8 +9,8 @@
  *     TE__ACT_SIGMOID(k, x)         sigmoid(k x)
  *     TE__ACT_SIGMOID3(k1, k3, x)   sigmoid(k1 x + k3 x^3)
  *     TE__ACT_MAX0(x)               max(x, 0); 0 for NaN
- * GELU is the tanh form of Hendrycks and Gimpel, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): without the cancellation on the
- * left. */
+ * GELU is the tanh form of Hendrycks and Gimpel. It uses 0.5 + 0.5 tanh(u) = sigmoid(2 u), which avoids the
+ * cancellation of the sum. */
 #define TE__NONLINEARITIES(X)                                                                                        \
     X(gelu, TE__ACT_SIGMOID3(2.0f * 0.79788456f, 2.0f * 0.03567741f, x), x * s,                                      \
       s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x), "gelu_pytorch_tanh", "gelu_new")        \
@@ -20,10 +21,10 @@
     X(sigmoid, TE__ACT_SIGMOID(1.0f, x), s, s * (1.0f - s), "sigmoid", "")
 
 /* X(name, form, f, epilogue, one_kernel), in the order of te_activation:
- *     form        what becomes of f(x): a te__act_form
- *     epilogue    TE_EPILOGUE_...: the step of a product that multiplies by f'
- *     one_kernel  1: TransformerEngine's te.ops has one kernel for its backward pass and the gradient of the bias in
- *                 front (ops/fused/backward_activation_bias.py) */
+ *     form        a te__act_form: how y is computed from f
+ *     epilogue    TE_EPILOGUE_...: the GEMM epilogue that multiplies by f'; NONE if there is none
+ *     one_kernel  1: TransformerEngine's te.ops has one kernel for the activation's backward pass and the gradient of
+ *                 the bias in front of the activation (ops/fused/backward_activation_bias.py) */
 #define TE__ACTIVATIONS(X)                                                                                           \
     X(GELU, PLAIN, gelu, DGELU, 1)                                                                                   \
     X(RELU, PLAIN, relu, NONE, 1)                                                                                    \
@@ -47,7 +48,7 @@ typedef enum te__act_form {
 #define TE__ACT_F(f, s, value, slope, name, also) TE__F_##f,
 typedef enum te__act_f { TE__NONLINEARITIES(TE__ACT_F) TE__F_COUNT } te__act_f;
 
-/* A case of a switch over te__act_f, where `float s` and `float *slope` are. */
+/* One case of a switch over te__act_f, in a function with variables `float s` and `float *slope`. */
 #define TE__ACT_CASE(f, sigmoid, value, derivative, name, also)                                                      \
     case TE__F_##f:                                                                                                  \
         s = sigmoid;                                                                                                 \

@@ -1,12 +1,12 @@
-/* ops/act/op.c: the front door of the activations: defaults and checks. Knows tensors; must not know which backend
+/* ops/act/op.c: the checks and defaults of the activation operations. Knows tensors; must not know which backend
  * runs. */
 
-/* An activation as host code sees it; the formulas stand in cpu.c and act.cuh. */
+/* Facts about an activation for host code; the formulas are in cpu.c and act.cuh. */
 typedef struct te__activation_row {
     te__act_form form;
     te__act_f f;
-    te_epilogue epilogue; /* the step of a product that multiplies by its derivative; TE_EPILOGUE_NONE: none does */
-    bool one_kernel;      /* te.ops: dbias and the gradient come from one kernel */
+    te_epilogue epilogue; /* the GEMM epilogue that multiplies by f'; TE_EPILOGUE_NONE: there is none */
+    bool one_kernel;      /* te.ops computes dbias and the gradient in one kernel */
 } te__activation_row;
 #define TE__ACT_ROW(name, form, f, epilogue, one_kernel)                                                               \
     {TE__ACT_##form, TE__F_##f, TE_EPILOGUE_##epilogue, one_kernel},
@@ -14,7 +14,7 @@ static const te__activation_row te__activations[TE_ACTIVATION_COUNT] = {
     {TE__ACT_PLAIN, TE__F_COUNT, TE_EPILOGUE_NONE, false}, /* TE_ACTIVATION_DEFAULT */
     TE__ACTIVATIONS(TE__ACT_ROW)};
 #undef TE__ACT_ROW
-/* The rows stand in the order of te_activation, and are all of it. */
+/* Asserts that the rows are in the order of te_activation, and complete. */
 #define TE__ACT_ROW(name, form, f, epilogue, one_kernel) TE__ACT_ROW_##name,
 enum { TE__ACT_ROW_DEFAULT, TE__ACTIVATIONS(TE__ACT_ROW) TE__ACT_ROWS };
 #undef TE__ACT_ROW
@@ -24,7 +24,7 @@ TE__ACTIVATIONS(TE__ACT_ROW)
 #undef TE__ACT_ROW
 TE__STATIC_ASSERT((int)TE__ACT_ROWS == (int)TE_ACTIVATION_COUNT, "an activation has no row in ops/act/list.h");
 
-/* Is it in te_activation, the default excluded? */
+/* Returns true if `a` is a value of te_activation other than TE_ACTIVATION_DEFAULT. */
 static bool te__activation_known(te_activation a) {
     return (int)a > (int)TE_ACTIVATION_DEFAULT && (int)a < (int)TE_ACTIVATION_COUNT;
 }
@@ -35,7 +35,8 @@ TE_API bool te_activation_is_gated(te_activation activation) {
     return te__activation_row_of(activation)->form != TE__ACT_PLAIN;
 }
 
-/* The activation of that form whose nonlinearity transformers calls `name`; TE_ACTIVATION_DEFAULT: there is none. */
+/* te__activation_named returns the activation of form `form` whose nonlinearity transformers calls `name`;
+ * TE_ACTIVATION_DEFAULT if there is none. */
 #define TE__ACT_ROW(f, s, value, slope, name, also) {name, also},
 static const char *const te__nonlinearity_names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
 #undef TE__ACT_ROW
@@ -48,7 +49,7 @@ static te_activation te__activation_named(const char *name, te__act_form form) {
     }
     return TE_ACTIVATION_DEFAULT;
 }
-/* All such names, for messages. Returns `text`. */
+/* Writes to `text` the first transformers name of every activation of form `form`, for messages; returns `text`. */
 static const char *te__activation_names(te__act_form form, char *text, size_t size) {
     size_t used = 0;
     int a;
@@ -76,8 +77,8 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* Checks the size of interleaved blocks, for n columns of y or dy. Fills in the default, one block of all columns,
- * which passes here a second time too. */
+/* Checks the size of interleaved blocks, for n columns of y or dy. Replaces 0 by the default, one block of all columns
+ * (max(n, 1)), which a second call also accepts. `with`: an option that excludes interleaving, or NULL. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);
@@ -97,7 +98,7 @@ static te_result te__check_interleave(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* Returns the format of the numbers that the backward pass's amax is of. */
+/* Returns the format to which the amax of the backward pass is rounded. */
 static te_dtype te__act_amax_dtype(const te_op_act_bwd_args *a) {
     return a->rounded && !a->unrounded_amax ? a->x->dtype : TE_F32;
 }
@@ -141,7 +142,7 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     return r;
 }
 
-/* Checks the arguments that both directions have; n: columns of y or dy. */
+/* Checks the arguments that scaled_act_fwd and scaled_act_bwd share; n: columns of y or dy. */
 static te_result te__check_scaled_act(te_ctx *te, const char *op, const te_tensor *x, const te_tensor *act_scales,
                                       te_activation act, te_activation_params *p, int64_t n) {
     te_result r = te__check_activation(te, op, act, p);

@@ -4,7 +4,7 @@
 //   dx = (dy scales[row]) f'(x);   gated: [da | db] = (dy scales[row]) [f'(a) b | f(a)];
 //   dscales[row] = sum of dy f(x)
 //
-// A warp has a row; with options each lane computes eight neighbours at a time.
+// Each warp computes one row. With options each lane computes eight neighbours at a time.
 //
 // Launch: block of 256 threads, grid ceil(m / 8). With options: n and blocks of interleaved halves multiples of 8, dy,
 //         x and dx aligned to 16 bytes. Without options: anything.
@@ -18,8 +18,8 @@
 #include "device/vector.cuh"
 #include "ops/act/act.cuh"
 
-// Computes the gradients of one element, and returns f(x), which dy multiplies in the sum. g: dy times the row's
-// number.
+// Computes the gradients *dx and *dgate of one element from g = dy * scale of the row; returns y before scaling, which
+// the caller multiplies by dy in the sum of dscales.
 TE_DEV float te_scaled_act(const te__scaled_act_kargs &a, int act, float x, float gate, float g, float *dx,
                            float *dgate) {
     float slope, f;

@@ -1,5 +1,5 @@
-/* tests/nn/trainer.h: a small GPT that is trained under any recipe, and a hash of everything that lives on from step to step. */
-#include "../te_test.h"
+/* tests/trainer.h: a small GPT that is trained under any recipe, and a hash of everything that lives on from step to step. */
+#include "te_test.h"
 
 enum { WORDS = 48, WIDTH = 64, LENGTH = 6, BATCH = 2, TOKENS = LENGTH * BATCH, STEPS = 7 };
 

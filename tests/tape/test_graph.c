@@ -1,6 +1,6 @@
 /* Graphs: a launch gives what the calls would give, to the bit, whatever changes from step to step; their memory; what they refuse. */
 #include "../faults/purse.h"
-#include "trainer.h"
+#include "../trainer.h"
 
 static te_graph *captured(trainer *t) {
     te_result begun = te_graph_begin(t->te);

@@ -1,5 +1,5 @@
-/* tests/mend/test_process_files.c: temporary files of writers that were killed, links, what is no regular file, and the messages about files, the environment and
- * TE_STATIC. The writers that get killed are this file's own copy of sys/, which stops where a test wants it. */
+/* tests/sys/test_writers.c: temporary files of writers that were killed, links, what is no regular file. The writers that get killed are this file's own copy of sys/, which stops
+ * where a test wants it. */
 #define _GNU_SOURCE
 #include "../te_test.h"
 #include "base/common.h"
@@ -12,8 +12,6 @@
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <utime.h>
-
-/* ---- 19: temporary files ---- */
 
 static bool count_temps(void *user, const char *name) {
     size_t n = strlen(name);
@@ -60,7 +58,7 @@ static bool load(te_ctx *te, const char *path) {
     return f != NULL;
 }
 
-TE_TEST(p19_what_a_killed_writer_left_goes_with_the_next_save_or_load) {
+TE_TEST(what_a_killed_writer_left_goes_with_the_next_save_or_load) {
     te_ctx *te = test_context("cpu");
     const char *path = test_path("model.safetensors"), *other = test_path("model.safetensors.1");
     for (int saves = 0; saves < 2; saves++) {
@@ -98,7 +96,7 @@ TE_TEST(p19_what_a_killed_writer_left_goes_with_the_next_save_or_load) {
     te_module_destroy(m);
 }
 
-TE_TEST(p19_only_what_a_writer_left_is_removed) {
+TE_TEST(only_what_a_writer_left_is_removed) {
     te_ctx *te = test_context("cpu");
     const char *path = test_path("a");
     char name[300];
@@ -127,7 +125,7 @@ TE_TEST(p19_only_what_a_writer_left_is_removed) {
 }
 
 /* A name that somebody has taken is no reason to fail: numbers of processes come again, in containers they are always the same. */
-TE_TEST(p19_names_that_are_taken) {
+TE_TEST(names_of_temporary_files_that_are_taken) {
     char name[300];
     const char *path = test_path("a");
     te__file_out out;
@@ -149,7 +147,7 @@ TE_TEST(p19_names_that_are_taken) {
     te__text_free(&why);
 }
 
-TE_TEST(p19_links_are_followed) {
+TE_TEST(links_are_followed) {
     te_ctx *te = test_context("cpu");
     char target[300];
     mkdir(test_path("deep"), 0700);
@@ -172,7 +170,7 @@ TE_TEST(p19_links_are_followed) {
     CHECK_ERROR(te, TE_ERR_IO, "symbolic links");
 }
 
-TE_TEST(p19_only_regular_files) {
+TE_TEST(only_regular_files_are_read_and_written) {
     te_ctx *te = test_context("cpu");
     const char *pipe_path = test_path("pipe"), *device = test_path("device"), *folder = test_dir(), *link = test_path("link");
     struct stat st;
@@ -199,122 +197,4 @@ TE_TEST(p19_only_regular_files) {
     CHECK(stat(pipe_path, &st) == 0 && S_ISFIFO(st.st_mode));
     CHECK(stat(device, &st) == 0 && !S_ISREG(st.st_mode));
     alarm(0);
-}
-
-/* ---- 21: messages ---- */
-
-TE_TEST(p21_an_empty_path_is_called_so) {
-    te_ctx *te = test_context("cpu");
-    CHECK(save(te, "") == TE_ERR_IO);
-    CHECK_ERROR(te, TE_ERR_IO, "cannot write the file: its path is empty");
-    CHECK(!load(te, ""));
-    CHECK_ERROR(te, TE_ERR_IO, "cannot open the file: its path is empty");
-    CHECK(te_model_save(te, "", NULL, NULL, NULL, 0) == TE_ERR_IO);
-    CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
-    CHECK(te_model_load(te, "", NULL, NULL) == TE_ERR_IO);
-    CHECK_ERROR(te, TE_ERR_IO, "its path is empty");
-}
-
-TE_TEST(p21_a_described_tensor_is_called_so) {
-    te_ctx *te = test_context("cpu");
-    te_tensor *x = te_tensor_describe(te, TE_BF16, SHAPE(2, 4));
-    CHECK(!te_activate(x, TE_GELU, NULL));
-    CHECK_ERROR(te, TE_ERR_STATE, "te_activate: the tensor [2, 4] was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape");
-    CHECK(!te_tensor_view(x, SHAPE(8)));
-    CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_view: the tensor [2, 4] was made by te_tensor_describe");
-}
-
-static int warnings(const char *variable) {
-    int n = 0;
-    for (const char *at = test_log_text(); (at = strstr(at, variable)) != NULL; at++) n++;
-    return n;
-}
-TE_TEST(p21_numbers_of_the_environment) {
-    static const struct {
-        const char *name, *value, *warning; /* NULL: none */
-    } all[] = {{"TE_THREADS", "abc", "TE_THREADS is \"abc\"; a whole number from 1 to 64 is possible"},
-               {"TE_THREADS", "2x", "TE_THREADS is \"2x\""},
-               {"TE_THREADS", "-3", "TE_THREADS is \"-3\""},
-               {"TE_THREADS", "0", "TE_THREADS is \"0\""},
-               {"TE_THREADS", "65", "TE_THREADS is \"65\""},
-               {"TE_THREADS", "99999999999999999999", "TE_THREADS is \"9999"},
-               {"TE_THREADS", "2", NULL},
-               {"TE_THREADS", "", NULL},
-               {"TE_LOG", "info", "TE_LOG is \"info\"; a whole number from 1 to 4 is possible"},
-               {"TE_LOG", "33", "TE_LOG is \"33\""},
-               {"TE_LOG", "0", "TE_LOG is \"0\""},
-               {"TE_LOG", "2", NULL},
-               {"TE_DEBUG_SYNC", "yes", "TE_DEBUG_SYNC is \"yes\"; a whole number from 0 to 1 is possible"},
-               {"TE_DEBUG_SYNC", "0", NULL},
-               {"TE_DEBUG_SYNC", "1", NULL}};
-    for (int i = 0; i < COUNT(all); i++) {
-        test_case("%s=%s", all[i].name, all[i].value);
-        int before = warnings(all[i].name);
-        test_setenv(all[i].name, all[i].value);
-        te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = "cpu", .log = test__log});
-        CHECK_OK(te);
-        CHECK_EQ_INT(warnings(all[i].name) - before, all[i].warning ? 1 : 0);
-        if (all[i].warning) CHECK_STR(test_log_text(), all[i].warning);
-        te_ctx_destroy(te);
-        test_setenv(all[i].name, NULL);
-    }
-    /* what the desc says counts, and nobody asks the environment */
-    test_setenv("TE_THREADS", "abc");
-    int before = warnings("TE_THREADS");
-    te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = "cpu", .cpu_threads = 1, .log = test__log});
-    CHECK_EQ_INT(warnings("TE_THREADS"), before);
-    te_ctx_destroy(te);
-    /* a device that is not there stays an error, which says whose word it was */
-    test_setenv("TE_DEVICE", "gpu");
-    te = te_ctx_create(&(te_ctx_desc){.cpu_threads = 1, .log = test__log});
-    CHECK_ERROR(te, TE_ERR_INVALID, "TE_DEVICE is \"gpu\", which is neither \"cpu\" nor \"cuda:N\"");
-    te_ctx_destroy(te);
-}
-
-TE_TEST(p21_static_without_implementation_is_one_sentence) {
-    const char *source = test_path("one.c"), *log = test_path("log");
-#ifdef TE_TEST_PACKED
-    const char *header = "te.h";
-#else
-    const char *header = "te_parts.h";
-#endif
-    char command[1024], line[1024];
-    int lines = 0, errors = 0, said = 0;
-    if (system("cc --version >/dev/null 2>&1")) SKIP("no compiler named cc");
-    FILE *f = fopen(source, "w");
-    REQUIRE(f != NULL);
-    fprintf(f, "#define TE_STATIC\n#include \"%s\"\nint main(void) { return 0; }\n", header);
-    fclose(f);
-    snprintf(command, sizeof command, "cc -Wall -Wextra -I. -Isrc -fsyntax-only %s 2>%s", source, log);
-    CHECK(system(command) != 0);
-    f = fopen(log, "r");
-    REQUIRE(f != NULL);
-    while (fgets(line, sizeof line, f)) {
-        lines++;
-        if (strstr(line, "error:")) errors++;
-        if (strstr(line, "warning:")) test_fail(__FILE__, __LINE__, "%s", line);
-        if (strstr(line, "TE_STATIC makes te.h's functions private to this file: define TE_IMPLEMENTATION, too")) said++;
-    }
-    fclose(f);
-    CHECK_EQ_INT(errors, 1);
-    CHECK(said >= 1 && lines < 12);
-}
-
-/* 25 KB are six blocks of 4 KiB and a piece: none of them is the tenth, which is held out. */
-TE_TEST(p21_train_gpt_says_why_a_text_is_too_short) {
-    const char *text = test_path("text"), *log = test_path("log");
-    char command[1024], line[1024] = "";
-    if (access("build/train_gpt", X_OK)) SKIP("build/train_gpt is not there: make build/train_gpt");
-    FILE *f = fopen(text, "w");
-    REQUIRE(f != NULL);
-    for (int i = 0; i < 25600; i++) fputc('a' + i % 26, f);
-    fclose(f);
-    snprintf(command, sizeof command, "build/train_gpt --device cpu --steps 1 --seq 32 --out %s %s 2>%s >/dev/null", test_path("out"), text, log);
-    CHECK(system(command) != 0);
-    f = fopen(log, "r");
-    REQUIRE(f != NULL);
-    while (fgets(line, sizeof line, f) && !strstr(line, "train_gpt:")) {}
-    fclose(f);
-    CHECK_STR(line, "of 25600 bytes of text 0 bytes are held out");
-    CHECK_STR(line, "--seq 32 needs 33");
 }

@@ -1,5 +1,4 @@
-/* NVFP4 as TransformerEngine has it: the transform and its roundings, 4-over-6, row-scaled copies, decoded NaN. Expected numbers are worked out
- * by hand or stand in tests/golden, which is written apart from te.h; the formulas, in plain loops, are tests/ops/test_nvfp4.c's. */
+/* tests/ops/test_nvfp4_rounding.c: NVFP4's transform and its roundings, 4-over-6. Expected numbers are worked out by hand; the formulas, in plain loops, are test_nvfp4.c's. */
 #include "../te_test.h"
 
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
@@ -33,10 +32,10 @@ static cast transformed(te_ctx *te, te_dtype dtype, const float *column, int n, 
     return quantize(te, test_tensor(te, dtype, SHAPE(16, 1), x), a, false);
 }
 
-/* ---- 1: the random Hadamard transform ---- */
+/* ---- the random Hadamard transform ---- */
 
 /* Element 2 is 2.5078125 before it is rounded, 2.5 in bf16: a tie, which goes to the code of 2.5 / (12 / 6) = 1, not 1.5. */
-TE_TEST_DEVICES(p01_the_transform_is_rounded_to_bf16) {
+TE_TEST_DEVICES(nvfp4_transform_is_rounded_to_bf16) {
     static const float column[16] = {6.03125f, -1, 7, 5, 3, -5, 5, -8, 1, -2, 8, -5, 8, -7, 2, 1};
     static const uint8_t want[16] = {11, 9, 2, 2, 1, 6, 5, 12, 7, 3, 2, 2, 10, 6, 14, 12};
     for (int f32 = 0; f32 < 2; f32++) {
@@ -50,7 +49,7 @@ TE_TEST_DEVICES(p01_the_transform_is_rounded_to_bf16) {
 }
 
 /* The factor of 1/4 is in the matrix, so no sum of two 2e38 is ever 4e38: every other element is 9.97e37, bf16's nearest to 1e38. */
-TE_TEST_DEVICES(p01_the_transform_does_not_overflow) {
+TE_TEST_DEVICES(nvfp4_transform_does_not_overflow) {
     static const float column[2] = {2e38f, 2e38f}, all[16] = {3e38f, 3e38f, 3e38f, 3e38f, 3e38f, 3e38f, 3e38f, 3e38f,
                                                               3e38f, 3e38f, 3e38f, 3e38f, 3e38f, 3e38f, 3e38f, 3e38f};
     cast c = transformed(te, TE_BF16, column, 2, false);
@@ -63,7 +62,7 @@ TE_TEST_DEVICES(p01_the_transform_does_not_overflow) {
 
 /* Sums as tensor cores make them: what an f32 has no room for is cut off, not rounded, and products are cut to 25 bits below the leading
  * bit of the largest. All of it has to be seen at a tie of bf16: 1 + 2^-8 goes to 1, and whatever is more to 1 + 2^-7. */
-TE_TEST_DEVICES(p01_sums_are_cut_as_tensor_cores_cut_them) {
+TE_TEST_DEVICES(nvfp4_transform_cuts_sums_as_tensor_cores_do) {
     static const struct {
         float x[16];
         float amax;
@@ -94,35 +93,11 @@ TE_TEST_DEVICES(p01_sums_are_cut_as_tensor_cores_cut_them) {
     for (int i = 0; i < 8; i++) CHECK_EQ_INT(q[i], 0);
 }
 
-/* Of x [64, 48] with a NaN in row 5 of column 3: the gradient of W[:, 3] is NaN, all else finite. */
-TE_TEST_DEVICES(p01_a_nan_reaches_the_weight_gradient) {
-    enum { M = 64, K = 48, N = 32 };
-    te_recipe recipe = te_recipe_nvfp4();
-    te_linear_desc desc = {0};
-    float *x = test_normal(M * K, 1);
-    x[5 * K + 3] = NAN;
-    desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
-    te_module *linear = te_linear_create(te, &desc);
-    REQUIRE_OK(te);
-    te_tensor *in = test_tensor(te, TE_BF16, SHAPE(M, K), x);
-    te_tensor_set_requires_grad(in, true);
-    te_tensor *y = test_forward(linear, &recipe, in);
-    te_backward_from(y, test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2)));
-    CHECK_OK(te);
-    const float *dw = test_read(te_tensor_grad(te_module_parameter(linear, "weight"))), *out = test_read(y);
-    int wrong = 0, lost = 0;
-    for (int i = 0; i < N * K; i++) wrong += isnan(dw[i]) != (i % K == 3);
-    for (int i = 0; i < M * N; i++) lost += isnan(out[i]) != (i / N == 5);
-    CHECK_EQ_INT(wrong, 0);
-    CHECK_EQ_INT(lost, 0);
-    te_module_destroy(linear);
-}
-
-/* ---- 2: 4-over-6 ---- */
+/* ---- 4-over-6 ---- */
 
 /* The block's amax of 3.515625 under a tensor's of 3.9375: RN(RN(3.515625 / 6) * S) is 400, halfway between 384 and 416, which is even. In the
  * other order, 3.515625 * RN(S / 6), it is more. */
-TE_TEST_DEVICES(p02_the_block_scale_rounds_in_its_own_order) {
+TE_TEST_DEVICES(four_over_six_block_scale_rounds_in_its_own_order) {
     static const float x[16] = {2.40625f, 1.34375f, -1.75f, 3.515625f, 0.4140625f, 0.984375f, 0.396484375f, -1.5625f,
                                 1.0859375f, 0.53515625f, -0.64453125f, 0.69921875f, 0.4375f, 0.353515625f, 0.0341796875f, 0.65625f};
     static const uint8_t want[8] = {0x46, 0x7d, 0x41, 0xd1, 0x24, 0x2a, 0x12, 0x20};
@@ -140,7 +115,7 @@ TE_TEST_DEVICES(p02_the_block_scale_rounds_in_its_own_order) {
 }
 
 /* An amax of 4.6e-37: S is at its limit, and d / S, a subnormal number, says little of what the codes are worth. */
-TE_TEST_DEVICES(p02_tiny_tensors_choose_by_their_amax) {
+TE_TEST_DEVICES(four_over_six_of_tiny_tensors_goes_by_their_amax) {
     static const uint16_t x[64] = {
         0x824d, 0x82aa, 0x817e, 0x01d7, 0x0291, 0x00e1, 0x820d, 0x8249, 0x0240, 0x02d1, 0x018c, 0x829e, 0x8275, 0x02cd, 0x0150, 0x82de,
         0x80ab, 0x8295, 0x8221, 0x81fa, 0x8237, 0x020e, 0x8081, 0x8217, 0x01d2, 0x0254, 0x82d2, 0x8183, 0x827b, 0x8131, 0x82a5, 0x002a,
@@ -173,7 +148,7 @@ static void tile_scales(te_ctx *te, float *x, float v, int four, int scale[2]) {
 }
 /* Tiles: the row-wise copy adds its errors by rows, the column-wise one by columns. The sums are equal but for their roundings, which decide where
  * one element is moved until 4 is as good as 6. There the copies disagree, and the column-wise copy is still the row-wise one of the transpose. */
-TE_TEST_DEVICES(p02_both_copies_choose_for_themselves) {
+TE_TEST_DEVICES(four_over_six_copies_choose_for_themselves) {
     int disagree = 0;
     for (int seed = 1; seed <= 6; seed++) {
         int four = seed % 2 ? TE_4OVER6_MAE : TE_4OVER6_MSE, first[2], now[2], turned[2];
@@ -205,174 +180,9 @@ TE_TEST_DEVICES(p02_both_copies_choose_for_themselves) {
     CHECK_OK(te);
 }
 
-/* ---- 3: row-scaled ---- */
-
-/* The column-wise copy of x is the row-wise copy of its transpose: an amax for each column, codes and scales. */
-TE_TEST_DEVICES(p03_a_column_has_an_amax_of_its_own) {
-    static const int64_t shapes[][2] = {{48, 80}, {1, 33}, {33, 1}, {127, 129}, {256, 384}};
-    for (int s = 0; s < COUNT(shapes); s++) {
-        int64_t m = shapes[s][0], n = shapes[s][1];
-        float *x = test_normal(m * n, 7), *t = test_copy(x, m * n);
-        test_case("[%d, %d]", (int)m, (int)n);
-        for (int64_t i = 0; i < m * n; i++) x[i] *= 1 + (float)(i % n % 7) * (float)(i / n % 5);
-        for (int64_t i = 0; i < m * n; i++) t[i % n * m + i / n] = x[i];
-        te_quantizer_desc desc = {.kind = TE_QUANT_NVFP4, .nvfp4.row_scaled = true};
-        te_quantizer *q = te_quantizer_create(te, &desc);
-        te_tensor *a = te_quantize(q, test_tensor(te, TE_BF16, SHAPE(m, n), x)), *b = te_quantize(q, test_tensor(te, TE_BF16, SHAPE(n, m), t));
-        te_tensor *data[2], *scale[2], *amax[2] = {te_quantized_amax(a, TE_COLUMNWISE), te_quantized_amax(b, TE_ROWWISE)};
-        te_quantized_view(a, TE_COLUMNWISE, &data[0], &scale[0]);
-        te_quantized_view(b, TE_ROWWISE, &data[1], &scale[1]);
-        REQUIRE_OK(te);
-        CHECK_EQ_INT(te_tensor_numel(amax[0]), n);
-        if (te_tensor_numel(amax[0]) == n) CHECK_BYTES("amax", test_read_bytes(amax[0]), test_read_bytes(amax[1]), (size_t)n * 4);
-        CHECK_EQ_INT(te_tensor_bytes(data[0]), te_tensor_bytes(data[1]));
-        CHECK_BYTES("codes", test_read_bytes(data[0]), test_read_bytes(data[1]), te_tensor_bytes(data[1]));
-        CHECK_BYTES("scales", test_read_bytes(scale[0]), test_read_bytes(scale[1]), te_tensor_bytes(scale[1]));
-
-        /* in place again, and read back from the columns alone */
-        CHECK_EQ_INT(te_quantize_into(q, test_tensor(te, TE_BF16, SHAPE(m, n), x), a, NULL), TE_OK);
-        CHECK_BYTES("codes in place", test_read_bytes(data[0]), test_read_bytes(data[1]), te_tensor_bytes(data[1]));
-        te_tensor_update_usage(a, TE_COLUMNWISE);
-        CHECK_ERROR_BELOW("y", test_read(te_dequantize(a, TE_F32)), x, m * n, 0.15); /* what 4 bits lose: about 0.1 */
-        CHECK_OK(te);
-        te_quantizer_destroy(q);
-    }
-}
-
-/* dW = dy^T x by the codes of both columns is the product of what they decode to. */
-TE_TEST_DEVICES(p03_products_read_the_amaxes_of_columns) {
-    enum { M = 96, K = 80, N = 48 };
-    te_quantizer_desc plain = {.kind = TE_QUANT_NVFP4}, scaled = {.kind = TE_QUANT_NVFP4, .nvfp4.row_scaled = true};
-    te_quantizer *of_dy = te_quantizer_create(te, &plain), *of_x = te_quantizer_create(te, &scaled);
-    float *values = test_normal(M * K, 3);
-    for (int i = 0; i < M * K; i++) values[i] *= (float)(1 << (i % K % 9)); /* columns of many sizes */
-    te_tensor *dy = te_quantize(of_dy, test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 4)));
-    te_tensor *x = te_quantize(of_x, test_tensor(te, TE_BF16, SHAPE(M, K), values)), *data[2], *scale[2];
-    te_quantized_view(dy, TE_COLUMNWISE, &data[0], &scale[0]);
-    te_quantized_view(x, TE_COLUMNWISE, &data[1], &scale[1]);
-    REQUIRE_OK(te);
-    te_op_gemm_args g = {0};
-    CHECK_EQ_INT(te_tensor_numel(te_quantized_amax(x, TE_COLUMNWISE)), K);
-    g.m = N, g.n = K, g.k = M;
-    g.a = data[0], g.scale_a = scale[0], g.amax_a = te_quantized_amax(dy, TE_COLUMNWISE);
-    g.b = data[1], g.scale_b = scale[1], g.amax_b = te_quantized_amax(x, TE_COLUMNWISE);
-    g.b_transposed = true;
-    g.scaling_a = g.scaling_b = TE_SCALING_NVFP4;
-    g.d = test_guarded(te, TE_F32, SHAPE(N, K));
-    te_op_gemm(te, &g);
-    te_tensor_update_usage(dy, TE_COLUMNWISE);
-    te_tensor_update_usage(x, TE_COLUMNWISE);
-    const float *a = test_read(te_dequantize(dy, TE_F32)), *b = test_read(te_dequantize(x, TE_F32));
-    float want[N * K];
-    for (int i = 0; i < N; i++)
-        for (int j = 0; j < K; j++) {
-            double sum = 0;
-            for (int k = 0; k < M; k++) sum += (double)a[k * N + i] * b[k * K + j];
-            want[i * K + j] = (float)sum;
-        }
-    CHECK_ERROR_BELOW("dW", test_read(g.d), want, N * K, 1e-6); /* the same numbers, summed in f32 */
-    CHECK_OK(te);
-    te_quantizer_destroy(of_dy);
-    te_quantizer_destroy(of_x);
-}
-
-/* A layer with row-scaled activations, with and without the transform: its gradients are those of high precision but for four bits. */
-TE_TEST_DEVICES(p03_a_layer_trains_with_row_scaled_activations) {
-    enum { M = 128, K = 96, N = 64 };
-    for (int rht = 0; rht < 2; rht++) {
-        te_recipe recipe = te_recipe_nvfp4();
-        te_linear_desc desc = {0};
-        float *dw[2] = {NULL, NULL};
-        recipe.nvfp4.row_scaled_activation = true;
-        recipe.nvfp4.stochastic_rounding = TE_OFF;
-        recipe.nvfp4.rht = !rht ? TE_OFF : TE_DEFAULT;
-        desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
-        te_module *linear = te_linear_create(te, &desc);
-        for (int on = 0; on < 2; on++) {
-            te_autocast_desc cast = {0};
-            cast.recipe = &recipe;
-            cast.disabled = !on;
-            te_tensor *weight = te_module_parameter(linear, "weight");
-            te_tensor_zero_grad(weight);
-            te_autocast_begin(te, &cast);
-            te_tensor *y = te_forward(linear, test_tensor(te, TE_BF16, SHAPE(M, K), test_normal(M * K, 5)));
-            te_autocast_end(te);
-            te_backward_from(y, test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 6)));
-            REQUIRE_OK(te);
-            dw[on] = test_copy(test_read(te_tensor_grad(weight)), N * K);
-        }
-        CHECK_ERROR_BELOW("dW", dw[1], dw[0], N * K, 0.2); /* both operands lose about 0.1: sqrt 2 of that, and some room */
-        te_module_destroy(linear);
-    }
-}
-
-/* ---- 4: decoded NaN ---- */
-
-/* NaN of y in each format, for whatever reason: a code, a scale, infinity times 0. */
-static void check_nan(const te_tensor *y, const char *what) {
-    const uint8_t *bytes = (const uint8_t *)test_read_bytes(y);
-    const float *v = test_read(y);
-    int64_t n = te_tensor_numel(y), nan = 0, size = te_dtype_bits(te_tensor_dtype(y)) / 8;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t got = 0, want = size == 4 ? 0x7fffffffu : 0x7fffu;
-        memcpy(&got, bytes + i * size, (size_t)size);
-        if (!isnan(v[i])) continue;
-        nan++;
-        CHECK_MSG(got == want, "%s: element %d is %#x, not %#x", what, (int)i, got, want);
-    }
-    CHECK_MSG(nan > 0, "%s: no NaN", what);
-}
-TE_TEST_DEVICES(p04_a_decoded_nan_is_7fffffff) {
-    static const te_dtype floats[] = {TE_F32, TE_BF16, TE_F16}, codes[] = {TE_F8E4M3, TE_F8E5M2};
-    uint8_t every[256], *e8m0 = (uint8_t *)test_alloc(128 * 8);
-    uint32_t scales[4] = {0x3f800000u, 0xffc00001u, 0x7f800001u, 0x7f800000u}; /* 1, two NaN, infinity */
-    for (int i = 0; i < 256; i++) every[i] = (uint8_t)i;
-    for (int d = 0; d < 3; d++) {
-        for (int k = 0; k < 2; k++) {
-            te_tensor *q = te_tensor_from_host(te, codes[k], SHAPE(1, 256), every);
-            test_case("%s to %s", te_dtype_name(codes[k]), te_dtype_name(floats[d]));
-            const float *read = test_read(q);
-            for (int i = 0; i < 256; i++) CHECK_MSG(!isnan(read[i]) || memcmp(&read[i], "\xff\xff\xff\x7f", 4) == 0, "code %#x read", (unsigned)i);
-            for (int s = 0; s < 4; s++) {
-                te_op_fp8_dequantize_args a = {0};
-                a.q = q, a.y = test_guarded(te, floats[d], SHAPE(1, 256));
-                a.scale_inv = te_tensor_from_host(te, TE_F32, SHAPE(1), &scales[s]);
-                te_op_fp8_dequantize(te, &a);
-                check_nan(a.y, "fp8_dequantize");
-                te_op_block_dequantize_args b = {0};
-                uint32_t blocks[8] = {scales[s], scales[s], 0, 0, scales[s], scales[s], 0, 0};
-                b.q = q, b.y = test_guarded(te, floats[d], SHAPE(1, 256));
-                b.scale_inv = te_tensor_from_host(te, TE_F32, SHAPE(2, 4), blocks);
-                te_op_block_dequantize(te, &b);
-                check_nan(b.y, "block_dequantize");
-            }
-            for (int e = 0; e < 2; e++) {
-                te_op_mxfp8_dequantize_args m = {0};
-                memset(e8m0, e ? 0xff : 127, 128 * 8);
-                m.q = q, m.y = test_guarded(te, floats[d], SHAPE(1, 256));
-                m.scale = te_tensor_from_host(te, TE_F8E8M0, SHAPE(128, 8), e8m0);
-                te_op_mxfp8_dequantize(te, &m);
-                check_nan(m.y, "mxfp8_dequantize");
-            }
-        }
-        test_case("e2m1 to %s", te_dtype_name(floats[d]));
-        for (int s = 0; s < 4; s++) {
-            te_op_nvfp4_dequantize_args a = {0};
-            memset(e8m0, s == 0 ? 0x7f : s == 1 ? 0xff : 0x38, 128 * 8);
-            a.q = te_tensor_from_host(te, TE_F4E2M1, SHAPE(1, 128), every);
-            a.scale = te_tensor_from_host(te, TE_F8E4M3, SHAPE(128, 8), e8m0);
-            a.amax = te_tensor_from_host(te, TE_F32, SHAPE(1), &scales[s < 2 ? 0 : s]);
-            a.y = test_guarded(te, floats[d], SHAPE(1, 128));
-            te_op_nvfp4_dequantize(te, &a);
-            check_nan(a.y, "nvfp4_dequantize");
-        }
-        CHECK_OK(te);
-    }
-}
-
 /* ---- all of it, CUDA against the CPU, at sizes with many tiles ---- */
 
-TE_TEST(p01_p02_p03_cuda_gives_the_bytes_of_the_cpu_at_size) {
+TE_TEST(nvfp4_cuda_gives_the_bytes_of_the_cpu_at_size) {
     enum { M = 1040, N = 1552 };
     static const te_dtype floats[] = {TE_BF16, TE_F16, TE_F32};
     static const struct {

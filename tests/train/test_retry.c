@@ -1,5 +1,5 @@
-/* tests/mend/test_bytes_retry.c: a training step for which memory ran out, wherever it did, and that is done again: it leaves the bits of a step that
- * never failed. Through the public half alone. */
+/* tests/train/test_retry.c: a training step for which memory ran out, wherever it did, and that is done again: it leaves the bits of a step that
+ * never failed. Where a step begins and ends. */
 #include "../faults/purse.h"
 
 enum { HIDDEN = 16, ROWS = 6, STEPS = 3 };
@@ -172,7 +172,7 @@ static void retry(const kind_of_step *k) {
     }
 }
 #define RETRY(words, ...)                                      \
-    TE_TEST(p14_a_step_done_again_##words) {                   \
+    TE_TEST(a_step_done_again_##words) {                   \
         const kind_of_step k = {.name = #words, .recipe = __VA_ARGS__}; \
         retry(&k);                                             \
     }
@@ -241,7 +241,7 @@ static void fail_forward(te_module *m) {
 }
 
 /* After any error all that the step has moved goes back, and only that. */
-TE_TEST_DEVICES(p14_a_failed_step_is_taken_back) {
+TE_TEST_DEVICES(a_failed_step_is_taken_back) {
     te_module *m = small_linear(te);
     te_optimizer *adam = te_fused_adam_create(te, m, NULL);
     half_step(m, 1, true);
@@ -273,7 +273,7 @@ TE_TEST_DEVICES(p14_a_failed_step_is_taken_back) {
 }
 
 /* Without an optimizer each region is a step. */
-TE_TEST_DEVICES(p14_without_an_optimizer_a_step_is_a_region) {
+TE_TEST_DEVICES(without_an_optimizer_a_step_is_a_region) {
     te_module *m = small_linear(te);
     half_step(m, 1, true);
     half_step(m, 5, true);
@@ -286,7 +286,7 @@ TE_TEST_DEVICES(p14_without_an_optimizer_a_step_is_a_region) {
 }
 
 /* Scales that were loaded from a file stay, also if an error follows. */
-TE_TEST_DEVICES(p14_a_checkpoint_ends_the_step) {
+TE_TEST_DEVICES(a_checkpoint_ends_the_step) {
     te_module *m = small_linear(te);
     te_optimizer *adam = te_fused_adam_create(te, m, NULL);
     const char *path = test_path("model.safetensors");
@@ -307,7 +307,7 @@ TE_TEST_DEVICES(p14_a_checkpoint_ends_the_step) {
 }
 
 /* A launch that holds a forward and a backward pass belongs to a step, too. */
-TE_TEST_DEVICES(p14_launches_of_graphs_are_taken_back) {
+TE_TEST_DEVICES(launches_of_graphs_are_taken_back) {
     te_module *m = small_linear(te);
     te_optimizer *adam = te_fused_adam_create(te, m, NULL);
     half_step(m, 1, true);
@@ -330,56 +330,4 @@ TE_TEST_DEVICES(p14_launches_of_graphs_are_taken_back) {
     te_graph_destroy(g);
     te_optimizer_destroy(adam);
     te_module_destroy(m);
-}
-
-/* ---- random numbers --------------------------------------------------------------------------------------------- */
-
-static void draw(te_ctx *te, te_tensor *x, int what) {
-    te_quantizer_desc q = {0};
-    te_attn_desc a = {0};
-    te_transformer_layer_desc layer = {0};
-    switch (what) {
-    case 0: te_tensor_normal(te, TE_F32, SHAPE(64), 0, 1); break;
-    case 1: te_dropout(x, 0.5f); break;
-    case 2:
-        a.rule.dropout_p = 0.5f;
-        te_attention(x, x, x, &a);
-        break;
-    case 3: {
-        q.kind = TE_QUANT_NVFP4;
-        q.nvfp4.stochastic_rounding = TE_ON;
-        te_quantizer *quantizer = te_quantizer_create(te, &q);
-        te_quantize(quantizer, x);
-        te_quantizer_destroy(quantizer);
-        break;
-    }
-    default:
-        layer.hidden_size = layer.ffn_hidden_size = 16;
-        layer.attention.num_attention_heads = 2;
-        te_module_destroy(te_transformer_layer_create(te, &layer));
-    }
-}
-/* A call that fails has drawn nothing, whichever request for memory it was that failed. */
-TE_TEST(p14_a_failed_call_draws_nothing) {
-    for (int what = 0; what <= 4; what++)
-        for (int64_t fail = 1, more = 1; more; fail++) {
-            purse p = {0};
-            te_ctx_desc desc = purse_desc(&p, NULL);
-            uint64_t before, after;
-            te_ctx *te = te_ctx_create(&desc);
-            te_scope_begin(te);
-            te_tensor *x = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_F32, SHAPE(2, 2, 2, 16)), true);
-            te_rng_get(te, NULL, &before);
-            p.fail_at = p.calls + fail;
-            draw(te, x, what);
-            te_rng_get(te, NULL, &after);
-            more = p.refused;
-            test_case("call %d, request %lld", what, (long long)fail);
-            CHECK_MSG((after == before) == !te_ok(te), "the random state went from %llu to %llu: %s", (unsigned long long)before, (unsigned long long)after,
-                      te_ok(te) ? "no error" : te_error(te));
-            te_clear_error(te);
-            te_scope_end(te);
-            te_ctx_destroy(te);
-            must_be_empty(&p);
-        }
 }

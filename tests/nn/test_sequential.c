@@ -88,7 +88,7 @@ static float step(te_ctx *te, te_module *m, bool by_hand, const te_recipe *recip
     return (float)te_tensor_item(loss);
 }
 
-TE_TEST_DEVICES(p21_sequential_is_its_children_in_order) {
+TE_TEST_DEVICES(sequential_is_its_children_in_order) {
     te_recipe recipes[3] = {te_recipe_current_scaling(), te_recipe_delayed_scaling(), te_recipe_current_scaling()};
     for (int r = 0; r < 3; r++) {
         listing end[2];
@@ -119,7 +119,7 @@ TE_TEST_DEVICES(p21_sequential_is_its_children_in_order) {
     CHECK_OK(te);
 }
 
-TE_TEST_DEVICES(p21_sequential_is_found_frozen_printed_and_replaced) {
+TE_TEST_DEVICES(sequential_is_found_frozen_printed_and_replaced) {
     te_module *m = model(te);
     char text[4096], path[128];
     REQUIRE_OK(te);
@@ -191,7 +191,7 @@ TE_TEST_DEVICES(sequential_keeps_the_names_of_its_children) {
     CHECK_OK(te);
 }
 
-TE_TEST_DEVICES(p21_sequential_goes_into_checkpoints_and_graphs) {
+TE_TEST_DEVICES(sequential_goes_into_checkpoints_and_graphs) {
     te_module *m = model(te), *other;
     te_fused_adam_desc d = {0};
     REQUIRE_OK(te);
@@ -226,7 +226,7 @@ TE_TEST_DEVICES(p21_sequential_goes_into_checkpoints_and_graphs) {
 }
 
 /* The output of a child goes when the next one has run: many layers take the memory of two outputs. */
-TE_TEST_DEVICES(p21_sequential_keeps_no_outputs_that_nobody_needs) {
+TE_TEST_DEVICES(sequential_keeps_no_outputs_that_nobody_needs) {
     enum { ROWS = 1024 };
     size_t peak[2];
     for (int i = 0; i < 2; i++) {
@@ -263,7 +263,7 @@ static te_result same_forward(te_module *self, te_forward_args *args) {
 static const te_module_class same_class = {"Same", 0, same_forward, count_destroy, NULL};
 static te_module *same(te_ctx *te) { return te_module_create(te, &same_class, NULL); }
 
-TE_TEST_DEVICES(p21_sequential_of_none_of_one_and_of_sequentials) {
+TE_TEST_DEVICES(sequential_of_none_of_one_and_of_sequentials) {
     te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(3), 2);
     te_module *none = te_sequential_create(te, NULL, 0);
     CHECK(te_forward(none, x) == x);
@@ -283,7 +283,7 @@ TE_TEST_DEVICES(p21_sequential_of_none_of_one_and_of_sequentials) {
     CHECK_OK(te);
 }
 
-TE_TEST(p21_sequential_refuses_what_it_cannot_own) {
+TE_TEST(sequential_refuses_what_it_cannot_own) {
     te_ctx *te = test_context("cpu"), *second = test_context("cpu");
     te_module *list[3] = {same(te), NULL, same(te)};
     destroyed = 0;
@@ -332,7 +332,7 @@ TE_TEST(p21_sequential_refuses_what_it_cannot_own) {
 }
 
 /* Every request for memory fails once: the children are gone, as after any other refusal. */
-TE_TEST(p21_sequential_without_memory) {
+TE_TEST(sequential_without_memory) {
     bool whole = false;
     for (int k = 1; !whole && k < 100; k++) {
         purse *p = new_purse();

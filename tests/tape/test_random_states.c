@@ -1,5 +1,6 @@
-/* Named random states: what draws from them, the same bits when a function runs again, in graphs, and on ranks; checkpoints whose input the ranks share. */
+/* Named random states: what draws from them (nothing that fails), the same bits when a function runs again, in graphs, and on ranks; checkpoints whose input the ranks share. */
 #include "../dist/ranks.h"
+#include "../faults/purse.h"
 
 static float *draw(te_ctx *te, int n) {
     float *v = test_floats(n);
@@ -211,3 +212,53 @@ static void shared_input(rank_state *s) {
     te_module_destroy(m);
 }
 TE_TEST(random_states_and_shared_inputs_of_checkpoints) { run_ranks(4, shared_input, NULL); }
+
+static void draw_by(te_ctx *te, te_tensor *x, int what) {
+    te_quantizer_desc q = {0};
+    te_attn_desc a = {0};
+    te_transformer_layer_desc layer = {0};
+    switch (what) {
+    case 0: te_tensor_normal(te, TE_F32, SHAPE(64), 0, 1); break;
+    case 1: te_dropout(x, 0.5f); break;
+    case 2:
+        a.rule.dropout_p = 0.5f;
+        te_attention(x, x, x, &a);
+        break;
+    case 3: {
+        q.kind = TE_QUANT_NVFP4;
+        q.nvfp4.stochastic_rounding = TE_ON;
+        te_quantizer *quantizer = te_quantizer_create(te, &q);
+        te_quantize(quantizer, x);
+        te_quantizer_destroy(quantizer);
+        break;
+    }
+    default:
+        layer.hidden_size = layer.ffn_hidden_size = 16;
+        layer.attention.num_attention_heads = 2;
+        te_module_destroy(te_transformer_layer_create(te, &layer));
+    }
+}
+/* A call that fails has drawn nothing, whichever request for memory it was that failed. */
+TE_TEST(a_failed_call_draws_nothing) {
+    for (int what = 0; what <= 4; what++)
+        for (int64_t fail = 1, more = 1; more; fail++) {
+            purse p = {0};
+            te_ctx_desc desc = purse_desc(&p, NULL);
+            uint64_t before, after;
+            te_ctx *te = te_ctx_create(&desc);
+            te_scope_begin(te);
+            te_tensor *x = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_F32, SHAPE(2, 2, 2, 16)), true);
+            te_rng_get(te, NULL, &before);
+            p.fail_at = p.calls + fail;
+            draw_by(te, x, what);
+            te_rng_get(te, NULL, &after);
+            more = p.refused;
+            test_case("call %d, request %lld", what, (long long)fail);
+            CHECK_MSG((after == before) == !te_ok(te), "the random state went from %llu to %llu: %s", (unsigned long long)before, (unsigned long long)after,
+                      te_ok(te) ? "no error" : te_error(te));
+            te_clear_error(te);
+            te_scope_end(te);
+            te_ctx_destroy(te);
+            must_be_empty(&p);
+        }
+}

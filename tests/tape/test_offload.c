@@ -1,5 +1,5 @@
 /* CPU offload: losses, gradients, scales and states are, bit for bit, those without it; memory, counted; tensors that share memory; refusals. */
-#include "trainer.h"
+#include "../trainer.h"
 
 /* ---- training ---- */
 

@@ -1,12 +1,7 @@
-/* tests/mend/test_places.c: other machines, other compilers' flags, and what other libraries of the process have set: windows.h, 32 bits, flushing of
- * subnormals, rounding modes. tests/build/matrix.sh has the refusals of compilers. */
+/* tests/sys/test_floats.c: flushing of subnormals and rounding modes that other libraries of the process have set: codes, training and sums of groups do not depend on them. */
 #include "../dist/ranks.h"
-#include "base/common.h"
-#include "base/numbers.h"
-#include "base/philox.h"
 
 #include <fenv.h>
-#include <float.h>
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif
@@ -58,7 +53,6 @@ static void leave_at_end(void *arg) {
     (void)arg;
     leave();
 }
-/* ---- 17: codes do not depend on what others have set ---- */
 
 enum { ROWS = 192, COLS = 256 };
 
@@ -134,8 +128,8 @@ static void codes_in_every_mode(const char *device) {
                 }
             }
 }
-TE_TEST(p17_codes_do_not_depend_on_flushing_and_rounding) { codes_in_every_mode("cpu"); }
-TE_TEST(p17_codes_on_the_gpu_do_not_depend_on_flushing_and_rounding) {
+TE_TEST(codes_do_not_depend_on_flushing_and_rounding) { codes_in_every_mode("cpu"); }
+TE_TEST(codes_on_the_gpu_do_not_depend_on_flushing_and_rounding) {
     if (test_no_gpu()) SKIP(test_no_gpu());
     codes_in_every_mode("cuda:0");
 }
@@ -181,7 +175,7 @@ static test_bytes trained(const place *p, const te_recipe *recipe) {
     return b;
 }
 
-TE_TEST_DEVICES(p17_training_does_not_depend_on_flushing_and_rounding) {
+TE_TEST_DEVICES(training_does_not_depend_on_flushing_and_rounding) {
     te_recipe recipes[6] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4(), te_recipe_delayed_scaling(),
                             te_recipe_delayed_scaling()};
     recipes[5].delayed.amax_fn = largest;
@@ -212,7 +206,7 @@ static void reduce_small_numbers(rank_state *s) {
     te_tensor_to_f32(y, got);
     EXPECT(s, memcmp(got, largest_ones, sizeof got) == 0);
 }
-TE_TEST(p17_groups_reduce_alike_in_every_mode) {
+TE_TEST(groups_reduce_alike_in_every_mode) {
     test_on_end(leave_at_end, NULL);
     for (int m = 0; m < COUNT(modes); m++) {
         test_case("%s", modes[m].name);
@@ -220,38 +214,4 @@ TE_TEST(p17_groups_reduce_alike_in_every_mode) {
         run_ranks(2, reduce_small_numbers, NULL);
         leave();
     }
-}
-
-/* ---- 15: Windows ---- */
-
-/* 1 + 2^-11 + 2^-24 is halfway between two floats: what lies far below decides, and is lost where the sum is rounded to a double before. MinGW's fmaf does so. */
-TE_TEST(p15_fused_multiplications_round_once) {
-    const float a = 1 + 0x1p-12f;
-    volatile float above = 0x1p-60f, below = -0x1p-60f;
-    CHECK(te__fma(a, a, above) == 1 + 0x1p-11f + 0x1p-23f);
-    CHECK(te__fma(a, a, below) == 1 + 0x1p-11f);
-    CHECK(te__fma(a, a, 0) == 1 + 0x1p-11f); /* the even one */
-    CHECK(te__fma(-a, a, below) == -1 - 0x1p-11f - 0x1p-23f);
-    CHECK(te__fma(a, a, INFINITY) == INFINITY && isnan(te__fma(a, INFINITY, -INFINITY)));
-    CHECK(te__fma(0x1p-75f, 0x1p-75f, 0) == 0 && te__fma(0x1.8p-75f, 0x1p-75f, 0x1p-149f) == 0x1p-148f); /* 2^-150 and 1.75 * 2^-149 */
-}
-
-/* ---- 16: 32 bits ---- */
-
-/* The amax of what a norm leaves goes to the quantizer behind it by a word of two halves, which has to lie at a multiple of 8 bytes. */
-TE_TEST_DEVICES(p16_current_scaling_behind_a_norm) {
-    te_recipe recipe = te_recipe_current_scaling();
-    te_layernorm_linear_desc d = {0};
-    d.in_features = d.out_features = 64;
-    te_module *m = te_layernorm_linear_create(te, &d);
-    te_tensor *y = test_forward(m, &recipe, te_tensor_normal(te, TE_BF16, SHAPE(32, 64), 0, 1));
-    CHECK_OK(te);
-    CHECK(y != NULL);
-    te_module_destroy(m);
-}
-
-TE_TEST(p16_report_tells_how_numbers_are_kept) {
-    char text[4096];
-    te_report(NULL, text, sizeof text);
-    CHECK_STR(text, FLT_EVAL_METHOD == 0 ? "arithmetic: FLT_EVAL_METHOD 0\n" : "wider than their type");
 }

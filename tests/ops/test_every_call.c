@@ -1,42 +1,13 @@
-/* tests/mend/test_bytes_inside.c: what private code lives by is whole and right: the fields of a recipe, what each operation writes, the words in which an
- * amax goes from the operation that finds it to the cast. */
+/* tests/ops/test_every_call.c: what operations say of their args holds for every one of them: what each writes is counted, padding is cleared, defaults pass again, and the same mistake is the
+ * same complaint everywhere. By the calls of tools/catalogue.h, with all tensors that they can name. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "../te_test.h"
 
 #include "../../tools/catalogue.h"
 
-/* ---- 5: the comparison of recipes knows every field ------------------------------------------------------------- */
-
-/* Of two recipes that differ in one bit: they are the same if that bit is padding, and only then. A field that te__recipe_same forgets fails here. */
-TE_TEST(p05_no_field_of_a_recipe_is_forgotten) {
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_clear_padding)
-    te_recipe ones, a, b;
-    size_t padding = 0;
-    memset(&ones, 0xFF, sizeof ones);
-    __builtin_clear_padding(&ones); /* what is left of the ones is fields */
-    for (size_t i = 0; i < sizeof a; i++) {
-        memset(&a, 0, sizeof a);
-        memset(&b, 0, sizeof b);
-        ((unsigned char *)&b)[i] = 1;
-        bool field = ((unsigned char *)&ones)[i] != 0;
-        CHECK_MSG(te__recipe_same(&a, &b) == !field, "byte %zu is %s, and recipes that differ there are %s", i, field ? "of a field" : "padding",
-                  field ? "the same" : "not");
-        padding += !field;
-    }
-    CHECK(padding > 0); /* else this test has shown nothing */
-    a.delayed.margin = b.delayed.margin = NAN; /* a recipe is the same as itself */
-    memcpy(&b, &a, sizeof a);
-    CHECK(te__recipe_same(&a, &b));
-    return;
-#endif
-#endif
-    SKIP("the compiler cannot tell padding from fields");
-}
-
 /* The args of two calls are alike if their fields are: te__args_clear_padding clears what is no field's, and nothing else. */
-TE_TEST(p05_padding_of_args_is_cleared) {
+TE_TEST(padding_of_args_is_cleared) {
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_clear_padding)
     te__any_args fields, args;
@@ -62,7 +33,7 @@ TE_TEST(p05_padding_of_args_is_cleared) {
     SKIP("the compiler cannot tell padding from fields");
 }
 
-/* ---- 11: every write is counted --------------------------------------------------------------------------------- */
+/* ---- every write is counted ------------------------------------------------------------------------------------- */
 
 /* The tensors of one call, with their uses; each list's members apart. */
 enum { SEEN = 64 };
@@ -376,7 +347,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
     }
 }
 
-TE_TEST_DEVICES(p11_every_write_is_counted) {
+TE_TEST_DEVICES(every_write_is_counted) {
     memset(covered, 0, sizeof covered);
     memset(claimed, 0, sizeof claimed);
     memset(written, 0, sizeof written);
@@ -421,7 +392,7 @@ TE_TEST(defaults_of_empty_tensors_pass_again) {
 }
 
 /* Asking changes nothing, nor does a warm-up. */
-TE_TEST(p11_nothing_is_counted_that_was_not_written) {
+TE_TEST(nothing_is_counted_that_was_not_written) {
     te_ctx *te = test_context("cpu");
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 8));
     te_op_fill_args fill = {0};
@@ -436,78 +407,6 @@ TE_TEST(p11_nothing_is_counted_that_was_not_written) {
     CHECK(te_tensor_version(x) == before);
     te_op_fill(te, &fill);
     CHECK(te_tensor_version(x) > before);
-    CHECK_OK(te);
-}
-
-/* ---- words that carry amaxes ------------------------------------------------------------------------------------ */
-
-static te__quant_spec current_spec(void) {
-    te__quant_spec spec = TE_ZERO;
-    spec.cls = te__quant_class_of(TE_QUANT_CURRENT);
-    spec.dtype = TE_F8E4M3;
-    spec.usage = TE_ROWWISE;
-    return spec;
-}
-static te_result norm_into(te_tensor *x, te__quant_out *out) {
-    te_norm_fwd_args args = TE_ZERO;
-    args.x = x;
-    args.gamma = te_tensor_full(x->te, TE_F32, SHAPE(te__cols(x)), 1);
-    args.y = out->plain;
-    args.rstd = te__empty_1d(x->te, TE_F32, te__rows(x));
-    args.amax = out->amax;
-    return te_op_rmsnorm_fwd(x->te, &args);
-}
-static te_result act_into(te_tensor *x, te__quant_out *out) {
-    te_op_act_fwd_args args = TE_ZERO;
-    args.x = x;
-    args.y = out->plain;
-    args.activation = TE_GELU;
-    args.amax = out->amax;
-    return te_op_act_fwd(x->te, &args);
-}
-static int words_taken(te_ctx *te) {
-    int n = 0;
-    for (int i = 0; i < TE__AMAX_WORDS; i++) {
-        n += te__quant_of(te)->amax_words[i].taken;
-        if (te__quant_of(te)->amax_words[i].taken) continue;
-        const uint32_t *bits = (const uint32_t *)test_read_bytes(&te__quant_of(te)->amax_words[i].pair);
-        CHECK(bits[0] == 0 && bits[1] == 0);
-    }
-    return n;
-}
-
-/* Each quantizer reads the amax that it was handed, whatever is quantized in between, in a word, or without one in a tensor: the same codes, also where the amax is
- * that of numbers before they were rounded. */
-TE_TEST_DEVICES(amaxes_are_handed_over) {
-    enum { ROWS = 5, COLS = 64 };
-    te__quant_spec spec = current_spec();
-    te_tensor *x[2] = {te_tensor_normal(te, TE_BF16, SHAPE(ROWS, COLS), 0, 1), te_tensor_normal(te, TE_BF16, SHAPE(ROWS, COLS), 3, 9)}, *words[TE__AMAX_WORDS];
-    te__quant_out out[2];
-    for (int i = 0; i < 2; i++) {
-        out[i] = te__quant_out_open(te, TE_BF16, SHAPE(ROWS, COLS), &spec);
-        REQUIRE(out[i].y && out[i].x_amax && out[i].amax);
-    }
-    CHECK(out[0].x_amax != out[1].x_amax && words_taken(te) == 2);
-    for (int i = 0; i < 2; i++) CHECK_EQ_INT((i ? act_into : norm_into)(x[i], &out[i]), TE_OK); /* both are on their way at once */
-    for (int i = 0; i < 2; i++) CHECK_EQ_INT(te__quant_out_close(&out[i], &spec, TE_OK), TE_OK);
-    CHECK_EQ_INT(words_taken(te), 0);
-    for (int i = 0; i < TE__AMAX_WORDS; i++) CHECK((words[i] = te__amax_take(te)) != NULL);
-    CHECK(!te__amax_take(te));
-    for (int i = 0; i < 2; i++) {
-        te__quant_out measured = te__quant_out_open(te, TE_BF16, SHAPE(ROWS, COLS), &spec);
-        REQUIRE(measured.y && !measured.x_amax && measured.amax);
-        CHECK_EQ_INT((i ? act_into : norm_into)(x[i], &measured), TE_OK);
-        CHECK_EQ_INT(te__quant_out_close(&measured, &spec, TE_OK), TE_OK);
-        CHECK_BYTES("codes", test_read_bytes(out[i].y->quantized->row.data), test_read_bytes(measured.y->quantized->row.data), ROWS * COLS);
-        CHECK_BYTES("scale", test_read_bytes(out[i].y->quantized->row.scale), test_read_bytes(measured.y->quantized->row.scale), 4);
-    }
-    for (int i = 0; i < TE__AMAX_WORDS; i++) te__amax_give(words[i], true);
-
-    /* a call that fails in between leaves nothing in its word */
-    out[0] = te__quant_out_open(te, TE_BF16, SHAPE(ROWS, COLS), &spec);
-    CHECK_EQ_INT(norm_into(x[1], &out[0]), TE_OK);
-    CHECK_EQ_INT(te__quant_out_close(&out[0], &spec, TE_ERR_INVALID), TE_ERR_INVALID);
-    CHECK_EQ_INT(words_taken(te), 0);
     CHECK_OK(te);
 }
 

@@ -63,6 +63,7 @@ help:
 	@echo 'make test-onnx   modules as ONNX files, against onnxruntime (pip)     (ARGS="layer .f32" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
+	@echo 'make wings       sizes and compile times with each wing left out (10 minutes)'
 	@echo 'make clean       removes build/'
 
 # ---- the product ----------------------------------------------------------------------------------------------------
@@ -77,6 +78,11 @@ pack: $(BUILD)/te_pack
 check-pack: $(BUILD)/te_pack
 	$(BUILD)/te_pack check
 	@find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort | xargs awk 'length > 120 { print FILENAME ":" FNR ": " length " columns; 120 are allowed"; bad = 1 } END { exit bad }'
+
+# What each wing costs: rows for the table in src/api/manual.h (ARGS=5: compilations of each, whose median counts).
+wings:
+	@tools/wings.sh $(ARGS)
+.PHONY: wings
 
 tree: $(BUILD)/te_pack
 	@$(BUILD)/te_pack tree

@@ -103,14 +103,77 @@
  * Names are TransformerEngine's, and zero is always the default. A choice between on and off is one of
  *
  *     bool NAME          where the default is off
- *     bool no_NAME       where the default is on: .no_bias = true is TransformerEngine's bias=False (not_NAME before an
- *                        adjective: .disabled)
+ *     bool no_NAME       where the default is on: .no_bias = true is TransformerEngine's bias=False (.disabled where
+ *                        the whole is off)
  *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the default that the field's
  *                        comment names), TE_ON or TE_OFF
  *
  * Options that several modules have stand in groups, structs that each desc embeds: .gemm, .norm, .attention,
  * .parallel. Options of one kind of recipe or quantizer stand in the group of that kind. An option that is set
  * although the recipe or quantizer is of another kind is an error; it is not ignored.
+ *
+ *
+ * Wings
+ * -----
+ *
+ * A project leaves out what it does not use, by macros that it sets for every file that includes te.h. What is left out
+ * is not declared; no macro changes a public struct or enum. An option that asks for something that is left out gives
+ * TE_ERR_UNSUPPORTED, and the error names the macro. A file that calls a function which the file with the
+ * implementation leaves out does not link.
+ *
+ *     TE_NO_AUTOMODEL  the layer of NeMo Automodel: backend, attention_backends, inject, patches, formats, moe_backend
+ *     TE_NO_LORA       lora
+ *     TE_NO_LM         models: language models that exist, and their folders
+ *     TE_NO_ONNX       onnx
+ *     TE_NO_MOE        moe, experts, ops_moe: routers, GroupedLinear, gates, experts. Families with experts are refused
+ *                      by name. ops_moe stays without TE_NO_DIST: ranks that share sequences move rows by it
+ *     TE_NO_DIST       dist, context_parallel, sharding: groups, and all parallel forms
+ *     TE_NO_CUDA       the driver, kernels and their text: the CPU backend alone
+ *     TE_NO_PTX        the embedded PTX: without NVRTC and without a cache a GPU has no kernels then
+ *
+ * The cost of each, with the macro set alone: KB of .text and of the object file, seconds of the processor to compile
+ * (gcc 13 and clang 18, -O2, x86-64), KB of embedded kernel text (`make wings`):
+ *
+ *     left out              gcc: .text object seconds   clang: .text object seconds   kernels
+ *     nothing                 1019   4322    21.9     1398   4801    30.1      1045
+ *     TE_NO_AUTOMODEL          951   4170    20.0     1300   4605    27.6      1045
+ *     TE_NO_LORA               971   4222    20.8     1324   4660    28.3      1045
+ *     TE_NO_LM                 984   4241    21.0     1346   4693    29.0      1045
+ *     TE_NO_ONNX               956   4208    20.2     1299   4635    28.1      1045
+ *     TE_NO_MOE                937   4175    19.9     1268   4590    27.7      1045
+ *     TE_NO_DIST               962   4212    20.7     1301   4635    28.2      1045
+ *     TE_NO_CUDA               873   1716    17.8     1227   2207    26.4         0
+ *     TE_NO_PTX               1017   3494    21.2     1395   3976    30.1      1045
+ *     all but the last two     647   3582    15.3      830   3782    18.6      1045
+ *     all                      509    989    12.2      672   1205    15.5         0
+ *
+ *
+ * Defaults that are not TransformerEngine's
+ * -----------------------------------------
+ *
+ * Zero means something else here than TransformerEngine's own default (in brackets) in these fields:
+ *
+ *     params_dtype of te_gemm_options, te_norm_desc, te_bias_desc, te_embedding_desc   bf16 (torch's default: f32)
+ *     te_embedding_desc.init                      N(0, 0.023^2) (torch: N(0, 1))
+ *     te_attn_options.attention_dropout           0 (0.1 in TransformerLayer and MultiheadAttention)
+ *     te_transformer_layer_desc.hidden_dropout    0 (0.1)
+ *     te_attn_options.no_fuse_qkv_params          one fused weight (separate parameters)
+ *     te_attn_options.no_qkv_weight_interleaved   interleaved (without effect there while parameters are separate)
+ *     te_attn_call.max_seqlen_q, max_seqlen_kv    of thd: the number of all tokens, no wait (the longest sequence
+ *                                                 rounded up to 64; the host waits)
+ *     te_cross_entropy_desc.no_reduce_loss        the mean over rows (the loss of each row)
+ *     no_master_weights of te_fused_adam_desc, te_fused_sgd_desc   f32 masters (none)
+ *     recipe of te_autocast_desc, te_quantized_model_init_desc   delayed scaling (by GPU: MXFP8 for compute
+ *                                                 capability 10.0 up to 12.0, current scaling from 12.0 on, else
+ *                                                 delayed)
+ *     te_autocast_desc.amax_group                 no reduction (all ranks, under delayed scaling)
+ *     te_cp_batch.format, cp_group                TE_SBHD, one rank ("thd", all ranks)
+ *     te_quantizer_desc.usage                     both copies (needed in Float8BlockQuantizer)
+ *
+ * te_optimizer_step drops the gradients after the step; te_optimizer_keep_grad keeps them (TransformerEngine leaves
+ * them to zero_grad). Options that TransformerEngine reads from NVTE_ variables have the value without the variable.
+ * Differences from NeMo Automodel are said at the fields of its layer; those named rules_of_automodel, upstream_... and
+ * ignore_dropout give its behaviour.
  *
  *
  * Environment
@@ -158,18 +221,22 @@
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
  *     ops         raw operations with explicit outputs: the rules that all share. ops_quant has the operations that
- *                 quantize, ops_moe those of experts, ops_model those of models
+ *                 quantize, ops_moe those of experts, ops_model those of models, ops_train losses and optimizers
  *     trace       a hook that is called before and after every operation
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     options     groups of options that several modules have
  *     functions   differentiable functions
+ *     attention_keys  attention that looks at some of the keys: block masks, lists of keys
  *     module      the module tree
+ *     backends    the implementations that parts of a model choose among
+ *     step        the place of a call in a training step
  *     nn          Linear ... TransformerLayer, Sequential
  *     inference   decoding: caches of the keys and values of earlier calls, plain and paged
  *     context_parallel  batches for ranks that share sequences
  *     moe         mixtures of experts
  *     train       optimizers, checkpoints
+ *     optimizer_states  the states of FusedAdam, and the function that makes them
  *     graph       a step captured once and launched again and again
  *     io          safetensors
  *     models      published language models of the Llama kind, and their folders
@@ -180,7 +247,8 @@
  *     formats     number formats of whole models: casts, what stays in f32, logits (NeMo Automodel)
  *     lora        adapters beside frozen weights (NeMo Automodel)
  *     sharding    data parallelism: when ranks exchange gradients (NeMo Automodel)
- *     attention_backends   attention by the chosen backend, block masks, attention by lists of keys (NeMo Automodel)
- *     experts     mixtures of experts (NeMo Automodel)
+ *     attention_backends   attention by the chosen backend, and the masks that it keeps (NeMo Automodel)
+ *     experts     mixtures of experts: gates, experts of one or more ranks
+ *     moe_backend a mixture whose parts a backend chooses (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */

@@ -10,7 +10,7 @@ passed=0 failed=0 skipped=0
 if [ -z "$part" ]; then
     rm -rf "$out"
     mkdir -p "$out"
-    parts="gcc clang contents windows machines floats"
+    parts="gcc clang contents wings windows machines floats"
     for part in $parts; do "$0" "$out/$part" $part >"$out/$part.log" 2>&1 & done
     wait
     for part in $parts; do
@@ -131,6 +131,33 @@ contents() {
     check "public structs: NDEBUG" same_sizes gcc c -DNDEBUG
     if command -v g++ >/dev/null; then check "public structs: C++" same_sizes g++ cc ""; fi
     if command -v clang >/dev/null; then check "public structs: clang" same_sizes clang c ""; fi
+}
+
+# ---- wings: each left out, and all, as C and as C++ ----------------------------------------------------------------------
+
+wing() { # NAME COMPILER FLAGS
+    name=$1 compiler=$2
+    shift 2
+    check "$name" sh -c "$compiler -O0 $warn $* -I. tests/build/wings.c -o '$out/wings' $libs && '$out/wings'"
+}
+# Two files of one program, of which the first has the implementation and leaves out what the second calls: the link fails and names it.
+split() {
+    printf '#include "te.h"\nint other(void) { return (int)te_group_size(NULL); }\n' >"$out/split.c"
+    printf '#define TE_NO_DIST\n#define TE_IMPLEMENTATION\n#include "te.h"\nint other(void);\nint main(void) { return other(); }\n' >"$out/main.c"
+    ! gcc -std=c11 -O0 -I. "$out/main.c" "$out/split.c" -o "$out/split" $libs >"$out/split.log" 2>&1 && grep -q te_group_size "$out/split.log"
+}
+wings() {
+    every=
+    for w in AUTOMODEL LORA LM ONNX MOE DIST CUDA PTX; do
+        wing "TE_NO_$w, C" "gcc -std=c11" -DTE_NO_$w
+        if command -v g++ >/dev/null; then wing "TE_NO_$w, C++" "g++ -std=c++17 -x c++" -DTE_NO_$w; fi
+        every="$every -DTE_NO_$w"
+    done
+    wing "nothing left out, C" "gcc -std=c11"
+    wing "all left out, C" "gcc -std=c11" $every
+    if command -v g++ >/dev/null; then wing "all left out, C++" "g++ -std=c++17 -x c++" $every; fi
+    if command -v clang >/dev/null; then wing "all left out, clang" "clang -std=c11" $every; fi
+    check "a file that calls what another has left out does not link" split
 }
 
 . tests/build/places.sh

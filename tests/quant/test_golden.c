@@ -207,7 +207,7 @@ static te_result make_call(golden_case *c) {
         a.nvfp4.two_dimensional = flag(c, "two_dimensional");
         a.nvfp4.rht = flag(c, "rht");
         a.nvfp4.no_random_sign_mask = flag(c, "no_sign_mask");
-        a.nvfp4.stochastic_rounding = flag(c, "stochastic_rounding") ? TE_ON : TE_DEFAULT ? TE_ON : TE_DEFAULT;
+        a.nvfp4.stochastic_rounding = flag(c, "stochastic_rounding");
         a.nvfp4.seed = integer(c, "seed");
         a.nvfp4.offset = integer(c, "offset");
         a.nvfp4.four_over_six = four_over_six(c);

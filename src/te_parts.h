@@ -103,8 +103,9 @@
 #include "base/text.c"
 #include "base/fields.c"
 
-/* Parts without kernels of the CPU backend stand between TE__NO_KERNELS_BEGIN and _END. At -O1 they cost gcc half of
- * the time; with strict aliasing, which -O2 has as well, they run as fast. */
+/* Parts that have no kernel of the CPU backend, and that no operation's call runs through, stand between
+ * TE__NO_KERNELS_BEGIN and _END. At -O1 they cost gcc half of the time; with strict aliasing, which -O2 has as well,
+ * they run as fast. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #define TE__NO_KERNELS_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\", \"strict-aliasing\")")
 #define TE__NO_KERNELS_END _Pragma("GCC pop_options")
@@ -119,6 +120,7 @@ TE__NO_KERNELS_BEGIN
 #include "sys/floats.c"
 #include "sys/file.c"
 #include "sys/libs.c"
+TE__NO_KERNELS_END
 
 /* core: context, memory, tensors, plans, tape */
 #include "core/state.h"
@@ -131,8 +133,6 @@ TE__NO_KERNELS_BEGIN
 #include "core/plan.c"
 #include "core/outside.c"
 #include "core/context.c"
-
-TE__NO_KERNELS_END
 
 /* backends */
 #include "cpu/parallel.c"
@@ -159,10 +159,8 @@ TE__NO_KERNELS_END
 #endif
 
 /* operations */
-TE__NO_KERNELS_BEGIN
 #include "ops/check.c"
 #include "ops/args.c"
-TE__NO_KERNELS_END
 #include "ops/math/kargs.h"
 #include "ops/math/op.c"
 #include "ops/math/cpu.c"
@@ -301,20 +299,22 @@ TE__NO_KERNELS_END
 #ifndef TE_NO_CUDA
 #include "ops/softcap/cuda.c"
 #endif
-TE__NO_KERNELS_BEGIN
 #include "ops/record.c"
 #include "ops/table.c"
 
 /* tape: what a context remembers of operations: gradients, random states, graphs */
+TE__NO_KERNELS_BEGIN
 #include "tape/deferred.c"
 #include "tape/graph.c"
 #include "tape/random.c"
 #include "tape/values.c"
 #include "tape/saved.c"
 #include "tape/offload.c"
+TE__NO_KERNELS_END
 #include "tape/tape.c"
 #include "tape/access.c"
 
+TE__NO_KERNELS_BEGIN
 /* dist: groups of ranks */
 #ifndef TE_NO_DIST
 #include "dist/group.c"

@@ -21,7 +21,7 @@ static int planned_sm;
 static te__launch *noted;
 static int num_noted, cap_noted;
 
-static te_result plan_only(te_ctx *te, te_op op, const void *args) {
+static te_result plan_only(te_ctx *te, const te__op_info *op, const void *args) {
     te__plan plan;
     te_result result;
     int i, k;
@@ -30,7 +30,7 @@ static te_result plan_only(te_ctx *te, te_op op, const void *args) {
     plan.sm = planned_sm;
     plan.num_sms = te__arch_sms(planned_sm);
     plan.hopper = planned_sm == 90;
-    result = te__ops[op].plan(&plan, args);
+    result = op->plan(&plan, args);
     if (result == TE_OK) result = plan.result;
     for (i = 0; i < plan.num_launches && result == TE_OK; i++) {
         const te__launch *l = &plan.launch[i];

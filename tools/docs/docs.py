@@ -27,12 +27,12 @@ import header
 
 TITLES = {
     "manual": "te.h", "enums": "Choices", "base": "Version, formats, results", "context": "Context", "tensor": "Tensors", "autograd": "Tape, checkpoints, offload",
-    "ops": "Raw operations", "ops_quant": "Raw operations that quantize", "ops_moe": "Raw operations of experts", "ops_model": "Raw operations of models", "trace": "Trace",
-    "dist": "Groups of ranks", "quant": "Quantizers, recipes, autocast", "options": "Options", "functions": "Functions", "module": "Module tree", "nn": "Modules",
-    "inference": "Inference: keys and values of earlier calls", "context_parallel": "Context parallelism", "moe": "Mixtures of experts", "train": "Optimizers, checkpoint files",
+    "ops": "Raw operations", "ops_quant": "Raw operations that quantize", "ops_moe": "Raw operations of experts", "ops_model": "Raw operations of models", "ops_train": "Raw operations of training", "trace": "Trace",
+    "dist": "Groups of ranks", "quant": "Quantizers, recipes, autocast", "options": "Options", "functions": "Functions", "attention_keys": "Attention to some of the keys", "module": "Module tree", "backends": "Implementations to choose among", "step": "The place in a training step", "nn": "Modules",
+    "inference": "Inference: keys and values of earlier calls", "context_parallel": "Context parallelism", "moe": "Mixtures of experts", "train": "Optimizers, checkpoint files", "optimizer_states": "States of FusedAdam",
     "graph": "Graphs", "io": "Safetensors", "models": "Models that exist", "onnx": "ONNX files", "backend": "Backends of a model's parts",
-    "attention_backends": "Attention backends, block masks", "patches": "Patches", "formats": "Number formats of models", "inject": "Attention in models that exist", "lora": "LoRA",
-    "sharding": "Ranks with other data", "experts": "Experts of NeMo Automodel", "report": "Warm-up, explanations, report"}
+    "attention_backends": "Attention backends", "patches": "Patches", "formats": "Number formats of models", "inject": "Attention in models that exist", "lora": "LoRA",
+    "sharding": "Ranks with other data", "experts": "Gates and experts", "moe_backend": "A mixture by its backend", "report": "Warm-up, explanations, report"}
 
 # Comments are plain text: lists, indented code and words between backticks, but no emphasis, since * and _ stand for themselves.
 markdown = MarkdownIt("zero").enable(["list", "code", "lheading", "heading", "backticks"])

@@ -103,24 +103,11 @@
 #include "base/text.c"
 #include "base/fields.c"
 
-/* Parts that have no kernel of the CPU backend, and that no operation's call runs through, stand between
- * TE__NO_KERNELS_BEGIN and _END. At -O1 they cost gcc half of the time; with strict aliasing, which -O2 has as well,
- * they run as fast. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
-#define TE__NO_KERNELS_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\", \"strict-aliasing\")")
-#define TE__NO_KERNELS_END _Pragma("GCC pop_options")
-#else
-#define TE__NO_KERNELS_BEGIN
-#define TE__NO_KERNELS_END
-#endif
-
-TE__NO_KERNELS_BEGIN
 /* sys: the operating system */
 #include "sys/sys.c"
 #include "sys/floats.c"
 #include "sys/file.c"
 #include "sys/libs.c"
-TE__NO_KERNELS_END
 
 /* core: context, memory, tensors, plans, tape */
 #include "core/state.h"
@@ -303,18 +290,15 @@ TE__NO_KERNELS_END
 #include "ops/table.c"
 
 /* tape: what a context remembers of operations: gradients, random states, graphs */
-TE__NO_KERNELS_BEGIN
 #include "tape/deferred.c"
 #include "tape/graph.c"
 #include "tape/random.c"
 #include "tape/values.c"
 #include "tape/saved.c"
 #include "tape/offload.c"
-TE__NO_KERNELS_END
 #include "tape/tape.c"
 #include "tape/access.c"
 
-TE__NO_KERNELS_BEGIN
 /* dist: groups of ranks */
 #ifndef TE_NO_DIST
 #include "dist/group.c"
@@ -325,6 +309,14 @@ TE__NO_KERNELS_BEGIN
 #endif
 
 /* what is built from operations */
+/* No kernel of the CPU backend stands from here on. At -O1 these parts cost gcc half of the time; with strict aliasing,
+ * which -O2 has as well, they run as fast. Parts above, which calls of operations run through, would be slower by a
+ * tenth: a function with an option of its own is not inlined. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#pragma GCC push_options
+#pragma GCC optimize("O1", "strict-aliasing")
+#define TE__OPTIONS_PUSHED
+#endif
 #include "quant/kinds.h"
 #ifndef TE_NO_MOE
 #include "quant/groups.c"
@@ -488,9 +480,10 @@ TE__NO_KERNELS_BEGIN
 
 #include "report.c"
 #include "open.c"
-TE__NO_KERNELS_END
-#undef TE__NO_KERNELS_BEGIN
-#undef TE__NO_KERNELS_END
+#ifdef TE__OPTIONS_PUSHED
+#pragma GCC pop_options
+#undef TE__OPTIONS_PUSHED
+#endif
 #if defined(TE__LEFT_OUT) && defined(__GNUC__)
 #pragma GCC diagnostic pop
 #elif defined(TE__LEFT_OUT) && defined(_MSC_VER)

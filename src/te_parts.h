@@ -1,5 +1,5 @@
-/* te_parts.h: the table of contents of te.h. Order of reading, of compiling and of depending: a part uses what stands
- * above it, never what stands below. */
+/* te_parts.h: the table of contents of te.h. The parts are listed in the order in which they are read and compiled. A
+ * part uses only the parts above it, never one below. */
 #ifndef TE_H_INCLUDED
 #define TE_H_INCLUDED
 

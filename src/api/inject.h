@@ -103,8 +103,8 @@ TE_API int64_t te_proj_out_features(const te_module *proj);
  * given. Returns false, without an error, for other modules, and where head_dim is not known. Source:
  * _infer_attn_params. */
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params);
-/* Makes a DotProductAttention of [b, s, H, d] under a causal mask, with these numbers; softmax_scale 0 => 1 /
- * sqrt(head_dim). Each call gives its own mask and window. Owned by the caller.
+/* Makes a DotProductAttention for [b, s, H, d] under a causal mask, with the sizes in `params`; softmax_scale 0 => 1 /
+ * sqrt(head_dim). Each forward call of the module passes its own mask and window. Owned by the caller.
  * Source: _create_te_dot_product_attention. */
 TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_params *params);
 
@@ -186,11 +186,14 @@ typedef struct te_inject_desc {
 } te_inject_desc;
 /* Injects into every module below `model` whose name ends in "self_attn", before or after weights are loaded. Returns
  * how many were injected. Logs the reason for each module that is left alone (TE_LOG_DEBUG), and a warning if none was
- * injected. A model that is injected already is left as it is: 0, and no warning. After at least one injection `model`
- * has the attribute "_te_attention_injected". Returns -1 with the error recorded: out of memory (modules before that
- * one stay injected; the call may be repeated); TE_ERR_STATE inside a graph's capture; TE_ERR_INVALID for a value of
- * AUTOMODEL_TE_STATS_EVERY that is no whole number, for heads that ranks do not divide, and with tp_group, tp_size or
- * cp_group where no module was injected.
+ * injected. If the model is injected already, changes nothing, returns 0 and logs no warning (but one with
+ * rules_of_automodel). After at least one injection `model` has the attribute "_te_attention_injected".
+ * Returns -1 with the error recorded:
+ *   - out of memory; modules before the one that failed stay injected, and the call may be repeated
+ *   - TE_ERR_STATE inside a graph's capture
+ *   - TE_ERR_INVALID for a value of AUTOMODEL_TE_STATS_EVERY that is no whole number
+ *   - TE_ERR_INVALID for heads that ranks do not divide
+ *   - TE_ERR_INVALID with tp_group, tp_size or cp_group where no module was injected
  * Source: inject_te_attention. */
 TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
 /* Injects into one module, whatever its name; an injected one is restored first. Returns false if the module is left

@@ -33,7 +33,7 @@ static const char te__no_memory_text[] = "out of host memory";
 /* Marks the training step under way, if there is one, as failed: one of its calls has failed. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
 /* Ends the training step, so that te_clear_error no longer undoes its changes. Does nothing during a capture or a
- * warm-up, since these change nothing. */
+ * warm-up, since a capture and a warm-up change nothing. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
@@ -113,7 +113,7 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* Checks the result of a callback of the program: TE_OK and error codes pass, any other number is an error. `of`: the
+/* Checks the result of a callback of the program: TE_OK and error codes pass, any other number is an error. `of` is the
  * name of the callback's owner, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;

@@ -155,7 +155,8 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     b->next = pool->pending;
     pool->pending = b;
 }
-/* Frees the deferred blocks whose event has passed; with `wait`, waits for the events and frees all. */
+/* Frees the deferred blocks whose event has passed. If `wait` is true, waits for the events and frees all deferred
+ * blocks. */
 static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__pool *pool = &te->pool;
     te__free_block *b, **at = &pool->pending;
@@ -173,8 +174,8 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     }
 }
 
-/* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs; NULL with an error. With
- * `arena` not NULL the block is later released into that arena. The host memory for its list entry in the arena is
+/* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs; NULL with an error. If
+ * `arena` is not NULL, the block is later released into that arena. The host memory for its list entry in the arena is
  * allocated now, so that the release cannot fail: the graph keeps writing its blocks, so no other pool may get them. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
@@ -212,7 +213,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* Takes a block back. `used`: the event of te__buffer, or NULL; its reference is taken over. */
+/* Takes a block back. `used` is the event of the te__buffer, or NULL. Takes over the caller's reference to the
+ * event. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
     if (used && arena && arena->open) { /* the graph's next launch writes this block without waiting for the event */
@@ -438,7 +440,7 @@ static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     b->refs++;
     return TE_OK;
 }
-/* Returns the number of references, without the one that the capture under way holds. */
+/* Returns the number of references to b, without the one that the capture under way holds. */
 static int te__buffer_users(const te__buffer *b) { return b->refs - (b->te->capture && b->held == b->te->capture->id); }
 /* Returns whether b was made before the capture under way began. */
 static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->arena != b->te->capture->arena; }

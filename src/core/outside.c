@@ -23,8 +23,8 @@ enum {
     TE__OUTSIDE_COUNT
 };
 
-/* Fails for the ids of line `which` of the list. seen: kernels of earlier calls have found them, so `first` is only one
- * of seen->count; else `first` is what this call has found. */
+/* Fails for the ids of line `which` of the list. If `seen` is true, kernels of earlier calls have found first->count
+ * such ids, and `first` describes only one of them. If `seen` is false, `first` is the id that this call has found. */
 static te_result te__outside_fail(te_ctx *te, int which, const te__outside *first, bool seen) {
     static const char *const names[TE__OUTSIDE_COUNT][3] = {
 #define TE__OUTSIDE_NAMES(op, ids, range) {#op, ids, range},

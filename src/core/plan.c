@@ -155,10 +155,10 @@ static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(
 /* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
-/* Returns the largest number of blocks for a cooperative launch, whose blocks must all run at once. `per_sm`: blocks
- * for which the kernel's launch bounds leave room on one multiprocessor. `shared`: shared memory of a block in bytes,
- * static shared memory included. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared
- * memory. */
+/* Returns the largest number of blocks for a cooperative launch, whose blocks must all run at once. `per_sm` is
+ * the number of blocks for which the kernel's launch bounds leave room on one multiprocessor. `shared` is the shared
+ * memory of a block in bytes, static shared memory included. The smaller chips of each generation have room for 1,536
+ * threads and 100 KB of shared memory. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;

@@ -136,8 +136,8 @@ typedef struct te__var {
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
-/* The form of a tensor that is not plain, such as a quantized tensor: functions of the room that has made the
- * tensor. */
+/* Functions that handle a tensor that is not plain, such as a quantized one. The room (a part of the library above
+ * core/) that made the tensor supplies them. */
 typedef struct te__form {
     /* Stores into `slot` the addresses of the plain tensors that hold the value of x (some of the tensors may be NULL).
      * Returns their number. */
@@ -384,8 +384,8 @@ struct te_graph {
     bool failed; /* a call inside the capture has failed */
     const char *broken; /* the reason why it cannot be launched any more, or NULL */
     te__arena *arena;
-    te__buffer **held; /* the buffers from before the capture that its operations use; the first num_written are
-                        * written */
+    te__buffer **held; /* buffers that existed before the capture and that the captured operations use; the
+                        * operations write the first num_written of them */
     int num_held, cap_held, num_written;
     te_tensor *state, *rng; /* state: u8 [8 * TE__GRAPH_WORDS]; rng: its first two words as i64 [2] */
     uint64_t word[TE__GRAPH_WORDS];

@@ -156,7 +156,7 @@ static inline void te__pinned_give(te__pinned *p) {
 /* Waits on the host for the last copy to or from the block; then the host may read and write it. */
 static te_result te__pinned_wait(te__pinned *p) { return p->used ? te__event_synchronize(p->used) : TE_OK; }
 
-/* Frees the pinned blocks that are not taken, or `all` blocks. */
+/* Frees the pinned blocks that are not taken, or every pinned block if `all` is true. */
 static void te__pinned_trim(te_ctx *te, bool all) {
     te__pinned *p, **at = &te->pinned;
     while ((p = *at) != NULL) {

@@ -14,8 +14,8 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A missing key has the value NAN, -1 or NULL. Where null differs from the default, null has one of these values, which
- * no file can contain. */
+/* A missing key is stored as NAN, -1 or NULL. If a key's null means something other than its default, null is stored as
+ * one of the values defined below, which no file can contain. */
 #define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */
 

@@ -282,7 +282,8 @@ static bool te__hf_write_carried(te_ctx *te, const te__carried_file *file, const
 
 /* ---- names and shapes ---- */
 
-/* Chooses the layout of the family's row that matches the most tensor names of the files. */
+/* Compares each of the family's layouts with the tensor names in the files, and chooses the layout that matches the
+ * most names. */
 static void te__hf_choose_names(te__hf_folder *f) {
     int64_t most = -1;
     int l, i, k;

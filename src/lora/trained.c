@@ -120,7 +120,8 @@ static te_result te__trained_give(te_module *m, bool whole) {
     return TE_OK;
 }
 
-/* The state of one module before a call made parameters of it trained, so that a failed call can be undone. */
+/* The state of one module before a call that marks some of its parameters as trained. It is used to undo a failed
+ * call. */
 typedef struct te__trained_change {
     te_module *m;
     int n;

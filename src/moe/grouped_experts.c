@@ -399,7 +399,8 @@ static te_tensor *te__of_expert(const te_tensor *x, int i) {
     int64_t bytes = te__numel(x) / te__max(1, x->shape[0]) * te__dtype_size(x->dtype);
     return te__alias_as(x, i * bytes, x->dtype, x->ndim - 1, x->shape + 1);
 }
-/* Copies the parameters of a GroupedExpertsTE to `stack`, or with `into` from `stack` to the parameters. */
+/* Copies the parameters of a GroupedExpertsTE to `stack`. If `into` is true, copies `stack` to the parameters
+ * instead. */
 static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *stack, bool into) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;

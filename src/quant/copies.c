@@ -4,13 +4,14 @@
 
 /* ---- memory ---- */
 
-/* Returns the number of amaxes in a copy of an [m, n] matrix: one for each group of rows; or, with row_scaled, one for
- * each row, and in the column-wise copy one for each column; else one. */
+/* Returns the number of amaxes in a copy of an [m, n] matrix: one for each group of rows if the spec has
+ * sizes. Else, if the spec is row_scaled, one for each row (in the column-wise copy: for each column). Else one. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
     return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
 }
 
-/* Allocates one copy of an [m, n] matrix by `spec`, uninitialised or cleared. The copy owns its tensors. */
+/* Allocates one copy of an [m, n] matrix by `spec`. Its tensors are zero if `clear` is true, else uninitialised. The
+ * copy owns its tensors. */
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal,
                                int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
@@ -129,7 +130,8 @@ static te_tensor *te__amax_take(te_ctx *te) {
     return NULL;
 }
 static te__amax_word *te__amax_word_of(te_tensor *pair) { return (te__amax_word *)(void *)pair; }
-/* Gives a word back. `read`: a cast has read the word and left 0 there; else it is cleared. */
+/* Gives a word back. If `read` is true, a cast has read the word and left 0 there. Else this function clears the
+ * word. */
 static void te__amax_give(te_tensor *pair, bool read) {
     if (!pair) return;
     if (!read) pair->te->device->clear(pair->te, te__data(pair), te_tensor_bytes(pair));
@@ -206,7 +208,7 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
     if (!out.y && grouped) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
-/* Ends a quantized output. `result`: the result of the operation that wrote the plain tensor or the codes. */
+/* Ends a quantized output. `result` is the result of the operation that wrote the plain tensor or the codes. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
     te__quant_spec known = *spec;
     if (!out->plain) return result;

@@ -21,8 +21,8 @@ static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t row
     return args.row_id_map && te_op_moe_chunk_map(te, &args) == TE_OK ? args.row_id_map : NULL;
 }
 
-/* Returns the sizes, each rounded up to a multiple of `align`. With `map`, also sets *map to i32 [rows], the row to
- * which each row moves. */
+/* Returns the sizes, each rounded up to a multiple of `align`. If `map` is not NULL, also sets *map to an
+ * i32 [rows]: the row to which each row moves. */
 static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t align, int64_t rows, te_tensor **map) {
     te_op_moe_splits_args splits = TE_ZERO;
     te_op_moe_chunk_map_args args = TE_ZERO;
@@ -38,8 +38,8 @@ static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t a
     return *map && te_op_moe_chunk_map(te, &args) == TE_OK ? splits.padded : NULL;
 }
 
-/* Returns x [M, N] with its groups moved to multiples of `align` rows and zeros between them. *padded: the sizes of the
- * padded groups. */
+/* Returns x [M, N] with its groups moved to multiples of `align` rows and zeros between them. Sets
+ * *padded to the sizes of the padded groups. */
 static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor **padded) {
     te_ctx *te = x->te;
     te_op_moe_permute_args args = TE_ZERO;

@@ -29,8 +29,8 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* Fills the copies. spec->amax: the amax of x, if the operation that made x left it; without a group this is the
- * copies' own amax, which both copies then share. */
+/* Fills the copies. spec->amax is the amax of x if the operation that made x left it, else NULL. Without a group this
+ * tensor is the copies' own amax, which both copies then share. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;

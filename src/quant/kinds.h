@@ -207,7 +207,8 @@ static te__quant_copy *te__copy_of(const te_tensor *x, int which) {
     return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col;
 }
 
-/* Sets the four outputs of a cast into these copies; NULL for a copy that is NULL. */
+/* Stores the data and scale tensors of the copies `row` and `col`, which a cast is to write. Both results of a copy are
+ * NULL if the copy is NULL. */
 static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *col, te_tensor **row_data,
                              te_tensor **row_scale, te_tensor **col_data, te_tensor **col_scale) {
     *row_data = row ? row->data : NULL;

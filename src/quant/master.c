@@ -7,7 +7,7 @@
  * reduces. So every rank calls one collective, whatever it owns, and nothing is written before that call: if a rank
  * fails until then, the call fails on all ranks and changes nothing. */
 
-/* The work on one copy of one weight, or with TE__BOTH_FROM_SLICES on both copies. */
+/* The work on one copy of one weight, or on both copies for a kind with TE__BOTH_FROM_SLICES. */
 typedef struct te__master_job {
     te_tensor *weight;
     const te__quant_spec *spec;
@@ -126,8 +126,8 @@ static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t r
     return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
-/* Sets the job's amaxes to views of the buffer, from number `at` on (buffer NULL: only counts them). Returns the number
- * of amaxes, or -1 with an error. */
+/* Sets the job's amaxes to views of the buffer, from number `at` on. If `buffer` is NULL, only counts them. Returns the
+ * number of amaxes, or -1 with an error. */
 static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
@@ -159,8 +159,8 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* Measures the amaxes of the job's slice; a rank without a slice leaves 0. Delayed: at least the amax that the weight's
- * quantizer has recorded. */
+/* Measures the amaxes of the job's slice; a rank without a slice leaves 0. For the delayed kind the result is at
+ * least the amax that the weight's quantizer has recorded. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
     te_result result = TE_OK;

@@ -104,8 +104,8 @@ static bool te__primary_has_start(const te_tensor *x) {
     return x->quantized->init_value && x->quantized->init_version == te__quant_version(x);
 }
 
-/* Writes an optimizer's high-precision value into a weight that is stored quantized. noop: f32 [1], or NULL; if it is
- * 1, codes stay as they are (but custom and plain copies are made again). */
+/* Writes an optimizer's high-precision value into a weight that is stored quantized. `noop` is an f32 [1], or
+ * NULL. If its number is 1, codes stay as they are, but custom and plain copies are made again. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE,

@@ -18,8 +18,8 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
 }
 
 /* Computes D = op(A) op(B) into g->d; the other fields of g (bias, accumulate, split_accumulator) are set by the
- * caller. A is [m, k], or with a_transposed [k, m]; B is [k, n], or with b_transposed [n, k]. Of a quantized matrix the
- * copy that is contiguous along k is read. */
+ * caller. A is [m, k], or [k, m] if a_transposed is true; B is [k, n], or [n, k] if b_transposed is true. Of a
+ * quantized matrix the copy that is contiguous along k is read. */
 static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
                              te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;

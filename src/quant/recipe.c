@@ -38,7 +38,8 @@ enum {
     TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine has one kernel for an activation's gradient, its codes and dbias */
     TE__IN_ATTENTION = 4    /* fp8_dpa and fp8_mha are possible */
 };
-/* The row of one kind of recipe. Other files ask the row and never compare kinds of recipes. */
+/* One row of the table of recipe kinds: the properties of one kind. Other files read these properties and never compare
+ * kinds of recipes. */
 typedef struct te__recipe_class {
     const char *name;
     const te__quant_class *cls; /* the kind of quantizer of every operand; NULL: a factory chooses for each operand

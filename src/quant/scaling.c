@@ -156,7 +156,7 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
  * context without an optimizer, it ends at the next outermost te_autocast_begin. te_model_load ends it too, since
  * te_clear_error could not tell loaded scales from those of the step. */
 
-/* Copies all scales and histories to their kept copies, or back. */
+/* Copies all scales and histories to their kept copies, or the kept copies back if `back` is true. */
 static te_result te__scales_move(te_ctx *te, bool back) {
     enum { MOST = 8192 /* tensors of one operation; a plan has room for the launches of 15,360 */ };
     te_op_multi_scale_args args = TE_ZERO;

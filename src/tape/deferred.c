@@ -43,8 +43,8 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Takes the work of the owners that `of` selects out of the queue. With `run`, runs it; after the first failure, and
- * without `run`, only drops it. */
+/* Takes the work of the owners for which of(owner, user) is true out of the queue. If `run` is true, runs the work
+ * until the first failure and drops the rest. If `run` is false, drops all of it. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;
@@ -84,7 +84,7 @@ static void te__deferred_cut(te_ctx *te, int keep) {
         te__deferred_free(te, d);
     }
 }
-/* Drops the work of one owner, or with NULL all work. */
+/* Drops the work of `owner`, or all work if `owner` is NULL. */
 static void te__deferred_forget(te_ctx *te, const void *owner) {
     te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false);
 }

@@ -117,9 +117,9 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
     return e;
 }
 
-/* Sets *e to the entry for the buffer of x, with a new reference; the copy is queued now if there is none. Sets *e to
- * NULL if the buffer stays on the device. Of the bytes offered to the region, its `fraction` is copied out, spread
- * evenly over the forward pass. */
+/* Sets *e to the entry for the buffer of x, with a new reference. If the buffer has no entry yet, makes one and queues
+ * the copy. Sets *e to NULL if the buffer stays on the device. Of the bytes offered to the region, the part
+ * r->fraction is copied out, spread evenly over the forward pass. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;
@@ -166,7 +166,7 @@ static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     te__free(te, h, sizeof(*h));
 }
 
-/* Returns a new tensor over the memory of x that belongs to no scope; NULL with an error. */
+/* Returns a new tensor over the memory of x, or NULL with an error. The new tensor belongs to no scope. */
 static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te_tensor *y;
     te__frame_begin(te);
@@ -321,8 +321,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* A region has the index of its hooks, so its place is free again when its hooks are gone. Nodes that outlive it
-     * read only `te` there. */
+    /* A region has the index of its hooks, so its place is free again when its hooks are gone. Nodes that outlive the
+     * region read only the field `te` of that place. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

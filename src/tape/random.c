@@ -75,7 +75,7 @@ TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed)
 
 /* Returns the named state in force, or NULL if the context's own state is. */
 static te__rng_tracker *te__rng_forked(te_ctx *te) { return te->rng.fork ? &te->rng.tracker[te->rng.fork - 1] : NULL; }
-/* Stores the state in force away, and puts state number `fork` into force (0: the context's own). */
+/* Saves the state in force, and puts state number `fork` into force. Number 0 is the context's own state. */
 static void te__rng_swap(te_ctx *te, int fork) {
     te__rng_tracker *from = te__rng_forked(te), *to;
     if (from) {

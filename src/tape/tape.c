@@ -50,9 +50,9 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* Returns, retained, the tensor that a variable keeps for `grad`. That tensor never has a variable of its own: such a
- * variable could hold, through others, the variable that is to hold the gradient, and neither would ever be freed. For
- * the same reason te_tensor_set_main_grad refuses a gradient. */
+/* Returns, retained, the tensor that a variable keeps for `grad`. The tensor has no variable of its own. If it had one,
+ * that variable could refer, through other variables, back to the variable that keeps the gradient. The two would form
+ * a cycle, and neither would be freed. For the same reason te_tensor_set_main_grad refuses a gradient. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -195,7 +195,7 @@ static te__path *te__path_now(te_ctx *te) {
     return te->path;
 }
 
-/* Puts a node onto the tape if an input wants a gradient, or `always`. A node on the tape owns desc->state. */
+/* Puts a node onto the tape if an input wants a gradient or `always` is true. A node on the tape owns desc->state. */
 static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool always) {
     te__segment *segment = te->tape.segment;
     te__node *node;
@@ -288,7 +288,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                      desc->name ? desc->name : "?");
     return te__record_always(te, desc, false);
 }
-/* Records like te_record a node whose backward function takes quantized gradients without decoding. */
+/* Does what te_record does, for a node whose backward function takes quantized gradients without decoding. */
 static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     te__segment *segment = te->tape.segment;
     int before = segment->num_nodes;
@@ -377,7 +377,8 @@ static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there
                                                                    * again */
 }
-/* Returns the tensor for the sum: so_far itself if no other tensor uses its memory, else a new one. */
+/* Returns a tensor into which the sum of `so_far` and a further gradient can be written: `so_far` itself if no other
+ * tensor uses its memory, else a new tensor. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
     return te__tensor_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
@@ -624,8 +625,8 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     return result;
 }
 
-/* Returns the segment with the node that has made v, searched from the innermost segment outwards; the root for leaves
- * and for tensors whose node was played. NULL: the node was freed with its scope. */
+/* Returns the segment that holds the node that made v. Searches from the innermost segment outwards. Returns the root
+ * segment for a leaf, and for a tensor whose node was played. Returns NULL if the node was freed with its scope. */
 static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     te__segment *s;
     int i, k;
@@ -636,8 +637,9 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     return v->leaf || v->played ? &te->tape.root : NULL;
 }
 
-/* Plays segment s for the gradients of `count` tensors y, all made in s; grad[i] NULL: y[i] has no gradient.
- * te__leaves_own gives leaves memory of their own at the end. */
+/* Runs the backward pass of segment s from the gradients grad[i] of the `count` tensors y[i], which were all made in s.
+ * If grad[i] is NULL, y[i] has no gradient. At the end te__leaves_own gives each leaf's gradient memory of its own;
+ * after a failure it drops these gradients. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     size_t stash_bytes = 0;

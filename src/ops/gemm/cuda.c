@@ -159,8 +159,8 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     return s;
 }
 
-/* Returns whether gemm_prepare can count A's and B's pieces of 16 elements in 32 bits. The limit leaves room for one
- * step of its loop, by which the count passes the last piece. */
+/* Returns whether gemm_prepare can count A's and B's pieces of 16 elements in 32 bits. The limit is below 2^32
+ * because the loop of gemm_prepare may count up to one step beyond the last piece. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
@@ -216,7 +216,8 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, c
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
-/* Returns whether f32 operands must not be rounded to TF32, as tensor cores do: exact_f32. */
+/* Returns whether the product must use its f32 operands exactly, because the context's exact_f32 is set. Tensor cores
+ * would round them to TF32. */
 static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) {
     return q->a.dtype == TE_F32 && p->te->exact_f32;
 }

@@ -52,8 +52,8 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad);
 TE_API te_result te_no_grad_begin(te_ctx *te);
 TE_API void te_no_grad_end(te_ctx *te);
 /* From te_enable_grad_begin to te_enable_grad_end functions are recorded even inside te_no_grad_begin or in a backward
- * function. Nests. What a backward function records is played by a te_backward that it calls itself, or forgotten when
- * it returns. */
+ * function. Pairs may be nested. A backward function may call te_backward itself on the functions that it recorded;
+ * those that it leaves on the tape are dropped when it returns. */
 TE_API te_result te_enable_grad_begin(te_ctx *te);
 TE_API void te_enable_grad_end(te_ctx *te);
 /* Returns whether functions are recorded at present. */

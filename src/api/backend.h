@@ -67,7 +67,7 @@ typedef enum te_cuda_graph_module {
     TE_CUDA_GRAPH_MOE_ROUTER = 4,    /* the gate */
     TE_CUDA_GRAPH_MOE_PREPROCESS = 8 /* what the dispatcher hybridep does before it sends */
 } te_cuda_graph_module;
-/* What runs as graphs. Source: CudaGraphConfig. */
+/* Chooses the parts of a model that run as CUDA graphs. Source: CudaGraphConfig. */
 typedef struct te_cuda_graph_config {
     int modules; /* te_cuda_graph_module or-ed together; 0 => none */
 } te_cuda_graph_config;

@@ -116,10 +116,10 @@
  * Wings
  * -----
  *
- * A project leaves out what it does not use, by macros that it sets for every file that includes te.h. What is left out
- * is not declared; no macro changes a public struct or enum. An option that asks for something that is left out gives
- * TE_ERR_UNSUPPORTED, and the error names the macro. A file that calls a function which the file with the
- * implementation leaves out does not link.
+ * A project can leave out parts of te.h by macros, which it sets for every file that includes te.h. Functions of a part
+ * that is left out are not declared; no macro changes a public struct or enum. An option that asks for something that
+ * is left out gives TE_ERR_UNSUPPORTED, and the error names the macro. A file that calls a function which the file
+ * with the implementation leaves out does not link.
  *
  *     TE_NO_AUTOMODEL  the layer of NeMo Automodel: backend, attention_backends, inject, patches, formats, moe_backend
  *     TE_NO_LORA       lora

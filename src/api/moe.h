@@ -31,7 +31,7 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
  * row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
 TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                             int64_t num_out_tokens, te_tensor **permuted_probs, te_tensor **row_id_map);
-/* What te_moe_permute_and_pad_with_probs makes beside its result; all tensors belong to the innermost scope. */
+/* The further results of te_moe_permute_and_pad_with_probs. All tensors belong to the innermost scope. */
 typedef struct te_moe_padded {
     te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
     te_tensor *row_id_map;               /* for te_moe_unpermute, together with pad_offsets */

@@ -8,8 +8,9 @@
  * none of the runs.
  *
  *     inputs      each tensor of the args (input, encoder_output, key, value, masks, biases, rotary->start_positions,
- *                 m_splits_tensor ...) becomes an input of the graph under the field's name; all other fields become
- *                 constants of the file, the angles of rotary too. Refused: m_splits, kv_cache and inference_params,
+ *                 m_splits_tensor ...) becomes an input of the graph and has the field's name there. All other fields
+ *                 of the args, rotary's angles too, become constants of the file. Refused: m_splits, kv_cache and
+ * inference_params,
  *                 which live on the host
  *     sizes       a batch and lengths vary, under the names "batch", "sequence" and, with encoder_output, key or
  *                 kv_layer, "sequence_kv". Hidden states have both in front, in the module's order; if they have 2

@@ -24,11 +24,11 @@ typedef struct te_patch {
     te_result (*undo)(te_ctx *te, void *user);   /* required: puts back what was there before */
     void *user;                                  /* handed to the four functions */
 } te_patch;
-/* What te_apply_patches has done with a patch. */
+/* The state of a patch after the last te_apply_patches or te_unapply_patches. */
 typedef enum te_patch_state {
-    TE_PATCH_WAITING = 0, /* nothing yet, or its apply failed */
-    TE_PATCH_SKIPPED = 1, /* skipped it: it is not needed */
-    TE_PATCH_APPLIED = 2  /* applied it: it is in force */
+    TE_PATCH_WAITING = 0, /* not applied yet, or its apply failed */
+    TE_PATCH_SKIPPED = 1, /* skipped, since it is not needed */
+    TE_PATCH_APPLIED = 2  /* applied, and in force */
 } te_patch_state;
 /* One patch of a context. */
 typedef struct te_patch_info {

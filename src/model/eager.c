@@ -1,5 +1,5 @@
-/* model/eager.c: the eager backend: attention as GEMM, softmax and GEMM, with the scores in memory. Knows raw
- * operations; must not know modules.
+/* model/eager.c: the eager backend: attention as GEMM, softmax and GEMM, with the scores in memory. It may
+ * call raw operations, but no module.
  *
  * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G heads of a group are
  * adjacent, so each product is one grouped GEMM with b G groups of (H / G) s_q rows. */

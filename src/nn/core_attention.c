@@ -11,7 +11,7 @@ typedef struct te__attn_core {
                                    * tensors of a call */
 } te__attn_core;
 
-/* What an implementation needs to know of a call. */
+/* The inputs of one forward call, as an implementation takes them. */
 typedef struct te__attn_run {
     te_tensor *part[3];     /* queries, keys and values [.., heads, d] */
     te_attn_desc told; /* format of the tensors, and the rule */

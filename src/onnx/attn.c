@@ -121,7 +121,7 @@ static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotati
     part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine[1]), te__onnx_2(g, "Mul", u, sine[1]));
     if (a->interleaved) {
         int64_t joined[4];
-        joined[0] = joined[1] = joined[2] = 0; /* Reshape keeps sizes that are given as 0 */
+        joined[0] = joined[1] = joined[2] = 0; /* a 0 in the shape given to Reshape keeps the input's size there */
         joined[3] = n;
         part[0] = te__onnx_concat2(g, -1, te__onnx_unsqueeze(g, part[0], -1), te__onnx_unsqueeze(g, part[1], -1));
         part[0] = te__onnx_2(g, "Reshape", part[0], te__onnx_i64s(g, 4, joined));
@@ -171,7 +171,7 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
     shape[n++] = te__onnx_fixed(a->head_dim);
     packed = te__onnx_as(&packed, n, shape, shape[n - 1]);
     v = te__onnx_read_as(g, &packed, a->qkv, b->qkv);
-    of_group[0] = of_group[1] = 0; /* Reshape keeps sizes that are given as 0 */
+    of_group[0] = of_group[1] = 0; /* a 0 in the shape given to Reshape keeps the input's size there */
     of_group[3] = a->head_dim;
     for (i = 0; i < 3 && result == TE_OK; i++) {
         int64_t count = a->interleaved_groups ? (i ? 1 : in_group) : i ? groups : heads;

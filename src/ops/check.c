@@ -196,7 +196,8 @@ static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
 
 /* ---- which kernel ---- */
 
-/* What a kernel that moves eight elements at a time asks of a tensor: a row of its family's table. */
+/* The demands that a kernel which moves eight elements at a time makes on one tensor. A family's table has a row for
+ * each of its tensors. */
 typedef struct te__eight_row {
     const te_tensor *x; /* NULL: not given, and nothing is asked */
     te_dtype dtype;     /* NONE: any */

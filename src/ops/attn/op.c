@@ -128,7 +128,8 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
                     (long long)full[3], whole ? "" : " or 1");
 }
 
-/* Checks that the block mask x has a te_attn_block for each block of the longest sequences. */
+/* Checks the shape of the block mask x: one te_attn_block for each TE_ATTN_BLOCK_SIZE queries and as many keys of the
+ * longest sequences. */
 static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tensor *x, const te__attn_sizes *s) {
     const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
     char text[TE__SHAPE_TEXT];

@@ -1,5 +1,6 @@
-/* open.c: the table of rooms, and opening and closing a context. Knows every room by its te__room, and both devices;
- * must not know what rooms do. */
+/* open.c: opens and closes a context. A room is a part of the library that keeps a state of its own in each context;
+ * this file has the table of all rooms. It may use each te__room and both devices. It must not depend on what rooms
+ * do. */
 
 static const te__room *const te__rooms[] = {
     &te__quant_room, &te__functions_room, &te__modules_room, &te__train_room,
@@ -15,7 +16,8 @@ static const te__room *const te__rooms[] = {
     &te__report_room,
 };
 
-/* The memory of a context: the te_ctx, and behind it the states of all rooms, each at a multiple of 16 bytes. */
+/* A context is one block of memory. It begins with the te_ctx. The states of all rooms follow, each at a multiple of 16
+ * bytes. */
 static size_t te__round_16(size_t bytes) { return (bytes + 15) / 16 * 16; }
 static size_t te__ctx_bytes(void) {
     size_t bytes = te__round_16(sizeof(te_ctx));
@@ -23,7 +25,7 @@ static size_t te__ctx_bytes(void) {
     for (i = 0; i < TE__COUNT(te__rooms); i++) bytes += te__round_16(te__rooms[i]->slot->bytes);
     return bytes;
 }
-/* Clears the memory of a context, and sets the addresses of the rooms' states. */
+/* Clears the memory of a context. Stores the address of each room's state in the te_ctx. */
 static void te__rooms_place(te_ctx *te) {
     unsigned char *at = (unsigned char *)te + te__round_16(sizeof(te_ctx));
     int i;
@@ -54,8 +56,8 @@ static void te__open_cpu(te_ctx *te) {
     te__threads_open(te);
 }
 
-/* Opens the device that was asked for; by default the first GPU, or the CPU if there is no GPU. After a failure the
- * context has the CPU, so that no later call crashes. */
+/* Opens the device that `desc` or TE_DEVICE names. If there is no name, opens the first GPU, or the CPU if there is no
+ * GPU. If this fails, the context gets the CPU, so that later calls do not crash. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     const char *name = desc->device ? desc->device : te__env("TE_DEVICE"),
                *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
@@ -81,8 +83,8 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
 
 /* ---- opening ---- */
 
-/* Returns the whole number in an environment variable. Returns `otherwise` if the variable is not set, or, with a
- * warning, if it is no number from `low` to `high`. */
+/* Returns the whole number in the environment variable `name`. Returns `otherwise` if the variable is not set. Also
+ * returns `otherwise`, with a warning, if the variable is not a number from `low` to `high`. */
 static int te__env_number(te_ctx *te, const char *name, int low, int high, int otherwise) {
     const char *text = te__env(name);
     char *end;
@@ -150,7 +152,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
 
 /* ---- closing ---- */
 
-/* Closes the modules, groups and open files that the program has not closed, and warns of them. */
+/* Closes the modules, groups and open files that the program has left open. Warns if there are any. */
 static void te__close_all(te_ctx *te) {
     const char *kind = NULL;
     const te__closable *c;

@@ -1,7 +1,7 @@
-/* report.c: te_warmup, te_explain, te_query_supported, te_jit_get_stats, and te_report. Knows operations, modules and
- * the tape; rooms add their own lines to the report. */
+/* report.c: te_warmup, te_explain, te_query_supported, te_jit_get_stats, and te_report. This part may use operations,
+ * modules and the tape. Other parts add their own lines to the report (te__room). */
 
-/* The state of this room: the random state that te_warmup_end restores. */
+/* The data that this file keeps in a context: the random state that te_warmup_end restores. */
 static const te__slot te__report_slot = {sizeof(te__rng_state)};
 static te__rng_state *te__warm_rng(const te_ctx *te) { return (te__rng_state *)te__slot_of(te, &te__report_slot); }
 static const te__room te__report_room = TE__ROOM(&te__report_slot, NULL, NULL);
@@ -53,7 +53,8 @@ TE_API te_result te_warmup(te_module *m, te_dtype dtype, int ndim, const int64_t
 
 /* ---- explanations ---- */
 
-/* Returns 90 for "sm_90", "sm_90a" or "sm_90f", and likewise for other numbers from 80 on; 0 for any other text. */
+/* Returns the number in the name of a GPU architecture: 90 for "sm_90", "sm_90a" or "sm_90f". Numbers from 80 on are
+ * accepted. Returns 0 for any other text. */
 static int te__arch_number(const char *name) {
     char *end;
     long n;
@@ -94,8 +95,8 @@ TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, step_failed = te && te->step_failed,
          supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!te) return false;
-    if (!supported && !pending) te__forget_error(te); /* the answer "no" must leave no error in the context or in a step
-                                                       * under way */
+    if (!supported && !pending) te__forget_error(te); /* the answer "no" must leave no error in the context, and must
+                                                       * not make the current training step fail */
     te->step_failed = step_failed;
     if (te->capture) te->capture->failed = failed;
     return supported;

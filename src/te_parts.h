@@ -1,5 +1,5 @@
-/* te_parts.h: the table of contents of te.h. The parts are listed in the order in which they are read and compiled. A
- * part uses only the parts above it, never one below. */
+/* te_parts.h: the table of contents of te.h. It lists the parts in the order in which they are read and compiled. A
+ * part uses only parts above it, never one below. */
 #ifndef TE_H_INCLUDED
 #define TE_H_INCLUDED
 
@@ -76,7 +76,8 @@
 #if defined(TE_IMPLEMENTATION) && !defined(TE_IMPLEMENTATION_DONE)
 #define TE_IMPLEMENTATION_DONE
 
-/* Functions that only a wing calls stay where the wing is left out, and nobody uses them then. */
+/* Some functions are called only by an optional area, such as `lm` or `moe`. They stay in te.h when that area is left
+ * out, although nothing calls them then. */
 #if defined(TE_NO_AUTOMODEL) || defined(TE_NO_LORA) || defined(TE_NO_LM) || defined(TE_NO_ONNX) || \
     defined(TE_NO_MOE) || defined(TE_NO_DIST) || defined(TE_NO_CUDA) || defined(TE_NO_PTX)
 #define TE__LEFT_OUT
@@ -309,9 +310,10 @@
 #endif
 
 /* what is built from operations */
-/* No kernel of the CPU backend stands from here on. At -O1 these parts cost gcc half of the time; with strict aliasing,
- * which -O2 has as well, they run as fast. Parts above, which calls of operations run through, would be slower by a
- * tenth: a function with an option of its own is not inlined. */
+/* The parts below have no kernels of the CPU backend. At -O1 gcc compiles them in half the time, and with strict
+ * aliasing (which is on at -O2 too) they run as fast as at -O2. The parts above keep the program's own options. Calls
+ * of operations run through them, and would be slower by a tenth: gcc does not inline a function that has an option of
+ * its own. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O1", "strict-aliasing")

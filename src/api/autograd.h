@@ -1,143 +1,152 @@
-/* api/autograd.h: the tape.
+/* api/autograd.h: automatic differentiation with a tape, the record of the functions that ran.
  *
- * A function of a tensor that requires a gradient is recorded; te_backward plays the record backwards. The tape retains
- * what the backward functions read, and releases it as they run. Gradients add up in the leaves (model parameters, and
- * tensors marked by te_tensor_set_requires_grad) until te_module_zero_grad, te_optimizer_zero_grad or
- * te_tensor_zero_grad.
+ * If an input of a function requires a gradient, the function is recorded on the tape. te_backward runs the backward
+ * functions of the tape, last first. The tape retains what the backward functions read, and releases it as they run.
+ * Gradients add up in the leaves (model parameters, and tensors marked by te_tensor_set_requires_grad) until
+ * te_module_zero_grad, te_optimizer_zero_grad or te_tensor_zero_grad.
  *
  * A leaf's gradient has memory of its own and may be written in place. The gradients of other tensors exist during
- * te_backward alone and may share memory: te_add gives one tensor to both of its inputs. A user's backward function
- * (te_record) reads the gradients that it is given and must not write them. */
+ * te_backward alone and may share memory: both inputs of te_add get one and the same gradient tensor. A user's backward
+ * function (te_record) reads the gradients that it is given and must not write them. */
 
-/* Makes x a leaf (f32, f16, bf16; TE_ERR_DTYPE otherwise). With `on` false, functions of x are not recorded from here
- * on. Returns x. */
+/* Makes x a leaf (f32, f16, bf16; TE_ERR_DTYPE otherwise). If the argument `on` is false, functions of x are not
+ * recorded from now on. Returns x. */
 TE_API te_tensor *te_tensor_set_requires_grad(te_tensor *x, bool on);
 /* Returns whether x is a leaf or a recorded function of one. */
 TE_API bool te_tensor_requires_grad(const te_tensor *x);
-/* Returns the sum of x's gradients so far, contiguous, of x's shape and format (borrowed), or NULL. The memory is
- * shared with no other gradient and no tensor of the caller, so it may be scaled or reduced in place. */
+/* Returns the sum of x's gradients so far (borrowed), or NULL if x has none. It is contiguous and has x's shape and
+ * format. No other gradient and no tensor of the caller shares its memory, so it may be scaled or reduced in place. */
 TE_API te_tensor *te_tensor_grad(const te_tensor *x);
 /* Forgets x's gradient. */
 TE_API void te_tensor_zero_grad(te_tensor *x);
-/* Gives x a buffer of x's shape, f32 or x's format (retained; NULL removes it), into which the weight-gradient GEMMs of
- * modules with fuse_wgrad_accumulation add. TE_ERR_INVALID if main_grad shares memory with x or has a main_grad itself,
- * or if x is itself a gradient. TransformerEngine: main_grad. */
+/* Gives x the buffer main_grad (retained; NULL removes it), of x's shape, in f32 or x's format. The weight-gradient
+ * GEMMs of modules with fuse_wgrad_accumulation add to it. TE_ERR_INVALID if main_grad shares memory with x or has a
+ * main_grad itself, or if x is itself a gradient. TransformerEngine: main_grad. */
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad);
 /* Returns the buffer that te_tensor_set_main_grad gave to x (borrowed), or NULL. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
-/* Gives x a second gradient: contiguous, of x's shape and any float format (retained; NULL removes it). Optimizers with
- * use_decoupled_grad read it in place of te_tensor_grad. te.h writes to it only where an optimizer zeroes gradients.
- * TransformerEngine: decoupled_grad. */
+/* Gives x a second gradient `grad` (retained; NULL removes it), contiguous, of x's shape, in any float format.
+ * Optimizers with use_decoupled_grad read it in place of te_tensor_grad. te.h writes to it only where an optimizer
+ * zeroes gradients. TransformerEngine: decoupled_grad. */
 TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad);
 /* Returns the gradient that te_tensor_set_decoupled_grad gave to x (borrowed), or NULL. */
 TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
 
-/* Adds the gradient of a one-element tensor to every leaf that the tensor depends on. Asynchronous on CUDA. The record
- * up to `loss` is gone afterwards. A NULL loss, or a loss in a context with a pending error, changes nothing.
+/* Computes the gradient of `loss`, a tensor of one element, with respect to every leaf that it depends on, and adds it
+ * to the leaf's gradient. Asynchronous on CUDA. Afterwards the tape no longer has the functions that led to `loss`.
+ * With a NULL loss, or while the context has a pending error, the call changes nothing.
  *
  * Errors: TE_ERR_STATE if a parameter or activation that a backward function reads was written since the forward pass.
- * te_tensor_touch counts as a write. A weight whose quantized copy was used may change, since the copy belongs to the
- * forward pass. After an error the gradients that this call began are forgotten; gradients that existed before may have
- * been added to.
+ * te_tensor_touch counts as a write. A weight that the forward pass read as a quantized copy may change, since the
+ * backward pass reads that copy. After an error the gradients that this call began are dropped; to gradients that
+ * existed before, the call may have added a part.
  *
- * A backward function may call te_backward too: for what it has recorded itself inside te_enable_grad_begin, or for a
- * part of the outer tape that the outer te_backward does not need any more (TE_ERR_STATE otherwise). Leaves that both
- * calls reach get the sum. */
+ * A backward function may call te_backward too: for functions that it has recorded itself after te_enable_grad_begin,
+ * or for a part of the outer tape that the outer te_backward does not need any more (TE_ERR_STATE otherwise). A leaf
+ * that both calls reach gets the sum of both gradients. */
 TE_API te_result te_backward(te_tensor *loss);
-/* Like te_backward, from a tensor of any size whose gradient is given: `grad` has the shape of y and is retained during
- * the call. */
+/* Like te_backward, but starts from a tensor y of any size, whose gradient is `grad`. `grad` has the shape of y and is
+ * retained during the call. */
 TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad);
 
-/* Nothing is recorded from te_no_grad_begin to te_no_grad_end. Nests. */
+/* No function is recorded from te_no_grad_begin to te_no_grad_end. Pairs may be nested. */
 TE_API te_result te_no_grad_begin(te_ctx *te);
 TE_API void te_no_grad_end(te_ctx *te);
 /* From te_enable_grad_begin to te_enable_grad_end functions are recorded even inside te_no_grad_begin or in a backward
- * function. Pairs may be nested. A backward function may call te_backward itself on the functions that it recorded;
- * those that it leaves on the tape are dropped when it returns. */
+ * function. Pairs may be nested. A backward function may itself call te_backward on the functions that it recorded.
+ * Recorded functions that it leaves on the tape are dropped when it returns. */
 TE_API te_result te_enable_grad_begin(te_ctx *te);
 TE_API void te_enable_grad_end(te_ctx *te);
 /* Returns whether functions are recorded at present. */
 TE_API bool te_grad_enabled(const te_ctx *te);
 
-/* The function of te_checkpoint. It runs twice and must do the same each time. It reads parameters, `inputs` and
- * `user`; anything else that it reads must not change until te_backward. It fills `outputs` (tensors of the innermost
- * scope) and returns TE_OK or an error's code. */
+/* The function that te_checkpoint runs, in the forward pass and again in the backward pass. It must do the same each
+ * time. It reads parameters, `inputs` and `user`; anything else that it reads must not change until te_backward. It
+ * fills `outputs` with tensors of the innermost scope, and returns TE_OK or an error code. */
 typedef te_result (*te_checkpoint_fn)(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs,
                                       te_tensor **outputs, int num_outputs);
-#define TE_MAX_CHECKPOINT_INPUTS 32  /* the most inputs of a te_checkpoint */
-#define TE_MAX_CHECKPOINT_OUTPUTS 16 /* the most outputs of a te_checkpoint */
-/* One call of te_checkpoint; the lists are read during the call. */
+#define TE_MAX_CHECKPOINT_INPUTS 32  /* maximum number of inputs of te_checkpoint */
+#define TE_MAX_CHECKPOINT_OUTPUTS 16 /* maximum number of outputs of te_checkpoint */
+/* The arguments of te_checkpoint. The lists of inputs and outputs are read during the call. */
 typedef struct te_checkpoint_desc {
     te_checkpoint_fn fn;      /* runs now, and again in te_backward */
     void *user;               /* handed to fn */
-    size_t user_size;         /* bytes of `user` that are copied for the second run; 0 => no copy: `user` is borrowed
-                               * until te_backward or the end of the scope */
-    te_tensor *const *inputs; /* [num_inputs], retained until te_backward; inputs that require a gradient get one */
+    size_t user_size;         /* number of bytes of `user` that are copied for the second run; 0 => nothing is copied,
+                               * and `user` is borrowed until te_backward or the end of the scope */
+    te_tensor *const *inputs; /* [num_inputs], retained until te_backward; each input that requires a gradient receives
+                               * it */
     int num_inputs;           /* 0 to TE_MAX_CHECKPOINT_INPUTS */
-    te_tensor **outputs;      /* [num_outputs], written: the tensors that fn made, in the innermost scope; NULLs on
-                               * failure */
+    te_tensor **outputs;      /* [num_outputs], written: the tensors that fn made, which belong to the innermost scope;
+                               * all NULL on failure */
     int num_outputs;          /* 1 to TE_MAX_CHECKPOINT_OUTPUTS */
     bool distribute_saved_activations; /* each rank of tp_group keeps only its part of the first input, and te_backward
-                                        * gathers the parts. The first input is plain and the same on all ranks, and its
-                                        * number of elements is a multiple of the number of ranks */
-    te_group *tp_group;       /* with distribute_saved_activations: the ranks, which all make this call (borrowed until
-                               * te_backward) */
+                                        * gathers the parts. The first input must be plain and the same on all ranks,
+                                        * and its number of elements a multiple of the number of ranks */
+    te_group *tp_group;       /* read with distribute_saved_activations: the ranks that keep the parts; all of them make
+                               * this call (borrowed until te_backward) */
 } te_checkpoint_desc;
-/* Activation checkpointing: fn runs without a record, so that the activations inside are freed at once. When
- * te_backward reaches the call, fn runs again from its inputs, recorded, and this record is played. Losses and
- * gradients have the same bits as without checkpointing: the second run sees the random states (named ones too),
- * autocast regions and scales of delayed recipes that the first run saw, and it does not record amaxes again. Nests to
- * any depth. With gradients disabled fn simply runs. Modules: te_module_set_checkpoint.
+/* Runs fn with activation checkpointing. fn first runs with nothing recorded on the tape, so that its activations are
+ * freed at once. When te_backward reaches this call, it runs fn again from the inputs, records it, and runs the
+ * backward functions of the record. Losses and gradients have the same bits as without checkpointing: the second run
+ * sees the random states (named ones too), autocast regions and scales of delayed recipes that the first run saw, and
+ * it does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn simply runs. For
+ * modules there is te_module_set_checkpoint.
  *
- * TE_ERR_STATE for an input that is NULL, and if fn leaves a scope or a region of te_no_grad, te_enable_grad or
- * autocast open, or ends one that it has not begun (the open regions are as before the call then). te_backward gives
- * TE_ERR_STATE if fn made other outputs than the first time, called other modules, or a parameter was written in
- * between. Source: transformer_engine.pytorch.checkpoint; Chen et al. 2016. */
+ * TE_ERR_STATE for an input that is NULL.
+ * TE_ERR_STATE if fn leaves a scope or a region of te_no_grad, te_enable_grad or autocast open, or ends one that it has
+ * not begun. The call then restores the regions that were open before.
+ * te_backward gives TE_ERR_STATE if fn made other outputs or called other modules than the first time, or if a
+ * parameter was written between the two runs.
+ * Source: transformer_engine.pytorch.checkpoint; Chen et al. 2016. */
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *desc);
 
-/* Hooks on saved tensors (torch.autograd.graph.saved_tensors_hooks), to offload, compress or inspect them. Each tensor
- * that a tape node keeps for its backward function goes through `pack` when it is saved and through `unpack` right
- * before it is read. */
+/* User functions that offload, compress or inspect the tensors that the tape saves
+ * (torch.autograd.graph.saved_tensors_hooks). When a node of the tape saves a tensor for its backward function, `pack`
+ * is called; right before the backward function reads the tensor, `unpack` is called. */
 typedef struct te_saved_tensors_hooks {
-    /* Gets a tensor that a node saves (borrowed; plain or quantized activations, no parameters) and returns a handle
-     * that the node keeps in place of the tensor; NULL => the node keeps the tensor. Several nodes may save one
+    /* Gets a tensor that a node saves (borrowed): a plain or quantized activation, never a parameter. Returns a handle,
+     * which the node keeps in place of the tensor, or NULL: the node keeps the tensor. Several nodes may save the same
      * tensor. */
     void *(*pack)(void *user, te_tensor *x);
-    /* Returns the tensor of a handle, in the shape and format that `pack` got (borrowed from the innermost scope, or
-     * retained by the hooks' owner). Called once for a handle. */
+    /* Returns the tensor of a handle, in the shape and format that `pack` got. The tensor belongs to the innermost
+     * scope, or the owner of the hooks retains it. Called once per handle. */
     te_tensor *(*unpack)(void *user, void *handle);
-    /* Releases a handle whose node is forgotten without being played; NULL => handles need no release. */
+    /* Releases a handle if its node is dropped before its backward function ran; NULL => handles need no release. */
     void (*drop)(void *user, void *handle);
     void *user; /* handed to the three functions; must live until the nodes that were recorded in the region are gone */
 } te_saved_tensors_hooks;
-/* Begins a region whose tape nodes pack what they save, up to te_saved_tensors_end. Regions nest: the hooks of the
- * innermost one are called. hooks is copied. */
+/* Begins a region that ends at te_saved_tensors_end. Tape nodes that are recorded inside call these hooks for the
+ * tensors that they save. Regions may be nested; then the hooks of the innermost one are called. `hooks` is copied. */
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks);
-/* Ends the innermost region of hooks. TE_ERR_STATE if none is open. */
+/* Ends the innermost region of te_saved_tensors_begin. TE_ERR_STATE if none is open. */
 TE_API te_result te_saved_tensors_end(te_ctx *te);
 
-/* A region of CPU offload; zero-initialised. */
+/* Options of te_cpu_offload_begin; zero-initialise. */
 typedef struct te_cpu_offload_desc {
-    float fraction;       /* the part of the saved bytes that is offloaded, spread evenly over the region, up to 1; 0 =>
-                           * all */
-    int64_t min_bytes;    /* smaller tensors stay on the device; 0 => 512 KiB */
-    int64_t window_bytes; /* device memory for copies under way and for the tensors that the backward pass reads first;
-                           * 0 => twice the largest tensor that is offloaded */
+    float fraction;       /* fraction of the saved bytes that is offloaded, at most 1, spread evenly over the region; 0
+                           * => all */
+    int64_t min_bytes;    /* tensors of fewer bytes stay on the device; 0 => 512 KiB */
+    int64_t window_bytes; /* bytes of device memory for copies in progress and for the tensors that the backward pass
+                           * reads first; 0 => twice the largest tensor that is offloaded */
 } te_cpu_offload_desc;
-/* Begins a region of CPU offload. Activations that tape nodes save up to te_cpu_offload_end are copied to pinned host
- * memory while the forward pass goes on, and copied back ahead of their use while the backward pass runs. The copies
- * run on a stream of their own. No bit changes.
+/* Begins a region of CPU offload. Up to te_cpu_offload_end, activations that tape nodes save are copied to pinned host
+ * memory while the forward pass goes on. While the backward pass runs, they are copied back before they are needed. The
+ * copies run on a stream of their own. Results keep their bits.
  *
- * Parameters stay on the device. So does an activation that the caller's scope holds: the output of a layer that the
- * caller runs directly. A module that runs the layers (te_sequential_create, a class of the user's) holds none. Up to
- * window_bytes more than `fraction` leaves are on the device. The device waits where the link to the host is slower
- * than the computation. The host waits only while pinned memory is taken from the driver, which is done once
- * (te_memory_trim gives it back). On the CPU backend the copies are made as well.
+ * Parameters stay on the device. So does an activation that the caller's scope holds, such as the output of a layer
+ * that the caller runs directly. If a module runs the layers (te_sequential_create, or a class of the user's), the
+ * caller's scope does not hold their outputs. The bytes on the device are those that `fraction` does not offload, and
+ * up to window_bytes more. The device waits where the link to the host is slower than the computation. The host waits
+ * only for the driver to allocate pinned memory; it is kept for later calls until te_memory_trim. On the CPU backend
+ * the copies are made as well.
  *
- * desc: copied; NULL => everything. Nests; inside te_saved_tensors_begin .. _end it takes the place of those hooks.
- * Errors: TE_ERR_INVALID for a value outside its range; TE_ERR_STATE in a graph's capture; TE_ERR_OUT_OF_MEMORY, given
- * by the call that saves a tensor, where pinned memory runs out. te_memory_get_stats counts the bytes. Source:
- * transformer_engine.pytorch.get_cpu_offload_context. */
+ * desc is copied; NULL means the defaults. Regions may be nested. Inside a region of te_saved_tensors_begin, this
+ * region replaces its hooks. te_memory_get_stats counts the bytes.
+ * TE_ERR_INVALID for a value outside its range.
+ * TE_ERR_STATE in a graph's capture.
+ * TE_ERR_OUT_OF_MEMORY, from the call that saves a tensor, if pinned memory runs out.
+ * Source: transformer_engine.pytorch.get_cpu_offload_context. */
 TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *desc);
-/* Ends the innermost region. TE_ERR_STATE if te_cpu_offload_begin did not begin it. */
+/* Ends the innermost region of CPU offload. TE_ERR_STATE if the innermost region is one of te_saved_tensors_begin, or
+ * none is open. */
 TE_API te_result te_cpu_offload_end(te_ctx *te);

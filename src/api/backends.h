@@ -1,12 +1,13 @@
 /* api/backends.h: the implementations (backends) of the parts of a model, by the names of NeMo Automodel. "external"
- * marks kernels of other projects, which te.h does not have: creating a module with such a backend fails. */
+ * marks a backend whose kernels belong to another project. te.h does not have them: creating a module with such a
+ * backend fails. */
 
 /* Attention (api/attention_backends.h). */
 typedef enum te_attn_backend {
     TE_ATTN_DEFAULT = 0,  /* te on CUDA, else sdpa */
     TE_ATTN_TE = 1,       /* DotProductAttention */
     TE_ATTN_SDPA = 2,     /* te_attention over [b, H, s, d] */
-    TE_ATTN_FLEX = 3,     /* te_attention with block masks, which are cached between calls; attention sinks */
+    TE_ATTN_FLEX = 3,     /* te_attention with block masks, which are cached between calls; takes attention sinks */
     TE_ATTN_EAGER = 4,    /* a GEMM, a softmax and a GEMM, with the scores in memory */
     TE_ATTN_TILELANG = 5, /* external */
     TE_ATTN_CUDNN = 6,    /* external */
@@ -38,10 +39,10 @@ typedef enum te_experts_backend {
     TE_EXPERTS_TORCH = 1,          /* one GEMM for each expert; group sizes on the host */
     TE_EXPERTS_TORCH_MM = 2,       /* grouped GEMM; group sizes on the device */
     TE_EXPERTS_TORCH_MM_MXFP8 = 3, /* grouped GEMM of MXFP8 values; group sizes on the device */
-    TE_EXPERTS_GMM = 4,            /* grouped GEMM with an all-to-all dispatcher, otherwise as TE_EXPERTS_TORCH */
+    TE_EXPERTS_GMM = 4,            /* grouped GEMM if the dispatcher is an all-to-all, otherwise as TE_EXPERTS_TORCH */
     TE_EXPERTS_TE = 5              /* GroupedLinear */
 } te_experts_backend;
-/* How tokens are sent to the ranks of their experts. */
+/* The dispatcher: how tokens are sent to the ranks of their experts. */
 typedef enum te_dispatcher_backend {
     TE_DISPATCHER_DEFAULT = 0,  /* deepep on CUDA, else torch */
     TE_DISPATCHER_TORCH = 1,    /* all-gather of all tokens, then all-reduce of the results */

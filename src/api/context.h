@@ -1,24 +1,24 @@
 /* api/context.h: the context: one device with its stream, memory pool, pending error and random state.
  *
- * A context and everything made in it belong to one thread at a time, and to the process that created it (a child by
- * fork gets TE_ERR_STATE). Contexts share nothing but the loaded libraries and the table of compiled kernels, which a
- * mutex guards. */
+ * A context and everything made in it may be used by one thread at a time, and only in the process that created it (a
+ * child made by fork gets TE_ERR_STATE). Contexts share nothing but the loaded libraries and the table of compiled
+ * kernels, which a mutex protects. */
 
-/* The importance of a message. A context passes on messages of its level and of lower numbers. */
+/* The importance of a message. A context logs the messages whose number is at most its log_level. */
 typedef enum te_log_level {
-    TE_LOG_ERROR = 1, /* no message has this level today: te_error holds errors */
-    TE_LOG_WARN = 2,  /* a likely mistake, or something slower than it need be */
-    TE_LOG_INFO = 3,  /* each first error, the device that was taken, kernels as they are compiled */
-    TE_LOG_DEBUG = 4  /* errors after the first, kernels read from the cache */
+    TE_LOG_ERROR = 1, /* unused: te_error returns errors instead */
+    TE_LOG_WARN = 2,  /* a likely mistake, or something that is slower than necessary */
+    TE_LOG_INFO = 3,  /* the first error after each te_clear_error, the chosen device, each kernel that is compiled */
+    TE_LOG_DEBUG = 4  /* errors after the first, each kernel that is read from the cache */
 } te_log_level;
-/* Receives one message, without a line end, valid during the call. `user` is te_ctx_desc.log_user. */
+/* Receives one message. `message` has no line end and is valid during the call. `user` is te_ctx_desc.log_user. */
 typedef void (*te_log_fn)(void *user, te_log_level level, const char *message);
 
-/* Replaces malloc and free, for host memory or for device memory: give both functions or neither. Both are called from
- * the context's own thread only. */
+/* Two functions of the user that allocate and release host or device memory in place of te.h's own; give both or
+ * neither. They are called from the context's own thread only. */
 typedef struct te_allocator {
-    void *(*alloc)(void *user, size_t bytes, size_t alignment); /* NULL if there is no memory; alignment: a power of
-                                                                 * two, at most 4096 */
+    void *(*alloc)(void *user, size_t bytes, size_t alignment); /* returns NULL if there is no memory; `alignment` is a
+                                                                 * power of two, at most 4096 */
     void (*release)(void *user, void *pointer, size_t bytes);   /* `bytes` is the size that was asked for */
     void *user;                                                 /* handed to both; borrowed for the context's
                                                                  * lifetime */
@@ -26,8 +26,8 @@ typedef struct te_allocator {
 
 /* The options of te_ctx_create. Strings are read during the call; borrowed pointers must outlive the context. */
 typedef struct te_ctx_desc {
-    const char *device;             /* "cpu", "cuda:0" ...; NULL => $TE_DEVICE, else GPU 0 if there is one, else the
-                                     * CPU */
+    const char *device;             /* "cpu", "cuda:0", "cuda:1" and so on; NULL => $TE_DEVICE, else GPU 0 if there is
+                                     * one, else the CPU */
     void *cu_context;               /* an existing CUcontext (borrowed); NULL => the device's primary context */
     void *cu_stream;                /* an existing CUstream (borrowed); NULL => the context makes a stream */
     te_allocator host_allocator;    /* zero => malloc and free */
@@ -35,96 +35,98 @@ typedef struct te_ctx_desc {
     te_log_fn log;                  /* NULL => stderr */
     void *log_user;                 /* handed to `log`; borrowed */
     te_log_level log_level;         /* 0 => $TE_LOG (1 .. 4), else TE_LOG_WARN */
-    int cpu_threads;                /* 0 => $TE_THREADS, else the processors of the machine (64 at most) */
-    uint64_t seed;                  /* of the random state; 0 => 1234 */
-    bool exact_f32;                 /* CUDA: f32 operands of products keep all their bits, and products run without
-                                     * tensor cores; false => operands are rounded to TF32 */
-    bool no_cubin_cache;            /* no folder of compiled kernels is read or written: each process compiles its
-                                     * kernels */
+    int cpu_threads;                /* number of CPU threads; 0 => $TE_THREADS, else one per processor of the machine
+                                     * (64 at most) */
+    uint64_t seed;                  /* seed of the random state; 0 => 1234 */
+    bool exact_f32;                 /* on CUDA, f32 operands of GEMMs keep all their bits, and these GEMMs run without
+                                     * tensor cores; false => the operands are rounded to TF32 */
+    bool no_cubin_cache;            /* the cache folder of compiled kernels is neither read nor written; each process
+                                     * compiles its kernels itself */
 } te_ctx_desc;
 
 /* Makes a context. desc may be NULL. Returns NULL only if host memory for the context could not be allocated. If desc
  * or $TE_DEVICE names a device that cannot be opened, the context has te_ok false, and te_error says what was tried and
- * what to do. If no device is named and no GPU can be used, the context runs on the CPU. Owned by the caller:
- * te_ctx_destroy. */
+ * what to do. If no device is named and no GPU can be used, the context runs on the CPU. The caller owns the context
+ * and must call te_ctx_destroy. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 /* Waits for the device and releases everything that was made in the context. Modules, groups, open files, tensors,
- * optimizers and quantizers that are still held are released as well: they must be neither used nor released
- * afterwards. For these the destroy functions of classes and the release functions of wrapped memory are called, and a
- * warning counts them. A graph is not released: it needs te_graph_destroy in any case. In a child by fork the call
- * releases memory and leaves threads and the GPU alone. Syncs. NULL is fine. */
+ * optimizers and quantizers that the caller still holds are released as well: the caller must neither use nor release
+ * them afterwards. The call runs their destroy functions (of module classes) and release functions (of wrapped memory),
+ * and logs a warning with their number. Graphs are not released: each needs its own te_graph_destroy. In a child made
+ * by fork the call releases memory and does not touch threads and the GPU. Syncs. te may be NULL. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
-/* Returns true while no call has failed since te_ctx_create or te_clear_error; false for NULL. In a model's first step
- * kernels are compiled on other threads while the calls go on. te_ok, te_error, te_error_code and te_clear_error wait
- * for these kernels, so that the answer holds for every call before. */
+/* Returns true while no call has failed since te_ctx_create or te_clear_error; false for NULL. In a model's first step,
+ * calls can return while other threads still compile their kernels. te_ok, te_error, te_error_code and te_clear_error
+ * wait for these threads, so the answer covers all calls before. */
 TE_API bool te_ok(const te_ctx *te);
-/* Returns the text of the first error: the call, both values, the module's path, the remedy; "" if there is none.
- * Borrowed, valid until te_clear_error. */
+/* Returns the text of the first error; "" if there is none. The text names the call, both values, the module's path and
+ * the remedy. Borrowed, valid until te_clear_error. */
 TE_API const char *te_error(const te_ctx *te);
 /* Returns the code of the first error, or TE_OK. TE_ERR_STATE for NULL. */
 TE_API te_result te_error_code(const te_ctx *te);
 /* Forgets the error, so that the context can be used again.
  *
- * A failed call has made no tensor. Its output tensors hold their old content, the new one, or a part of each. The
- * random state is what it was before the call. An optimizer has stepped all parameters or none (exception: weights
- * stored by custom quantizers or over a group, whose functions may fail after other weights were stored). The tape of a
- * failed te_backward is partly played, so a training step is repeated as a whole: te_clear_error,
- * te_optimizer_zero_grad, then forward, te_backward, te_optimizer_step.
+ * A call that fails makes no tensor. Tensors that it writes to have their old content, the new content, or a part of
+ * each. The random state is what it was before the call. A te_optimizer_step that fails has stepped all parameters or
+ * none. (Exception: custom quantizers and quantization over a group may fail on one weight after other weights were
+ * stored.) A te_backward that fails has used up a part of the tape. So repeat the training step as a whole:
+ * te_clear_error, te_optimizer_zero_grad, then forward, te_backward, te_optimizer_step.
  *
- * A repeated step gives the bits of a step that never failed. If a te_forward, te_autocast_end, te_backward,
- * te_graph_launch or te_optimizer_step of the step failed, or memory ran out, te_clear_error restores the amaxes,
- * histories and scales of delayed scaling to their values at the beginning of the step. A step begins with an outermost
- * te_autocast_begin (or the launch of a graph without an optimizer). A step ends with a te_optimizer_step that
- * succeeds, microbatches included, or with te_model_load; in a context without an optimizer it ends where the next one
- * begins. Random numbers drawn by a forward that succeeded stay drawn: te_rng_get before the step and te_rng_set after
- * te_clear_error repeat them. */
+ * The repeated step then gives the same bits as if nothing had failed: te_clear_error restores the amaxes, histories
+ * and scales of delayed scaling to their values at the beginning of the step. It does so if a te_forward,
+ * te_autocast_end, te_backward, te_graph_launch or te_optimizer_step failed, or memory ran out. A step begins with an
+ * outermost te_autocast_begin (or the launch of a graph without an optimizer). It ends with the next te_optimizer_step
+ * that succeeds, after all microbatches, or with te_model_load; in a context without an optimizer it ends where the
+ * next one begins. The random state is not restored after a forward that succeeded: to draw the same numbers again,
+ * call te_rng_get before the step and te_rng_set after te_clear_error. */
 TE_API void te_clear_error(te_ctx *te);
 
 /* Returns the name of the context's device: "cpu" or "cuda:N" (borrowed). */
 TE_API const char *te_ctx_device(const te_ctx *te);
 /* Returns whether the context runs on a GPU. */
 TE_API bool te_ctx_is_cuda(const te_ctx *te);
-/* Returns the GPU's architecture: 80, 86, 89, 90, 100, 103, 120 ...; 0 on the CPU. */
+/* Returns the GPU's architecture as a number, such as 90 for sm_90; 0 on the CPU. */
 TE_API int te_ctx_sm(const te_ctx *te);
 /* Returns the CUcontext in use (borrowed); NULL on the CPU. */
 TE_API void *te_ctx_cu_context(const te_ctx *te);
 /* Returns the CUstream in use (borrowed); NULL on the CPU. */
 TE_API void *te_ctx_cu_stream(const te_ctx *te);
-/* Waits until everything queued so far has run. Syncs. TE_ERR_DEVICE if a kernel has failed since the last wait. */
+/* Waits until all work queued so far has run. Syncs. TE_ERR_DEVICE if a kernel has failed since the last wait. */
 TE_API te_result te_synchronize(te_ctx *te);
 
-/* Memory of the context's device (on the CPU: host memory of tensors), in bytes. */
+/* Figures about the memory of the context's device (on the CPU: host memory of tensors). */
 typedef struct te_memory_stats {
     size_t allocated;       /* bytes in live tensors */
     size_t peak_allocated;  /* highest `allocated` since the last te_memory_reset_peak */
     size_t reserved;        /* bytes taken from the device, live or cached */
     size_t peak_reserved;   /* highest `reserved` since the last te_memory_reset_peak */
-    size_t device_free;     /* bytes that the driver calls free; 0 on the CPU */
+    size_t device_free;     /* bytes that the driver reports as free; 0 on the CPU */
     size_t device_total;    /* bytes of the whole device; 0 on the CPU */
-    uint64_t allocs;        /* requests for memory so far */
-    uint64_t device_allocs; /* requests that the cache could not serve */
+    uint64_t allocs;        /* number of allocations so far */
+    uint64_t device_allocs; /* number of allocations that the cache of free blocks could not serve */
     size_t pinned;          /* bytes of pinned host memory, in use or cached */
-    size_t offloaded;       /* bytes that CPU offload (te_cpu_offload_begin) now holds in pinned memory for a backward
+    size_t offloaded;       /* bytes in pinned memory that CPU offload (te_cpu_offload_begin) holds for a backward
                              * pass */
-    uint64_t copied_out, copied_in; /* bytes copied so far to pinned memory and back */
+    uint64_t copied_out, copied_in; /* bytes that CPU offload has copied so far to pinned memory, and back */
 } te_memory_stats;
 
 /* Returns the present figures; all 0 for NULL. */
 TE_API te_memory_stats te_memory_get_stats(te_ctx *te);
 /* Sets both peaks to the present values. */
 TE_API void te_memory_reset_peak(te_ctx *te);
-/* Gives cached blocks of device memory and of pinned memory back. Syncs. */
+/* Returns all cached blocks of device memory and pinned memory to the driver or allocator. Syncs. */
 TE_API void te_memory_trim(te_ctx *te);
 
 /* Opens a scope. Every tensor belongs to the innermost open scope. The end of the scope releases each tensor that was
- * not retained, and the tape nodes recorded inside. A tensor made outside of all scopes belongs to the context itself:
- * a program that calls te_backward a hundred times without a scope is warned, once. Scopes nest. */
+ * not retained, and the tape nodes recorded inside. A tensor made outside of all scopes belongs to the context and
+ * lives as long. (A program that calls te_backward a hundred times without a scope gets one warning.) Scopes may be
+ * nested. */
 TE_API te_result te_scope_begin(te_ctx *te);
 /* Ends the innermost scope. TE_ERR_STATE (te_error_code) if none is open. */
 TE_API void te_scope_end(te_ctx *te);
 
-/* Sets the random state to (seed, 0). The state is that of Philox4x32-10: the key is the seed, and each random
+/* Sets the random state to (seed, 0). Random numbers come from Philox4x32-10: its key is the seed, and each random
  * operation uses one offset. The same (seed, offset) gives the same bits on the CPU and on every GPU. TE_ERR_STATE
  * inside a graph's capture. */
 TE_API void te_seed(te_ctx *te, uint64_t seed);
@@ -133,19 +135,19 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset);
 /* Sets the random state to values that te_rng_get has read. TE_ERR_STATE inside a graph's capture. */
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
 
-/* Named random states: used in place of the context's state where ranks must not all draw the same numbers (weights,
- * dropout of shared heads). The modules' option rng_tracker_name selects one. Functions that run again (te_checkpoint)
+/* Named random states. A named state takes the place of the context's state where each rank must draw its own numbers,
+ * for sharded weights and for dropout of shared heads. The modules' option rng_tracker_name selects one. te_checkpoint
  * and graphs treat named states like the context's; te_model_save does not write them. TransformerEngine:
  * CudaRNGStatesTracker.
  *
- * te_rng_tracker_add makes the state (seed, 0) under `name` (copied, at most 63 characters). The state lives as long as
- * the context. TE_ERR_INVALID if the context has a named state with this name or with this seed already, or has
- * TE_MAX_RNG_TRACKERS of them. */
-#define TE_MAX_RNG_TRACKERS 16 /* the most named random states of a context */
+ * te_rng_tracker_add makes the state (seed, 0) with the given name (copied, at most 63 characters). The state lives as
+ * long as the context. TE_ERR_INVALID if the context already has a named state with this name or this seed, or
+ * TE_MAX_RNG_TRACKERS named states. */
+#define TE_MAX_RNG_TRACKERS 16 /* maximum number of named random states in a context */
 TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
 /* te_rng_fork_begin makes the named state the context's random state until te_rng_fork_end: te_rng_get, te_seed and all
- * operations that draw use it. The next region with this name continues where this one ended. Nests. A graph's capture,
- * and te_graph_launch, stand outside of such regions; a capture may contain whole regions. */
+ * random operations use it. The next region with this name continues where this one ended. Regions may be nested. A
+ * graph's capture and te_graph_launch must be outside of such a region, but a whole region may be inside a capture. */
 TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
 TE_API te_result te_rng_fork_end(te_ctx *te);
 /* Reads a named state; either pointer may be NULL. */
@@ -153,6 +155,6 @@ TE_API te_result te_rng_tracker_get(te_ctx *te, const char *name, uint64_t *seed
 /* Sets a named state to values that te_rng_tracker_get has read. TE_ERR_STATE inside a graph's capture. */
 TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed, uint64_t offset);
 TE_API int te_rng_num_trackers(const te_ctx *te);                     /* the number of named states */
-TE_API const char *te_rng_tracker_name(const te_ctx *te, int index); /* the name of state `index`, in the order of
-                                                                      * adding (borrowed); NULL for an index outside the
-                                                                      * list */
+TE_API const char *te_rng_tracker_name(const te_ctx *te, int index); /* the name of state number `index`, in the order
+                                                                      * of te_rng_tracker_add (borrowed); NULL for an
+                                                                      * index outside the list */

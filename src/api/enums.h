@@ -1,11 +1,12 @@
-/* api/enums.h: the enums that host code and kernels both use. Kernels include this file, so it holds plain enums and
- * nothing else. */
+/* api/enums.h: the enums that both host code and kernels use. Kernels include this file, so it must contain plain enums
+ * and nothing else. */
 
 /* The number format of a tensor's elements.
  *   E4M3  the "fn" variant: no infinity, NaN = S.1111.111, largest 448
  *   E5M2  the IEEE-like variant: largest 57344
  *   E8M0  a power of two, 2^(e - 127); 0xFF = NaN
- *   E2M1  two values a byte, the even element in the low half; a row of odd length ends with an unused high half */
+ *   E2M1  two values per byte, the element with the even index in the low half; in a row of odd length the last high
+ *         half is unused */
 typedef enum te_dtype {
     TE_DTYPE_NONE = 0, /* "not given": the documented default of the field applies */
     TE_F32 = 1,        /* IEEE single */
@@ -18,8 +19,8 @@ typedef enum te_dtype {
     TE_U8 = 8,         /* raw bytes */
     TE_I32 = 9,        /* ids, offsets */
     TE_I64 = 10,       /* ids, offsets, counts */
-    TE_I16 = 11,       /* numbers of experts (a router's topk_indices); can be moved and read back, but only host code
-                        * converts it */
+    TE_I16 = 11,       /* indices of experts (a router's topk_indices); kernels can move it, but only host code can
+                        * convert it */
     TE_DTYPE_COUNT = 12
 } te_dtype;
 
@@ -29,44 +30,45 @@ typedef enum te_random_kind {
     TE_RANDOM_NORMAL = 1   /* mean a, standard deviation b */
 } te_random_kind;
 
-/* The chunks of each sequence that a call is about. A sequence shared by n ranks is 2 n chunks of equal length; rank r
- * has chunks r and 2 n - 1 - r. */
+/* Selects chunks of each sequence under context parallelism. A sequence that n ranks share is cut into 2 n chunks of
+ * equal length; rank r has chunks r and 2 n - 1 - r. */
 typedef enum te_context_chunks {
     TE_CHUNKS_BOTH = 0,   /* both chunks of the rank */
     TE_CHUNKS_FIRST = 1,  /* the rank's chunk r */
     TE_CHUNKS_SECOND = 2, /* the rank's chunk 2 n - 1 - r */
-    TE_CHUNKS_UP_TO = 3   /* the first chunks of the whole sequence, as many as the call says */
+    TE_CHUNKS_UP_TO = 3   /* the first chunks of the whole sequence; the call gives their number */
 } te_context_chunks;
 
-/* The amax that delayed scaling takes from an amax history (TransformerEngine: amax_compute_algo). */
+/* Selects the amax that delayed scaling takes from the amax history (TransformerEngine: amax_compute_algo). */
 typedef enum te_amax_algo {
     TE_AMAX_MAX = 0,        /* the largest of the history ("max") */
     TE_AMAX_MOST_RECENT = 1 /* the amax of the last step ("most_recent") */
 } te_amax_algo;
 
-/* The layout of a quantized matrix's scales; te_op_block_quantize, te_op_mxfp8_quantize and te_op_nvfp4_quantize
- * describe each. */
+/* The kind of scales that a quantized matrix has. te_op_block_quantize, te_op_mxfp8_quantize and te_op_nvfp4_quantize
+ * describe their layouts. */
 typedef enum te_scaling {
     TE_SCALING_TENSOR = 0,   /* one f32 */
-    TE_SCALING_BLOCK_1D = 1, /* f32, one for each 128 elements along the contraction */
+    TE_SCALING_BLOCK_1D = 1, /* f32, one for each 128 elements along the dimension that a GEMM sums over */
     TE_SCALING_BLOCK_2D = 2, /* f32, one for each 128 x 128 elements */
-    TE_SCALING_MXFP8 = 3,    /* E8M0, one for each 32 elements along the contraction */
-    TE_SCALING_NVFP4 = 4     /* E4M3, one for each 16 elements along the contraction, and an f32 amax of the tensor or
-                              * of each row */
+    TE_SCALING_MXFP8 = 3,    /* E8M0, one for each 32 elements along the dimension that a GEMM sums over */
+    TE_SCALING_NVFP4 = 4     /* E4M3, one for each 16 elements along the dimension that a GEMM sums over, and an f32
+                              * amax of the whole tensor or of each row */
 } te_scaling;
 
-/* NVFP4's 4-over-6: each block is quantized twice, once so that its amax becomes code 6 and once so that it becomes
- * code 4. The block keeps the result with the smaller error. */
+/* The error measure of NVFP4's option 4-over-6. With this option each block is quantized twice: once so that its amax
+ * becomes the code of value 6, and once so that it becomes the code of value 4. The result with the smaller error is
+ * kept. */
 typedef enum te_4over6_error {
-    TE_4OVER6_OFF = 0, /* no 4-over-6: the amax becomes code 6 */
+    TE_4OVER6_OFF = 0, /* option off: the amax becomes the code of value 6 */
     TE_4OVER6_MAE = 1, /* error: sum of |x - decoded| */
     TE_4OVER6_MSE = 2  /* error: sum of (x - decoded)^2 */
 } te_4over6_error;
 
-/* The last step of a product, applied to the f32 accumulator in the product's own kernel. */
+/* The last step of a GEMM, applied to its f32 accumulator (acc) inside the same kernel. */
 typedef enum te_epilogue {
     TE_EPILOGUE_NONE = 0,  /* D = acc + bias */
-    TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); aux, if given, becomes acc + bias */
+    TE_EPILOGUE_GELU = 1,  /* D = gelu(acc + bias); the tensor aux, if given, becomes acc + bias */
     TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux); aux is read */
 } te_epilogue;
 
@@ -85,8 +87,8 @@ typedef enum te_activation {
     TE_QGEGLU = 9,             /* qgelu(a) b */
     TE_SREGLU = 10,            /* srelu(a) b */
     TE_GLU = 11,               /* sigmoid(a) b */
-    TE_CLAMPED_SWIGLU = 12,    /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1) with c = min(a, limit); an
-                                * option leaves out the + 1 */
+    TE_CLAMPED_SWIGLU = 12,    /* of gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1) with c = min(a, limit).
+                                * An option replaces the 1 by 0 */
     TE_ACTIVATION_COUNT = 13
 } te_activation;
 
@@ -99,15 +101,16 @@ typedef enum te_qkv_format {
 
 /* The keys j that query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,             /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the
-                                      * module's own mask */
+    TE_MASK_DEFAULT = 0,             /* in a module's options TE_MASK_CAUSAL, as in TransformerEngine; in a forward call
+                                      * the module's own mask */
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
-    TE_MASK_PADDING = 4,                     /* j within the length of i's sequence (neither is padding) */
+    TE_MASK_PADDING = 4,                     /* keys of i's sequence that are not padding; i itself must not be
+                                              * padding */
     TE_MASK_PADDING_CAUSAL = 5,              /* TE_MASK_PADDING, and j <= i */
-    TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* TE_MASK_PADDING, and j <= i + number of keys - number of queries of the
-                                              * sequence */
+    TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* TE_MASK_PADDING, and j <= i + (number of keys - number of queries) of
+                                              * the sequence */
     TE_MASK_ARBITRARY = 7                    /* the keys that attention_mask does not mask */
 } te_attn_mask;
 
@@ -115,19 +118,20 @@ typedef enum te_attn_mask {
 typedef enum te_softmax_type {
     TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */
     TE_SOFTMAX_OFF_BY_ONE = 1, /* the same sum plus 1 */
-    TE_SOFTMAX_LEARNABLE = 2   /* plus exp(softmax_offset), a parameter of each head */
+    TE_SOFTMAX_LEARNABLE = 2   /* the same sum plus exp(softmax_offset), with one parameter softmax_offset for each
+                                * head */
 } te_softmax_type;
 
-/* How much a block of TE_ATTN_BLOCK_SIZE queries sees of a block of TE_ATTN_BLOCK_SIZE keys: an element of
- * te_attn_rule.block_mask. */
+/* An element of te_attn_rule.block_mask: says which of TE_ATTN_BLOCK_SIZE keys are seen by TE_ATTN_BLOCK_SIZE
+ * queries. */
 typedef enum te_attn_block {
-    TE_ATTN_BLOCK_EMPTY = 0,   /* nothing, whatever the masks say: the block is neither read nor multiplied */
-    TE_ATTN_BLOCK_PARTIAL = 1, /* what all masks leave */
-    TE_ATTN_BLOCK_FULL = 2     /* all that the masks besides mask_mod leave; mask_mod is not called */
+    TE_ATTN_BLOCK_EMPTY = 0,   /* none, and the other masks are ignored; attention skips the block */
+    TE_ATTN_BLOCK_PARTIAL = 1, /* the keys that all other masks allow */
+    TE_ATTN_BLOCK_FULL = 2     /* the keys that the other masks except mask_mod allow; mask_mod is not called */
 } te_attn_block;
 #define TE_ATTN_BLOCK_SIZE 128
 
-/* A term that is added to the scores. */
+/* The bias that is added to the scores of attention. */
 typedef enum te_attn_bias {
     TE_ATTN_BIAS_NONE = 0,       /* nothing */
     TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */

@@ -5,11 +5,11 @@
  * Formats: f32, f16, bf16. All operands have the same format unless said otherwise; a norm's parameters, a bias and an
  * embedding table may have another format. All functions allocate; none syncs. */
 
-/* Returns x + y, of one shape and format. */
+/* Returns x + y; x and y have the same shape and format. */
 TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
-/* Returns x * y in x's shape and format, rounded once from f32. y has the shape of x, or one number for each row of x
- * [.., N]: [..] or [.., 1]. y may be of another format. The gradient of one number a row is the sum of dy * x over that
- * row. */
+/* Returns x * y in x's shape and format, rounded once from f32. For x [.., N], y has the shape of x, or has one number
+ * for each row of x: [..] or [.., 1]. y may have another format. With one number per row, its gradient is the sum over
+ * the row of x times the result's gradient. */
 TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y);
 /* Returns x * factor. */
 TE_API te_tensor *te_scale(te_tensor *x, float factor);
@@ -17,7 +17,8 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor);
 TE_API te_tensor *te_sum_all(te_tensor *x);
 /* Returns the mean of all elements, f32 [1]. TE_ERR_SHAPE for an empty tensor. */
 TE_API te_tensor *te_mean_all(te_tensor *x);
-/* Returns x [.., K] W^T + bias -> [.., N], in high precision whatever the autocast; weight [N, K], bias [N] or NULL. */
+/* Returns x [.., K] W^T + bias -> [.., N], in high precision, also inside an autocast region; weight [N, K], bias [N]
+ * or NULL. */
 TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
 /* Applies LayerNorm to each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5;
  * zero_centered_gamma: the row is multiplied by weight + 1. */
@@ -28,13 +29,13 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 /* Returns x / sqrt(sum(x^2) + eps), the sum over the last dimension; eps 0 => 1e-6. Source:
  * transformer_engine.pytorch.ops.L2Normalization. */
 TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
-/* Applies an activation to x [.., N], or [.., 2N] for a gated one, -> [.., N]; params may be NULL. */
+/* Applies an activation to x [.., N] -> [.., N]. A gated activation takes x [.., 2N] -> [.., N]. params may be NULL. */
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
-/* Returns te_activate(x) times one number for each row, permuted_probs [..] or [.., 1], computed in f32 and rounded
- * once -> [.., N]. permuted_probs are the router probabilities of tokens that were permuted to their experts;
+/* Returns te_activate(x) [.., N], each row multiplied by one number from permuted_probs [..] or [.., 1], computed in
+ * f32 and rounded once. permuted_probs are the router probabilities of tokens that were permuted to their experts;
  * experts apply them before the second GEMM. permuted_probs are rounded to x's format first. One pass over x gives
- * both gradients. Takes any activation (te.ops has TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU alone). params may be
- * NULL. TE_ERR_SHAPE unless there are as many probabilities as rows.
+ * both gradients. Takes any activation (TransformerEngine's te.ops has only the equivalents of TE_SWIGLU, TE_SRELU and
+ * TE_CLAMPED_SWIGLU). params may be NULL. TE_ERR_SHAPE unless there are as many probabilities as rows.
  * Source: transformer_engine.pytorch.ops.ScaledSwiGLU, ScaledSReLU, ScaledClampedQGeGLU
  * (common/activation/scaled_activation.cu). */
 TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation,
@@ -44,24 +45,24 @@ TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
 /* Returns residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
-/* Returns residual + x / (1 - p), or with probability p residual alone: one draw for each index of x's first dimension
- * (stochastic depth). residual may be NULL. */
+/* Returns residual + x / (1 - p), but with probability p residual alone (stochastic depth). One random number decides
+ * for each index of x's first dimension. residual may be NULL. */
 TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
 /* Returns the rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. Ids outside 0 .. V-1 give TE_ERR_INVALID: from
  * this call on the CPU, from the next call that waits on a GPU (te_synchronize). */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
-/* Looks ids up as te_embedding_lookup where ranks share the vocabulary: this rank's table has rows vocab_start ..
- * vocab_start + V - 1 of vocab_size. An id of another rank's rows gives zeros, so that te_all_reduce of all ranks'
- * results gives the full lookup. Ids outside 0 .. vocab_size - 1 give TE_ERR_INVALID. Source: megatron.core
- * VocabParallelEmbedding. */
+/* Looks up ids as te_embedding_lookup does, in a table whose rows are split over ranks: this rank's table has rows
+ * vocab_start .. vocab_start + V - 1 of all vocab_size rows. An id in another rank's rows gives zeros, so te_all_reduce
+ * of all ranks' results gives the full lookup. Ids outside 0 .. vocab_size - 1 give TE_ERR_INVALID. Source:
+ * megatron.core VocabParallelEmbedding. */
 TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size,
                                                      int64_t vocab_start);
 
 /* Returns cap * tanh(x / cap), of any shape, as Gemma 2 caps its logits. cap must be positive. */
 TE_API te_tensor *te_softcap(te_tensor *x, float cap);
-/* Joins the tensors x[0] .. x[n - 1] along dimension `dim` (negative: from the end). They have one format, and equal
- * sizes in all other dimensions. n is at least 1: n 0 gives NULL without an error, because no tensor says which context
- * to record it in. */
+/* Joins the tensors x[0] .. x[n - 1] along dimension `dim`; a negative dim counts from the end. They have the same
+ * format, and equal sizes in all other dimensions. n must be at least 1. With n 0 the call returns NULL but records no
+ * error, because there is no tensor and so no context. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
 /* How the frequencies of a rotary embedding are changed for contexts longer than the original context of training.
@@ -76,19 +77,19 @@ typedef enum te_rope_type {
     TE_ROPE_LLAMA3,      /* depends on the wavelength w, in positions: unchanged if w < original / high_freq_factor,
                           * divided by `factor` if w > original / low_freq_factor, interpolated linearly in 1 / w
                           * between these bounds */
-    TE_ROPE_YARN,        /* depends on the turns of a pair within the original context: unchanged from beta_fast turns
-                          * on, divided by `factor` up to beta_slow turns, interpolated linearly in the pair's number
-                          * between these bounds (Peng et al. 2023) */
+    TE_ROPE_YARN,        /* depends on how many turns a pair makes within the original context: unchanged with at least
+                          * beta_fast turns, divided by `factor` with at most beta_slow turns, interpolated linearly in
+                          * the pair's number in between (Peng et al. 2023) */
     TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i]; by long_factor[i] in sequences longer than the
                           * original context */
 } te_rope_type;
 enum { TE_MAX_ROPE_FACTORS = 256 }; /* maximum length of a list of longrope factors: heads of up to 512 channels */
-/* A te_rope_type and its numbers. Each field names the types that read it; other types ignore it. */
+/* A te_rope_type and its parameters. The comment of each field names the types that read it; other types ignore it. */
 typedef struct te_rope_scaling {
     te_rope_type type;                        /* 0 => frequencies stay unchanged */
     float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: gives the default of
                                                * attention_factor */
-    int64_t original_max_position_embeddings; /* all but LINEAR: length of the original context; positive */
+    int64_t original_max_position_embeddings; /* all types but LINEAR: length of the original context; positive */
     float low_freq_factor, high_freq_factor;  /* LLAMA3: low_freq_factor positive, high_freq_factor larger than it */
     float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
     float mscale, mscale_all_dim;             /* YARN: if both are given, attention_factor is m(mscale) /
@@ -96,9 +97,9 @@ typedef struct te_rope_scaling {
                                                * up to 1; 0 => not given */
     bool no_truncate;                         /* YARN: the pair numbers between which frequencies are interpolated may
                                                * be fractions; false => they are rounded outwards to whole numbers */
-    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => YARN: m(1) or the
-                                               * formula of mscale, LONGROPE: sqrt(1 + ln(factor) / ln(original)), or 1
-                                               * for a factor up to 1 */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => for YARN m(1) or the
+                                               * formula of mscale, for LONGROPE sqrt(1 + ln(factor) / ln(original)), or
+                                               * 1 for a factor up to 1 */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
@@ -112,8 +113,8 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
-    float rotary_percent;                       /* share of the head's channels that are rotated: the first dim =
-                                                 * floor(d * percent), which may be none; 0 => 1 */
+    float rotary_percent;                       /* fraction of the head's channels that are rotated: the first dim =
+                                                 * floor(d * rotary_percent) channels, which may be none; 0 => 1 */
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by
                                                  * this factor; 0 => not divided */
@@ -137,10 +138,11 @@ typedef struct te_rotary_desc {
                                                  * cp_rank of the 2 cp_size chunks of each sequence; 0 => whole
                                                  * sequences */
     te_tensor *cu_seqlens;                      /* TE_THD: i32 [b + 1], the row at which each sequence begins (borrowed
-                                                 * for the call); modules set it to that of their call */
+                                                 * for the call); modules set it to cu_seqlens of their call */
     int64_t max_seqlen;                         /* length of the longest sequence, which interpolation, TE_ROPE_DYNAMIC
-                                                 * and TE_ROPE_LONGROPE read; 0 => position_offset plus the sequence
-                                                 * size of x (times cp_size); modules: the call's max_seqlen */
+                                                 * and TE_ROPE_LONGROPE read; 0 => position_offset plus the number of
+                                                 * tokens of a sequence in x (times cp_size), in modules the call's
+                                                 * max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may
  * be NULL. */
@@ -151,7 +153,7 @@ typedef struct te_attn_desc {
     te_qkv_format format; /* layout of q, k, v and the result; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* mask, window, scale, dropout (from the context's random state), lengths, biases, offsets,
                            * pages; zero => causal attention alone. Tensors are borrowed for the call */
-    te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
+    te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not computed */
 } te_attn_desc;
 /* Returns softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or
  * packed) -> [s_q, b, H, dv]. Head h uses group h / (H / G). Differentiable in q, k, v, rule.core_attention_bias and
@@ -183,38 +185,38 @@ typedef struct te_cross_entropy_desc {
                                    * (r + 1) V - 1; NULL => this rank has all columns */
     bool inplace_backward; /* te_backward writes the gradient over the logits, so the caller can no longer read them */
 } te_cross_entropy_desc;
-/* Returns the cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids), f32 [1] or [M]. desc may be NULL.
- * With a group all ranks call it with the same targets, and get the same losses. Targets that are neither ignore_index
- * nor in the vocabulary give TE_ERR_INVALID: from this call on the CPU, from the next call that waits on a GPU
- * (te_synchronize).
+/* Returns the cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids): f32 [1] or [M]. desc may be NULL.
+ * With dist_process_group, all its ranks must call it with the same targets, and they get the same losses. Targets that
+ * are neither ignore_index nor in the vocabulary give TE_ERR_INVALID: from this call on the CPU, from the next call
+ * that waits on a GPU (te_synchronize).
  * Source: transformer_engine.pytorch.parallel_cross_entropy. */
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
-/* Returns mean((x - target)^2), f32 [1]; x and target of one shape and format. */
+/* Returns mean((x - target)^2), f32 [1]; x and target have the same shape and format. */
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
-/* The backward function of a recorded node. Reads the gradients of the outputs (grad_outputs[i] is NULL where none
- * arrived). Where needs[i] is true, sets grad_inputs[i] to a tensor of the input's shape and format (it may be one of
- * grad_outputs); leaves the others NULL. Nothing is recorded inside, unless the function calls te_enable_grad_begin.
- * Returns TE_OK, or an error's code. */
+/* The backward function of a recorded node. It reads the gradients of the outputs; grad_outputs[i] is NULL if output i
+ * got no gradient. If needs[i] is true, it sets grad_inputs[i] to a tensor of the shape and format of input i, which
+ * may be one of grad_outputs. It leaves the other grad_inputs NULL. Nothing is recorded inside, unless the function
+ * calls te_enable_grad_begin. Returns TE_OK or an error code. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved,
                                     te_tensor *const *grad_outputs, te_tensor **grad_inputs, const bool *needs);
-/* A differentiable function of the user's. The lists are copied by te_record. */
+/* A call of a differentiable function of the user's. te_record copies the lists. */
 typedef struct te_node_desc {
-    const char *name;          /* for messages; must outlive the tape: a literal */
+    const char *name;          /* name in messages; must outlive the tape (use a literal) */
     te_tensor *const *inputs;  /* [num_inputs]; an entry may be NULL */
     int num_inputs;            /* length of `inputs`, `needs` and `grad_inputs` */
-    te_tensor *const *outputs; /* [num_outputs], new tensors; they require a gradient from here on */
+    te_tensor *const *outputs; /* [num_outputs], new tensors; te_record makes them require a gradient */
     int num_outputs;           /* length of `outputs` and `grad_outputs` */
-    te_tensor *const *saved;   /* [num_saved], retained until `backward` has run; te_backward refuses if one was written
-                                * in between; an entry may be NULL */
+    te_tensor *const *saved;   /* [num_saved] tensors that `backward` reads, retained until it has run; te_backward
+                                * fails if one was written in between; an entry may be NULL */
     int num_saved;             /* length of `saved` */
     const void *state;         /* state_size bytes, copied; `backward` gets the copy */
     size_t state_size;         /* bytes of `state`; 0 => none */
     te_backward_fn backward;   /* needed */
-    /* Releases what the copied state owns. Called once, whether the node runs, is dropped, or is never recorded.
-     * NULL => the state owns nothing. */
+    /* Releases what the copied state owns. It is called exactly once, also if `backward` never runs or the node is not
+     * recorded. NULL => the state owns nothing. */
     void (*release)(te_ctx *te, void *state);
 } te_node_desc;
-/* Puts a node onto the tape if an input requires a gradient and recording is on; otherwise only calls `release`.
- * TE_ERR_INVALID without a desc or one of its lists, TE_ERR_STATE for an output that is NULL. */
+/* Records a node on the tape if an input requires a gradient and gradients are enabled; otherwise only calls `release`.
+ * TE_ERR_INVALID if desc or a list that it needs is NULL, TE_ERR_STATE if an output is NULL. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

@@ -1,7 +1,7 @@
-/* api/io.h: safetensors files. The parser trusts nothing in them: every size and offset is checked against the file
- * before anything is allocated. */
+/* api/io.h: reads and writes safetensors files. The parser trusts nothing in a file: it checks every size and offset
+ * against the file before it allocates anything. */
 
-/* An open file: te_safetensors_open. */
+/* An open file, made by te_safetensors_open. */
 typedef struct te_safetensors te_safetensors;
 /* One tensor of an open file. */
 typedef struct te_safetensors_entry {
@@ -9,21 +9,21 @@ typedef struct te_safetensors_entry {
     te_dtype dtype;             /* TE_DTYPE_NONE for a format that te.h does not have */
     int ndim;                   /* number of dimensions */
     int64_t shape[TE_MAX_DIMS]; /* the first ndim entries are the sizes */
-    uint64_t offset, bytes;     /* place and length within the data section */
+    uint64_t offset, bytes;     /* position and length in the data section of the file */
 } te_safetensors_entry;
 
-/* Opens a file and reads its header. Owned by the caller: te_safetensors_close. NULL with TE_ERR_IO (also for anything
- * but a regular file) or TE_ERR_FORMAT. */
+/* Opens a file and reads its header. The caller owns the result and must call te_safetensors_close. Returns NULL with
+ * TE_ERR_IO or TE_ERR_FORMAT on failure; anything but a regular file gives TE_ERR_IO. */
 TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path);
-/* Closes the file; its entries and names become invalid. NULL is fine. */
+/* Closes the file; its entries and names become invalid. `f` may be NULL. */
 TE_API void te_safetensors_close(te_safetensors *f);
 /* Returns the number of tensors. */
 TE_API int te_safetensors_count(const te_safetensors *f);
-/* Returns tensor `index`, in the order of the data (borrowed); NULL outside 0 .. count - 1. */
+/* Returns tensor number `index`, in the order of the file's data (borrowed); NULL outside 0 .. count - 1. */
 TE_API const te_safetensors_entry *te_safetensors_at(const te_safetensors *f, int index);
-/* Returns the tensor of that name (borrowed); NULL if there is none. */
+/* Returns the tensor with the given name (borrowed); NULL if there is none. */
 TE_API const te_safetensors_entry *te_safetensors_find(const te_safetensors *f, const char *name);
-/* Returns the value of a metadata entry (borrowed); NULL if there is none. */
+/* Returns the value of the metadata entry `key` (borrowed); NULL if there is none. */
 TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *key);
 /* Returns a new tensor with the content of the entry `name`, in the innermost scope. TE_ERR_INVALID if there is no such
  * entry. */
@@ -34,12 +34,13 @@ TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, t
 /* One tensor to write; name and tensor are borrowed for the call. */
 typedef struct te_safetensors_item {
     const char *name;        /* UTF-8, unique in the file */
-    const te_tensor *tensor; /* plain, of the writing context */
+    const te_tensor *tensor; /* a plain tensor of the context that writes */
 } te_safetensors_item;
-/* Writes a file: first to PATH.HOST.PROCESS.SERIAL.tmp beside it, which is synced and renamed, so that the previous
- * file stays whole if anything fails. A process that is killed while it writes leaves its temporary file. The next
- * process that writes or opens the same path removes that file (a file of another host only an hour after its last
- * write). A symbolic link stays, and its target is replaced. A folder, a pipe or a device is refused. Syncs. Errors:
- * TE_ERR_IO, TE_ERR_INVALID; the context's error, if it has one: nothing is written then. */
+/* Writes a file. The data first goes to PATH.HOST.PROCESS.SERIAL.tmp in the same folder. That file is flushed to the
+ * disk and renamed, so the previous file stays whole if anything fails. A process that is killed while it writes leaves
+ * its temporary file. The next process that writes or opens the same path removes it; if it is from another host, only
+ * an hour after its last write. If the path is a symbolic link, its target is replaced. A folder, a pipe or a device is
+ * refused. Syncs. Errors are TE_ERR_IO and TE_ERR_INVALID. If the context already has an error, nothing is written and
+ * that error is returned. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);

@@ -7,12 +7,12 @@
  * so adapters do not change the outputs of a model at first. Other classes can have adapters, too:
  *
  *     LayerNormLinear    adapters read the output of the norm
- *     LayerNormMLP       adapters for both GEMMs: children fc1 and fc2, each with lora_A and lora_B. The module's name
- *                        chooses both, "PATH.fc1" only one
+ *     LayerNormMLP       adapters for both GEMMs: children fc1 and fc2, each with lora_A and lora_B. The module's own
+ *                        path chooses both, "PATH.fc1" only the first
  *     GroupedLinear      lora_A and lora_B are GroupedLinears with the same groups, and use the group sizes of the call
  *     Embedding          lora_A is an Embedding [num_embeddings, dim], which starts at zero; lora_B is a Linear from
  *                        dim to embedding_dim; no dropout
- *     Gate               only the gate of a CausalLM's experts; adapters stay in high precision under every recipe
+ *     Gate               only the gate of a CausalLM's experts; its adapters stay in high precision under every recipe
  *     experts            GroupedExperts, GroupedExpertsDeepEP, and the experts of a CausalLM. Adapters are stacks over
  *                        the experts of the rank, children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
  *                        lora_down_A [E, inter, r], lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter]) and
@@ -42,8 +42,8 @@ typedef enum te_lora_init {
     TE_LORA_XAVIER = 0, /* N(0, 2 / (in + dim)); experts: N(0, 2 / ((in + E) r)), torch's rule for a 3-D tensor */
     TE_LORA_KAIMING = 1 /* uniform within +- 1 / sqrt(in); experts: +- 1 / sqrt(in r) */
 } te_lora_init;
-/* Which biases are trained in addition to adapters (peft: LoraConfig.bias). Biases are the parameters named "bias", and
- * those whose names end in "_bias". */
+/* Selects the biases that are trained in addition to adapters (peft: LoraConfig.bias). Biases are the parameters whose
+ * names are "bias" or end in "_bias". */
 typedef enum te_lora_bias {
     TE_LORA_BIAS_NONE = 0,     /* none */
     TE_LORA_BIAS_ALL = 1,      /* biases of all modules */
@@ -54,43 +54,46 @@ typedef enum te_lora_bias {
  *
  * A name is a pattern for the whole path of a module below the model, as in Automodel: * (or .*) matches any
  * characters, and the rest is a regular expression of characters, . + ? classes in [], groups in (), | and escaped
- * punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, | splits
- * the whole pattern with its anchors: put alternatives into a group. Counts {}, extensions (? and escapes such as
- * \\d are refused. A pattern has at most 512 bytes; matching takes time proportional to the pattern's length times
- * the path's length.
+ * punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, | splits the
+ * whole pattern with its anchors: put alternatives into a group. Counts {..}, groups that begin with "(?", and escapes
+ * such as \\d are refused. A pattern has at most 512 bytes; matching takes time proportional to the pattern's length
+ * times the path's length.
  *
- * A name without operators also matches every path that ends in it behind a dot: "q_proj" matches
- * "model.layers.0.self_attn.q_proj". Patterns pass over modules that cannot have adapters, and over Embeddings. An
- * Embedding gets adapters only by a name without operators ("embed_tokens").
+ * A name without operators also matches every path whose last components are this name: "q_proj" matches
+ * "model.layers.0.self_attn.q_proj". Modules that cannot have adapters are skipped even if a pattern matches them.
+ * Embeddings are skipped too, except by a name without operators ("embed_tokens").
  *
- * Experts get adapters all together: by the path of the module "experts", or in a CausalLM by names that match all
- * Linears of the experts ("w1", "w2" and "w3" of Mixtral). Names that match only some of these Linears are refused.
+ * The experts of a layer get adapters all together. They are chosen by the path of their module "experts" or, in a
+ * CausalLM, by names that match all Linears of the experts ("w1", "w2" and "w3" of Mixtral). Names that match only some
+ * of these Linears are refused.
  * As in Automodel, match_all_linear and exclude_modules count the experts and the Gate of a CausalLM as Linears, but
  * no other experts and gates. */
 typedef struct te_lora_desc {
     const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj", and the experts of a CausalLM */
     int num_target_modules;             /* length of target_modules */
-    const char *const *exclude_modules; /* [num_exclude_modules]: all Linears except these get adapters, and no other
-                                         * classes; excludes target_modules */
+    const char *const *exclude_modules; /* [num_exclude_modules]: all Linears except these get adapters, and modules of
+                                         * other classes get none; not possible together with target_modules */
     int num_exclude_modules;            /* length of exclude_modules */
-    bool match_all_linear;              /* all Linears get adapters, and no other classes; excludes both lists */
+    bool match_all_linear;              /* true => all Linears get adapters, and modules of other classes get none; not
+                                         * possible together with the two lists above */
     int dim;                            /* rank; 0 => 8 */
     float alpha;                        /* 0 => 32 */
     /* DoRA (Liu et al. 2024, as in peft): y = x V^T * m / |V| + b with V = W + alpha / dim B A. m [out] is a third
      * trained child, lora_magnitude_vector, which starts as |V|, the norms of V's rows. The backward pass treats |V|
-     * as a constant. Only for Linears that ranks do not share */
+     * as a constant. Possible only for Linears whose weight is not sharded over ranks */
     bool use_dora;
-    float dropout;                      /* probability, in training; 0 => none */
+    float dropout;                      /* probability of dropout, in training; 0 => none */
     te_dropout_position dropout_position; /* 0 => TE_DROPOUT_POST */
     te_lora_init lora_A_init;           /* 0 => xavier; not read for an Embedding */
     te_dtype lora_dtype;                /* format of the adapters: f32, f16 or bf16; 0 => the weight's format. Inputs of
                                          * another format are cast */
-    bool moe_rank_scaling;              /* the rank of experts' adapters is dim / (experts per token), rounded down with
-                                         * a warning; alpha is not changed, so the factor is alpha / that rank */
-    bool skip_freeze;                   /* true: modules without adapters keep requires_grad as it is; false => all
-                                         * parameters but adapters are frozen */
-    const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters and whose parameters are
-                                         * all trained: as copies, which te_lora_remove drops (peft) */
+    bool moe_rank_scaling;              /* true => the rank of experts' adapters is dim / (experts per token), rounded
+                                         * down with a warning. alpha does not change, so their outputs are multiplied
+                                         * by alpha / (that rank) */
+    bool skip_freeze;                   /* true => parameters of modules without adapters stay trainable or frozen as
+                                         * they are; false => all parameters but adapters are frozen */
+    const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters; all their parameters are
+                                         * trained, as copies, which te_lora_remove drops (peft) */
     int num_modules_to_save;            /* length of modules_to_save */
     te_lora_bias bias;                  /* 0 => no bias is trained */
     const char *base_model_name_or_path; /* copied; te_lora_save writes it; NULL => the folder given to te_hf_open, or
@@ -98,42 +101,44 @@ typedef struct te_lora_desc {
 } te_lora_desc;
 
 /* Creates adapters for the modules that desc chooses (NULL: the default desc), and freezes all parameters except
- * modules_to_save and trained biases. *num_modules (may be NULL) receives the number of sites with new adapters: a
- * LayerNormMLP may have two, experts count as one. Draws from the random state. Ranks that share a weight take their
- * parts of one draw, and the adapters of a Linear sharded by column or by row are sharded alike. Adapters of a
- * module on TE_PARAMS_META have no memory either. Allocates. Create optimizers afterwards.
+ * modules_to_save and trained biases. *num_modules (may be NULL) receives the number of places that got adapters: a
+ * LayerNormMLP may count as two, the experts of a layer count as one. Draws from the random state. Adapters of a Linear
+ * that is sharded by column or by row are sharded in the same way; all its ranks draw the same numbers, and each keeps
+ * its part. Adapters of a module on TE_PARAMS_META have no memory either. Allocates. Create optimizers afterwards.
  *
- * After an error nothing has changed. TE_ERR_INVALID: a number out of range (moe_rank_scaling with dim below the
- * experts per token); no module matches; a module has adapters or a forward of its own already. TE_ERR_UNSUPPORTED:
- * syntax of a pattern; use_dora for another class than Linear, or for a Linear that ranks share; GroupedExpertsTE;
- * only some of the Linears of experts; a GroupedLinear that ranks share; a parameter of modules_to_save that is
- * stored quantized.
- * TE_ERR_STATE: in a graph's capture, and for modules of te_make_graphed_callables.
+ * After an error nothing has changed.
+ * TE_ERR_INVALID for a number out of range (also with moe_rank_scaling if dim is below the experts per token), if no
+ * module matches, and if a module already has adapters or a forward function of te_module_set_forward.
+ * TE_ERR_UNSUPPORTED for a pattern with other syntax; for use_dora with another class than Linear, or with a Linear
+ * sharded over ranks; for GroupedExpertsTE; if only some of the Linears of experts are chosen; for a GroupedLinear
+ * sharded over ranks; and for a parameter of modules_to_save that is stored quantized.
+ * TE_ERR_STATE in a graph's capture, and for modules of te_make_graphed_callables.
  * Source: apply_lora_to_linear_modules. */
 TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules);
 /* Merges all adapters into the weights and removes the adapters: adds alpha / dim B A to each weight, summed in f32
  * and rounded once, or quantized anew by the weight's own quantizer. Under DoRA the rows are also scaled to their
  * magnitudes. modules_to_save and trained biases keep their trained values. Parameters stay frozen
- * (te_module_set_requires_grad). Destroy an optimizer of the adapters: it has nothing left to step.
- * TE_ERR_INVALID: no adapters. TE_ERR_UNSUPPORTED: a weight is shared with another module of any tree, the table of
- * a tied model included. TE_ERR_STATE: a weight has no memory; in a graph's capture; modules of
- * te_make_graphed_callables. After
- * TE_ERR_OUT_OF_MEMORY some modules are merged and the rest still have adapters: outputs are the same, and the call
- * may be repeated. */
+ * (te_module_set_requires_grad). An optimizer of the adapters has nothing left to step: destroy it.
+ * TE_ERR_INVALID if there are no adapters.
+ * TE_ERR_UNSUPPORTED if a weight is shared with another module of any tree, such as the table of a tied model.
+ * TE_ERR_STATE if a weight has no memory, in a graph's capture, and for modules of te_make_graphed_callables.
+ * After TE_ERR_OUT_OF_MEMORY some modules are merged and the rest still have adapters: outputs are the same, and the
+ * call may be repeated. */
 TE_API te_result te_lora_merge(te_module *model);
 /* Removes all adapters without merging. modules_to_save and trained biases get their original tensors back, cast to
  * the format of the trained copies. Parameters stay frozen. Errors as te_lora_merge, except those about weights;
  * nothing has changed after TE_ERR_OUT_OF_MEMORY. */
 TE_API te_result te_lora_remove(te_module *model);
 /* Writes the adapters, modules_to_save and trained biases to a folder in the layout of the peft library. The folder
- * is created if it is missing. It gets adapter_model.safetensors and adapter_config.json. The config always means
- * dropout in front of lora_A, as in peft. Tensor names, behind "base_model.model.":
+ * is created if it is missing. It gets adapter_model.safetensors and adapter_config.json. Dropout in the config always
+ * means dropout in front of lora_A, as in peft. Tensor names begin with "base_model.model." and go on with:
  *
- *     PATH.lora_A.weight, PATH.lora_B.weight               for LayerNormMLP PATH.fc1 and PATH.fc2; for group N of a
- *                                                          GroupedLinear ...weightN. peft has neither module
- *     PATH.E.PROJ.lora_A.weight, PATH.E.PROJ.lora_B.weight for experts PATH: PROJ of expert E is gate_proj, up_proj or
- *                                                          down_proj, or the name in a CausalLM's files; gate and up
- *                                                          have the same lora_A
+ *     PATH.lora_A.weight, PATH.lora_B.weight               PATH is PATH.fc1 and PATH.fc2 for a LayerNormMLP; the name
+ *                                                          ends in weightN for group N of a GroupedLinear. (peft has
+ *                                                          neither module)
+ *     PATH.E.PROJ.lora_A.weight, PATH.E.PROJ.lora_B.weight for expert number E of experts PATH. PROJ is gate_proj,
+ *                                                          up_proj or down_proj, or the name in a CausalLM's files;
+ *                                                          gate and up have the same lora_A
  *     PATH.lora_embedding_A, PATH.lora_embedding_B         for an Embedding, [dim, num_embeddings] and [embedding_dim,
  *                                                          dim]
  *     PATH.lora_magnitude_vector                           for DoRA
@@ -141,23 +146,28 @@ TE_API te_result te_lora_remove(te_module *model);
  *                                                          if the module has adapters)
  *
  * A tied table in modules_to_save is written a second time as lm_head.weight (ensure_weight_tying). Syncs.
- * TE_ERR_INVALID: no adapters. TE_ERR_UNSUPPORTED: ranks share a module with adapters or trained parameters
- * (te_model_save writes this rank's part), or only some modules have DoRA. Otherwise errors as te_safetensors_write. */
+ * TE_ERR_INVALID if there are no adapters.
+ * TE_ERR_UNSUPPORTED if adapters or trained parameters are sharded over ranks (te_model_save writes this rank's part),
+ * or if only some modules have DoRA.
+ * Other errors as te_safetensors_write. */
 TE_API te_result te_lora_save(te_module *model, const char *folder);
-/* Reads a folder that peft or te_lora_save has written. Modules that the file names get adapters, with dropout in
- * front of lora_A; adapters that exist already must have the file's rank and are overwritten. alpha is taken from
- * the file. Values are rounded to the adapters' format, for new adapters the weight's format. Experts whose gate and
- * up have different lora_A get twice the file's rank and alpha: the shared lora_A holds both, and lora_B has zeros
- * for the rows that do not belong. modules_to_save and biases of the config become trained, with the file's values.
- * Other parameters in the file, which peft writes with adapters of lm_head and embed_tokens (base_layer.weight),
- * must equal the model's in the narrower of both formats, and are not read. All other parameters are frozen. Syncs.
+/* Reads adapters from a folder that peft or te_lora_save has written. Modules with adapters in the file get adapters,
+ * with dropout in front of lora_A. Adapters that already exist must have the file's rank; their values are overwritten.
+ * alpha is taken from the file. Values are rounded to the adapters' format; new adapters have the weight's format. If
+ * gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha: their one
+ * lora_A contains both, and the rows of lora_B for the other lora_A are 0. modules_to_save and biases of the config
+ * become trained, with the file's values. With adapters of lm_head and embed_tokens, peft also writes the base weight
+ * (base_layer.weight). It must be equal to the model's in the narrower of the two formats, and is not read. All other
+ * parameters of the model are frozen. Syncs.
  *
- * Nothing in the folder is trusted. TE_ERR_IO: a file cannot be read. TE_ERR_FORMAT: damage; a tensor that is no
- * adapter of this model; a tensor missing for an adapter or modules_to_save; parameters of another base model.
- * TE_ERR_SHAPE: a shape does not fit the module. TE_ERR_UNSUPPORTED: adapters of lm_head in a tied model; a
- * parameter to compare or train that is stored quantized; options of the config that te.h does not have
- * (init_lora_weights that change the weight, target_parameters, several alphas within experts, other syntax in
- * alpha_pattern than te_lora_desc's, ...). Also the errors of te_lora_apply. After an error nothing has changed,
- * with one exception: after TE_ERR_IO and TE_ERR_OUT_OF_MEMORY, adapters and trained parameters that existed before
- * may have new values. */
+ * Nothing in the folder is trusted.
+ * TE_ERR_IO if a file cannot be read.
+ * TE_ERR_FORMAT for a damaged file, for a tensor that is no adapter of this model, if a tensor of an adapter or of
+ * modules_to_save is missing, and for parameters of another base model.
+ * TE_ERR_SHAPE if a shape does not fit the module.
+ * TE_ERR_UNSUPPORTED for adapters of lm_head in a tied model, for a parameter to compare or train that is stored
+ * quantized, and for options of the config that te.h does not have (such as init_lora_weights that change the weight,
+ * target_parameters, several alphas within experts, or other syntax in alpha_pattern than that of te_lora_desc).
+ * Also the errors of te_lora_apply. After an error nothing has changed, with one exception: after TE_ERR_IO and
+ * TE_ERR_OUT_OF_MEMORY, adapters and trained parameters that existed before may have new values. */
 TE_API te_result te_lora_load(te_module *model, const char *folder);

@@ -1,11 +1,12 @@
-/* api/models.h: published language models of the Llama kind, and their folders in the Hugging Face layout.
+/* api/models.h: creates, opens and saves published language models of the Llama kind, in folders with the Hugging Face
+ * layout.
  *
  * Parameters are named as in the files of Llama ("model.layers.0.self_attn.q_proj.weight") in te_module_visit_tensors,
  * optimizers and checkpoints. Files of other families may have other names, or several parameters in one tensor:
  * te_hf_open splits such a tensor, and te_hf_save joins the parameters again. Hidden states are [b, s, hidden], ids
  * [b, s]. */
 
-/* How a layer rotates queries and keys. */
+/* The rotary embedding of a layer's queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
     int rotary_dim;                 /* number of rotated channels of a head, the first ones; even; 0 => all */
@@ -13,8 +14,8 @@ typedef struct te_lm_rotary {
                                      * TE_ROPE_LONGROPE are copied */
 } te_lm_rotary;
 
-/* A language model: an embedding, num_hidden_layers layers, a final RMSNorm and an lm_head. Each layer is attention
- * and a gated MLP, each with an RMSNorm in front.
+/* A language model: an embedding, num_hidden_layers layers, a final RMSNorm and an lm_head. Each layer has attention
+ * and a gated MLP, with an RMSNorm in front of each.
  *
  *     model.embed_tokens                 Embedding
  *     model.layers.N                     DecoderLayer
@@ -22,8 +23,9 @@ typedef struct te_lm_rotary {
  *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm
  *                                        (RMSNorm)], sdpa (SDPA)
  *         mlp                            MLP: gate_proj, up_proj, down_proj (Linear)
- *         block_sparse_moe               with experts, in place of mlp: MoE: gate (Gate), experts (LinearExperts):
- *                                        E (MLP): w1 (gate), w3 (up), w2 (down), and w1, w3, w2 (GroupedLinear)
+ *         block_sparse_moe               MoE, in place of mlp in a model with experts. Its children are gate (Gate) and
+ *                                        experts (LinearExperts). The children of experts are 0, 1 .. (one MLP per
+ *                                        expert, with w1 (gate), w3 (up), w2 (down)), and w1, w3, w2 (GroupedLinear)
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
@@ -35,29 +37,33 @@ typedef struct te_lm_rotary {
  * Those Linears hold the parameters, but are never run: set a recipe or a forward on the GroupedLinear.
  * Zero-initialised. */
 typedef struct te_causal_lm_desc {
-    int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding; size of a row; size inside the MLP */
+    int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding; size of a hidden state; inner size of
+                                                         * the MLP */
     int num_hidden_layers;       /* at least 1 */
-    int num_attention_heads, num_key_value_heads;        /* the second divides the first; 0 => as many */
+    int num_attention_heads, num_key_value_heads;        /* heads of queries; heads of keys and values, a divisor of the
+                                                          * former, 0 => the same number */
     int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
-    te_activation activation;    /* activation of the MLP, gated; 0 => TE_SWIGLU */
+    te_activation activation;    /* a gated activation, for the MLP; 0 => TE_SWIGLU */
     float rms_norm_eps;          /* 0 => 1e-5 */
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
-    bool feedforward_norms;      /* further norms behind the attention and in front of and behind the MLP; the output of
-                                  * the norm is added to the residual */
-    bool tie_word_embeddings;    /* no lm_head: logits use the embedding's table */
+    bool feedforward_norms;      /* more norms: behind the attention, and in front of and behind the MLP. The outputs of
+                                  * the norms behind them are added to the residual */
+    bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
     float attn_logit_softcapping, final_logit_softcapping; /* cap of scores; cap of logits: x becomes
                                                             * cap * tanh(x / cap); 0 => no cap */
     float attention_dropout;     /* probability, in training; 0 => none */
-    int64_t sliding_window;      /* keys that a layer with a window sees, the query's own included; 0 => no windows */
-    const bool *sliding_layers;  /* [num_hidden_layers]: true for layers with the window; NULL => all. Copied */
-    te_lm_rotary rotary, sliding_rotary; /* rotation of layers without a window; of layers with one */
-    int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS; experts chosen for each
-                                                 * token; 0 => no experts */
-    int64_t moe_intermediate_size; /* the size inside an expert; 0 => intermediate_size */
+    int64_t sliding_window;      /* number of keys that a query sees in a layer with a window, its own included; 0 => no
+                                  * windows */
+    const bool *sliding_layers;  /* [num_hidden_layers]: true for layers with a window; NULL => all layers have it.
+                                  * Copied */
+    te_lm_rotary rotary, sliding_rotary; /* rotary embedding of layers without a window, and of layers with a window */
+    int num_local_experts, num_experts_per_tok; /* number of experts in each layer, up to TE_MAX_GEMMS, 0 => no experts;
+                                                 * number of experts chosen for each token */
+    int64_t moe_intermediate_size; /* inner size of an expert; 0 => intermediate_size */
     te_switch norm_topk_prob;    /* on: router weights are a softmax over the chosen experts; off: a softmax over all
                                   * experts; 0 => on */
     const bool *dense_layers;    /* [num_hidden_layers]: true for layers with an MLP instead of experts; NULL => none.
@@ -67,27 +73,28 @@ typedef struct te_causal_lm_desc {
     te_init init;                /* initial values of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Creates a CausalLM. Forward: ids i32 or i64 [b, s], not empty, -> logits [b, s, vocab_size] in params_dtype.
- * te_module_state returns the te_causal_lm_desc with defaults filled in and all pointers NULL. NULL with TE_ERR_INVALID
- * for sizes that do not fit. Owned by the caller. */
+/* Creates a CausalLM. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b, s, vocab_size] in
+ * params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all pointers NULL. NULL with
+ * TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* Allocates a KV cache for `max_length` positions of `batch` sequences, for all layers of a model
  * (te_causal_lm_create, te_hf_open), in the model's format. A forward with args->kv_cache treats its ids as the
- * continuation of the cached positions, and appends their keys and values to the cache. Recording must be off
- * (te_no_grad_begin; else TE_ERR_STATE).
+ * continuation of the cached positions, and appends their keys and values to the cache. Gradients must be disabled
+ * (te_no_grad_begin); otherwise such a forward gives TE_ERR_STATE.
  * TE_ERR_INVALID if the new length exceeds max_length.
  *
- * With TE_ROPE_LONGROPE sequences longer than original_max_position_embeddings rotate all keys by other factors. A
- * call that would grow a cache beyond that length is refused (TE_ERR_STATE): truncate the cache to 0 and give all
- * ids again, as transformers' generate does. Owned by the caller: te_kv_cache_destroy. */
+ * With TE_ROPE_LONGROPE, all keys of a sequence longer than original_max_position_embeddings are rotated by other
+ * factors. So a forward that would extend the cache beyond that length is refused (TE_ERR_STATE): truncate the cache to
+ * 0 and give all ids again, as transformers' generate does. The caller owns the cache and must call
+ * te_kv_cache_destroy. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
-/* Destroys a KV cache. NULL is fine. */
+/* Destroys a KV cache. `c` may be NULL. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);
 /* Returns the number of cached positions; 0 for NULL. */
 TE_API int64_t te_kv_cache_length(const te_kv_cache *c);
-/* Drops all cached positions from `length` on; 0 empties the cache. TE_ERR_INVALID if `length` is negative or more than
- * the cached positions. */
+/* Drops all cached positions except the first `length`; 0 empties the cache. TE_ERR_INVALID if `length` is negative or
+ * above the number of cached positions. */
 TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
 
 /* Options of te_hf_open; zero-initialised. */
@@ -103,19 +110,22 @@ typedef struct te_hf_desc {
  *
  * For gemma3 (Gemma 3 with vision) only the text model is opened. The tensors of the vision tower and the projector
  * are kept as bytes in host memory as long as the model lives, for te_hf_save. The files that te_hf_save copies are
- * read and kept as well; each has at most 256 MiB (TE_ERR_IO).
+ * read and kept as well; a file of more than 256 MiB gives TE_ERR_IO.
  *
- * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or
- * tensor, and both values. TE_ERR_IO: a file cannot be read. TE_ERR_FORMAT: damage, or files that contradict each
- * other (a tensor is missing, unexpected, or not in the file that the index names). TE_ERR_SHAPE: shapes differ from
- * config.json.
- * TE_ERR_UNSUPPORTED: a model that te.h would compute wrongly, or weights in pytorch_model.bin only. */
+ * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
+ * and both values.
+ * TE_ERR_IO if a file cannot be read.
+ * TE_ERR_FORMAT if a file is damaged or files contradict each other (a tensor is missing, unexpected, or not in the
+ * file that the index names).
+ * TE_ERR_SHAPE if shapes differ from config.json.
+ * TE_ERR_UNSUPPORTED for a model that te.h cannot compute correctly, and if the only weights are in
+ * pytorch_model.bin. */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
 /* Writes `model`, opened by te_hf_open, to a folder, which is created if it is missing and may be the opened folder.
  * config.json is written as te_hf_open read it. All parameters are written to model.safetensors, quantized ones
- * decoded, with the names and the tensor layout of the opened files. Tensors of those files that are no parameters
- * (gemma3) are written unchanged. Parameters that are joined into one tensor take memory twice until they are
- * written.
+ * decoded, with the names and the tensor layout of the opened files. Tensors of those files that are not parameters of
+ * the model (gemma3) are written unchanged. Parameters that the file joins into one tensor use twice their memory until
+ * they are written.
  *
  * These files are copied byte for byte, if te_hf_open found them: generation_config.json, tokenizer.json,
  * tokenizer_config.json, special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model,
@@ -124,8 +134,8 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  *
  * Syncs. Each file is replaced atomically, the weights first, then config.json: if config.json cannot be written,
  * the folder has new weights and an old config.json. Shards and other files in the folder stay, but the shards are
- * no longer read. TE_ERR_INVALID for a model that te_hf_open has not made or that has adapters; TE_ERR_STATE if a
- * module was removed whose parameter is part of a joined tensor; otherwise errors as te_safetensors_write.
+ * no longer read. TE_ERR_INVALID for a model that te_hf_open did not make, or one with adapters. TE_ERR_STATE if a
+ * module was removed whose parameter is a part of a joined tensor. Other errors as te_safetensors_write.
  *
  * te_lora_save names adapters by the parameters of the model. peft finds these names only in families whose files
  * have the same names. */

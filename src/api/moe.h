@@ -1,18 +1,20 @@
-/* api/moe.h: mixtures of experts: the functions and modules of TransformerEngine by their names, on the raw operations
- * of api/ops_moe.h, which describe the maps. T tokens, E experts. Nothing waits for the device unless its comment says
- * so: the sizes that a router decides may stay on the device, and change from launch to launch of a graph. The
- * functions follow the rules of api/functions.h.
+/* api/moe.h: mixtures of experts, with the functions and modules of TransformerEngine under their names. They run the
+ * raw operations of api/ops_moe.h, which describes the maps. Below, T is the number of tokens and E the number of
+ * experts. A function waits for the device only if its comment says so: the sizes that a router decides may stay on the
+ * device, and may differ between launches of a graph. The functions follow the rules of api/functions.h.
  *
- * These arguments of TransformerEngine have none here:
- *   max_token_num     sizes a workspace; the pool's grows by itself
- *   probs of moe_unpermute   the old name of merging_probs
+ * These arguments of TransformerEngine do not exist here:
+ *   max_token_num     the size of a workspace, which te.h allocates as needed
+ *   probs of moe_unpermute   an old name of merging_probs
  *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
- *   use_grouped_tensor   m_splits or m_splits_tensor says which way a GroupedLinear goes
- *   single_grouped_weight, single_grouped_bias   parameters are made as parts of one tensor, each with its name
- * Functions that only move rows (te_moe_permute.., te_moe_sort_chunks_by_index..) take quantized inputs, and return
- * quantized results, for FP8 with one scale a tensor, for 1 x 128 blocks, and for MXFP8 with scales that are not
- * swizzled. They move the row-wise codes, each row with its scales, and drop the column-wise copy; gradients are plain.
- * They refuse other kinds, and functions that add up rows refuse all quantized inputs: te_dequantize them first. */
+ *   use_grouped_tensor   selects one of two paths in GroupedLinear; here m_splits or m_splits_tensor selects it
+ *   single_grouped_weight, single_grouped_bias   here parameters always are parts of one tensor, and each has its own
+ *                                                name
+ * Functions that only move rows (te_moe_permute.., te_moe_sort_chunks_by_index..) take quantized inputs of three kinds
+ * and then return quantized results: FP8 with one scale per tensor, FP8 with 1 x 128 blocks, and MXFP8 with scales that
+ * are not swizzled. They move the row-wise codes, each row with its scales, and drop the column-wise copy; gradients
+ * are plain. They refuse other kinds. Functions that add up rows refuse all quantized inputs: use te_dequantize
+ * first. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {
@@ -22,126 +24,132 @@ typedef enum te_map_type {
 
 /* Copies each token of inp [T, H] once for each of its experts -> [num_out_tokens, H], ordered by expert and then by
  * token. Rows that no token fills are 0. num_out_tokens: with a mask map at least 1; with an index map 0 => T * topk,
- * and copies behind the first num_out_tokens are dropped. *row_id_map receives the map for te_moe_unpermute (borrowed
- * from the innermost scope). Source: transformer_engine.pytorch.moe_permute. */
+ * and copies behind the first num_out_tokens are dropped. *row_id_map receives the map that te_moe_unpermute needs
+ * (borrowed from the innermost scope). Source: transformer_engine.pytorch.moe_permute. */
 TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type,
                                  te_tensor **row_id_map);
-/* Permutes as te_moe_permute with a mask map, and with the tokens their probabilities: *permuted_probs [num_out_tokens]
- * receives the entries of probs [T, E] that belong to the copies, differentiable. A copy whose probability is 0 is a
- * row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
+/* Permutes tokens as te_moe_permute does with a mask map, and also their probabilities: *permuted_probs
+ * [num_out_tokens] receives, for each copy, its entry of probs [T, E]. It is differentiable. A copy whose probability
+ * is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
 TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                             int64_t num_out_tokens, te_tensor **permuted_probs, te_tensor **row_id_map);
-/* The further results of te_moe_permute_and_pad_with_probs. All tensors belong to the innermost scope. */
+/* The results of te_moe_permute_and_pad_with_probs besides the returned tensor. All tensors belong to the innermost
+ * scope. */
 typedef struct te_moe_padded {
     te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
     te_tensor *row_id_map;               /* for te_moe_unpermute, together with pad_offsets */
-    te_tensor *pad_offsets;              /* i64 [E]: the padding rows before each expert's rows */
-    te_tensor *target_tokens_per_expert; /* i64 [E]: rows of each expert, padding included */
+    te_tensor *pad_offsets;              /* i64 [E]: the number of padding rows in front of each expert's rows */
+    te_tensor *target_tokens_per_expert; /* i64 [E]: the number of rows of each expert, padding included */
 } te_moe_padded;
 /* Permutes as te_moe_permute_with_probs, and pads the rows of each expert with zeros to a multiple of align_size.
- * tokens_per_expert: i32 or i64 [E], the sums of the columns of routing_map. num_out_tokens: rows of the result, at
- * least the sum of the padded sizes; T * topk + E * (align_size - 1) is always enough; 0 => that sum, for which the
- * host waits (TE_ERR_STATE in a graph's capture). Source: transformer_engine.pytorch.moe_permute_and_pad_with_probs. */
+ * tokens_per_expert: i32 or i64 [E], the sums of the columns of routing_map. num_out_tokens is the number of rows of
+ * the result, at least the sum of the padded sizes; T * topk + E * (align_size - 1) is always enough. 0 => exactly the
+ * sum of the padded sizes, for which the host waits (TE_ERR_STATE in a graph's capture). Source:
+ * transformer_engine.pytorch.moe_permute_and_pad_with_probs. */
 TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                                     te_tensor *tokens_per_expert, int64_t align_size,
                                                     int64_t num_out_tokens, te_moe_padded *made);
 
-/* Options of te_moe_unpermute; zero is a sum over a mask map. */
+/* Options of te_moe_unpermute; all zero means a sum of copies that were made with a mask map. */
 typedef struct te_moe_unpermute_desc {
-    te_tensor *merging_probs; /* factors of the copies, [T, E], or with an index map [T, topk]; NULL => factors 1, and
-                               * with an index map each copy counts as a token of its own */
+    te_tensor *merging_probs; /* factors of the copies: [T, E] with a mask map, [T, topk] with an index map; NULL => the
+                               * factors are 1, and with an index map each copy counts as a token of its own */
     te_map_type map_type;     /* form of the routing map that row_id_map was made from */
-    te_tensor *pad_offsets;   /* of te_moe_permute_and_pad_with_probs; NULL => no padding */
+    te_tensor *pad_offsets;   /* pad_offsets from te_moe_permute_and_pad_with_probs; NULL => no padding */
 } te_moe_unpermute_desc;
 /* Sums each token's copies in f32: inp [R, H] -> [T, H]. Differentiable in inp and merging_probs. desc may be NULL.
- * Source: transformer_engine.pytorch.moe_unpermute; its restore_shape is known from row_id_map. */
+ * Source: transformer_engine.pytorch.moe_unpermute. Its argument restore_shape is not needed here: row_id_map gives the
+ * shape. */
 TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc);
 
 /* Reorders the chunks of rows of inp [T, H]: chunk i has split_sizes[i] rows, and sorted_index lists the chunks in
  * their new order. Both lists are i32 or i64 [n], on the device. Rows behind the last chunk stay where they are.
  * Source: transformer_engine.pytorch.moe_sort_chunks_by_index. */
 TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index);
-/* Reorders as te_moe_sort_chunks_by_index, and probs [T] in the same order: *permuted_probs [T], differentiable.
- * Source: transformer_engine.pytorch.moe_sort_chunks_by_index_with_probs. */
+/* Reorders inp as te_moe_sort_chunks_by_index does. Writes probs [T] in the same order to *permuted_probs [T], which is
+ * differentiable. Source: transformer_engine.pytorch.moe_sort_chunks_by_index_with_probs. */
 TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes,
                                                          te_tensor *sorted_index, te_tensor **permuted_probs);
 
-/* How a router's choice is written. */
+/* The format of the map in which a router writes its choice. */
 typedef enum te_routing_map_format {
     TE_ROUTING_BYTEMAP = 0,  /* u8 [T, E]: 1 where a token goes to an expert */
     TE_ROUTING_BITMAP_U8 = 1 /* u8 [T, ceil(E / 8)]: expert e at bit e % 8 of byte e / 8 */
 } te_routing_map_format;
-/* Options of te_fused_topk_with_score_function: a router. */
+/* Options of the router te_fused_topk_with_score_function. */
 typedef struct te_fused_topk_desc {
-    int topk;                     /* experts of each token; at least 1 */
-    bool use_pre_softmax;         /* softmax over all experts, before the choice; false => over the chosen ones */
-    int num_groups, group_topk;   /* experts are chosen from the group_topk best of num_groups groups alone; 0 => no
-                                   * groups */
+    int topk;                     /* number of experts for each token; at least 1 */
+    bool use_pre_softmax;         /* true => the softmax is over all experts, before the choice; false => over the
+                                   * chosen experts */
+    int num_groups, group_topk;   /* experts are divided into num_groups groups, and chosen only from the group_topk
+                                   * best groups; 0 => no groups */
     float scaling_factor;         /* factor of the probabilities; 0 => 1 */
-    te_score_function score_function; /* 0 => softmax. TransformerEngine has no default: it is required */
-    te_tensor *expert_bias;       /* [E], added to sigmoid and sqrtsoftplus scores for the choice alone; NULL => none */
-    te_routing_map_format routing_map_format; /* of *routing_map; 0 => bytes */
+    te_score_function score_function; /* 0 => softmax. (In TransformerEngine it has no default: it is required) */
+    te_tensor *expert_bias;       /* [E], added to sigmoid and sqrtsoftplus scores when experts are chosen, but not in
+                                   * their probabilities; NULL => none */
+    te_routing_map_format routing_map_format; /* format of *routing_map; 0 => bytes */
     te_tensor *topk_indices;      /* i16, i32 or i64 [T, topk], written: the chosen experts, the best one first; NULL =>
-                                   * not asked for */
+                                   * not written */
 } te_fused_topk_desc;
-/* Returns the probabilities of logits [.., E], in their format, 0 for experts that are not chosen, and writes the
- * choice to *routing_map (NULL: not wanted). te_op_moe_router_fwd has the formulas. At most TE_MOE_MAX_EXPERTS experts.
+/* Computes the probabilities of the chosen experts from logits [.., E]. Returns them as [.., E] in the logits' format,
+ * with 0 for experts that are not chosen, and writes the choice to *routing_map (may be NULL). te_op_moe_router_fwd has
+ * the formulas. At most TE_MOE_MAX_EXPERTS experts.
  *
- * Of equal scores the expert with the lower number is chosen. TransformerEngine does so for topk of 16 and more
- * (NVTE_RADIX_TOPK_THRESHOLD). Below 16 a warp finds its maximum: among equal scores it takes the expert whose number
- * modulo 32 comes first in the order of its five bits read backwards (0, 16, 8, 24, 4 ..), and then the lower number.
- * With bf16 logits the two rules choose differently for a few percent of the tokens, depending on the scale of the
- * logits; scores of f32 logits are hardly ever equal. Source:
- * transformer_engine.pytorch.router.fused_topk_with_score_function. */
+ * Of experts with equal scores, the one with the lower number is chosen. TransformerEngine has this rule only for topk
+ * of 16 and more (NVTE_RADIX_TOPK_THRESHOLD). Below 16 it chooses, among equal scores, the expert whose number modulo
+ * 32 comes first in bit-reversed order (0, 16, 8, 24, 4 ..), and of those the lowest number. With bf16 logits the two
+ * rules choose differently for a few percent of the tokens, depending on the scale of the logits. Scores of f32 logits
+ * are hardly ever equal. Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
 TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc,
                                                     te_tensor **routing_map);
-/* Returns the normalised scores of all experts for an auxiliary loss, f32 [.., E], and writes the choice by these
- * scores to *routing_map (NULL: not wanted).
+/* Returns the normalised scores of all experts for an auxiliary loss, f32 [.., E], and writes the choice of the topk
+ * best experts by these scores to *routing_map (may be NULL).
  * Source: transformer_engine.pytorch.router.fused_compute_score_for_moe_aux_loss. */
 TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function,
                                                           te_routing_map_format routing_map_format,
                                                           te_tensor **routing_map);
 /* Options of te_fused_moe_aux_loss. */
 typedef struct te_fused_moe_aux_loss_desc {
-    int64_t total_num_tokens;           /* T, the tokens of all ranks and microbatches; or total_num_tokens_tensor */
+    int64_t total_num_tokens;           /* T, the number of tokens of all ranks and microbatches; not read if
+                                         * total_num_tokens_tensor is given */
     te_tensor *total_num_tokens_tensor; /* T as i64 [1] on the device; NULL => total_num_tokens */
     int num_experts, topk;              /* of the router */
     float coeff;                        /* factor of the loss */
 } te_fused_moe_aux_loss_desc;
-/* Returns coeff * num_experts / (topk * T^2) * the sum over experts of tokens_per_expert times the column sums of probs
- * [T, E]: [1], in the format of probs. tokens_per_expert: i32, i64 or float [E]. For a loss of several sequences, probs
- * and tokens_per_expert may have num_experts columns for each sequence.
+/* Returns coeff * num_experts / (topk * T^2) * sum over experts e of tokens_per_expert[e] * (sum of column e of probs
+ * [T, E]), as [1] in the format of probs. tokens_per_expert is i32, i64 or float [E]. For a loss of several sequences,
+ * probs and tokens_per_expert may have num_experts columns for each sequence.
  * Source: transformer_engine.pytorch.router.fused_moe_aux_loss. */
 TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert,
                                         const te_fused_moe_aux_loss_desc *desc);
 
-/* Products of the rows of num_gemms groups, each with a weight of its own: y_i = x_i W_i^T + b_i. Parameters: weight0
- * [out, in], weight1 ..., bias0 [out] ...
+/* Options of a GroupedLinear. It multiplies num_gemms groups of rows, each by its own weight: y_i = x_i W_i^T + b_i.
+ * Parameters: weight0 [out, in], weight1 and so on, bias0 [out], bias1 and so on.
  *
- * The call gives the rows of each group in m_splits or m_splits_tensor; rows behind the last group give rows of zeros.
- * Either way each group has quantizers of its own, as a Linear: scales and amaxes of its rows alone, and no block
- * across two groups. Under delayed scaling each group has a history of its own, which m_splits and m_splits_tensor
- * share. return_bias: the output `bias` is [num_gemms, out].
+ * The call gives the number of rows of each group in m_splits or m_splits_tensor; rows behind the last group give rows
+ * of zeros. Each group has its own quantizers, like a Linear: scales and amaxes are those of its rows alone, and no
+ * block spans two groups. Under delayed scaling each group has its own amax history, whether calls give m_splits or
+ * m_splits_tensor. With return_bias the output `bias` is [num_gemms, out].
  *
- * With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups, and nothing waits for the
- * host. On the CPU the results have the same bytes as with m_splits, except under stochastic rounding, which draws
- * other random numbers. On a GPU the codes have the same bytes, but the products add in another order. With
- * m_splits_tensor a custom recipe's quantizers of product 0 quantize the inputs and gradients of all groups. Operands
- * with other blocks than 1 x 128 (weights: 1 x 128 or 128 x 128) are decoded and multiplied. An NVFP4 recipe with
- * row_scaled_activation is refused.
+ * With m_splits_tensor only the device knows the sizes: one launch multiplies all groups, and nothing waits for the
+ * host. On the CPU the results then have the same bytes as with m_splits, except under stochastic rounding, which draws
+ * other random numbers. On a GPU the codes have the same bytes, but the GEMMs add in another order. Under a custom
+ * recipe, the quantizers of GEMM 0 then quantize the inputs and gradients of all groups. Operands whose blocks are not
+ * 1 x 128 (for weights: 1 x 128 or 128 x 128) are decoded before the GEMM. An NVFP4 recipe with row_scaled_activation
+ * is refused.
  *
- * parallel_mode divides each product over ranks. The module exchanges nothing, as TransformerEngine's: the caller's
- * token dispatch moves rows between ranks. By column each rank has its columns of the output, and its summand of the
- * input's gradient. By row each rank has its summand of the output; the caller adds the bias behind the sum (no_bias,
- * or return_bias).
+ * parallel_mode splits each GEMM over ranks. As in TransformerEngine, the module itself does not communicate: the
+ * caller's token dispatch moves rows between ranks. With splits by column, each rank gets its columns of the output and
+ * its summand of the input's gradient. With splits by row, each rank gets its summand of the output; the caller adds
+ * the bias after summing (no_bias, or return_bias).
  * Source: transformer_engine.pytorch.GroupedLinear. */
 typedef struct te_grouped_linear_desc {
     int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
-    te_gemm_options gemm;              /* of the products */
-    te_parallel_options parallel;      /* parallel_mode divides each product */
-    bool save_original_input;          /* the backward pass quantizes the input again, and no quantized copies are kept;
-                                        * refused under delayed scaling */
+    te_gemm_options gemm;              /* options of the GEMMs */
+    te_parallel_options parallel;      /* parallel_mode splits each GEMM */
+    bool save_original_input;          /* true => the input itself is saved, and the backward pass quantizes it again;
+                                        * false => quantized copies are saved. Refused under delayed scaling */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;
 /* Makes a GroupedLinear. */
@@ -150,15 +158,15 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
 /* Options of Fp8Padding and Fp8Unpadding. Source: transformer_engine.pytorch.Fp8Padding, Fp8Unpadding. */
 typedef struct te_fp8_padding_desc {
     int num_gemms;      /* groups; 1 to TE_MAX_GEMMS */
-    int64_t align_size; /* rows of each group are padded to a multiple of this number; 0 => by the recipe in force: 32
-                         * under MXFP8, 128 under NVFP4 and custom recipes, else 16 */
+    int64_t align_size; /* the number of rows of each group is padded to a multiple of this; 0 => the recipe in force
+                         * decides: 32 under MXFP8, 128 under NVFP4 and custom recipes, else 16 */
     const char *name;   /* copied; NULL => "fp8_padding", "fp8_unpadding" */
 } te_fp8_padding_desc;
-/* Makes an Fp8Padding: adds rows of zeros behind each group of the input's rows. The call gives the rows of each group
- * in m_splits (then the result has the sum of the padded sizes, and args->padded_m_splits receives these sizes) or
- * m_splits_tensor (then the result has room for any sizes). Outputs: out, m_splits (i64 [num_gemms], the padded
- * sizes). */
+/* Makes an Fp8Padding, which adds rows of zeros behind each group of the input's rows. The call gives the number of
+ * rows of each group in m_splits or m_splits_tensor. With m_splits the number of rows of the result is the sum of the
+ * padded sizes, and args->padded_m_splits receives these sizes. With m_splits_tensor the result has enough rows for any
+ * sizes. Outputs: out, m_splits (i64 [num_gemms], the padded sizes). */
 TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc);
-/* Makes an Fp8Unpadding: removes the rows that Fp8Padding added. m_splits or m_splits_tensor are the sizes before
+/* Makes an Fp8Unpadding, which removes the rows that Fp8Padding added. m_splits or m_splits_tensor has the sizes before
  * padding. With m_splits_tensor the result has as many rows as the input; those behind the last group are 0. */
 TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc);

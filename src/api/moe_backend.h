@@ -1,16 +1,17 @@
-/* api/moe_backend.h: an MoE whose parts are chosen by backends, as in NeMo Automodel. */
+/* api/moe_backend.h: creates an MoE whose gate, experts and dispatcher are chosen by a te_moe_backend, as in NeMo
+ * Automodel. */
 
-/* Returns a te_moe_backend with the fields that `config` has; all zero if config is NULL. The caller sets the groups
- * and world_size afterwards. */
+/* Returns a te_moe_backend with the values of the fields that te_backend_config has too; all zero if config is NULL.
+ * The caller sets the groups and world_size afterwards. */
 TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
 
-/* Creates an MoE: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts
- * (children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and fc2_latent_proj. Owned by the
- * caller. The class of the child `experts`:
+/* Creates an MoE: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts (with
+ * children gate_proj, up_proj, down_proj), shared_expert_gate, fc1_latent_proj and fc2_latent_proj. Owned by the
+ * caller. The class of the child `experts` depends on the backend:
  *
  *     dispatcher                  ranks      experts                     class
- *     mok                         4, 8, ..                               TE_ERR_UNSUPPORTED; TE_ERR_INVALID for other
- *                                                                        numbers
+ *     mok                         4, 8, ..                               TE_ERR_UNSUPPORTED
+ *     mok                         others                                 TE_ERR_INVALID
  *     deepep, hybridep, uccl_ep   1                                      GroupedExperts, with a warning
  *     deepep, hybridep, uccl_ep   2, 3, ..   gmm, torch_mm.., torch      GroupedExpertsDeepEP
  *     deepep, hybridep, uccl_ep   2, 3, ..   te                          GroupedExpertsTE

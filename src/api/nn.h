@@ -14,11 +14,11 @@ typedef struct te_linear_desc {
     te_gemm_options gemm; /* options of the GEMM x W^T */
     te_parallel_options parallel; /* parallel_mode shards the weight over ranks */
     te_parameters_split parameters_split; /* splits the weight into several parameters */
-    bool save_original_input; /* the backward pass quantizes the input again instead of keeping a quantized copy;
-                               * refused under delayed scaling */
+    bool save_original_input; /* true => the input itself is saved, and the backward pass quantizes it again; false => a
+                               * quantized copy is saved. Refused under delayed scaling */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
-/* Creates a Linear. Owned by the caller, or by the parent that it is given to, as all modules are. NULL on an error. */
+/* Creates a Linear. */
 TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc);
 
 /* Options of te_layernorm_create and te_rmsnorm_create. LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias;
@@ -53,15 +53,17 @@ typedef struct te_layernorm_linear_desc {
                                             * gradient is summed over them */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
-/* Creates a LayerNormLinear: a norm that writes its output already quantized for the GEMM behind. */
+/* Creates a LayerNormLinear: a norm, and a Linear that reads its output. The norm writes this output already quantized
+ * for the GEMM. */
 TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc);
 
 /* Options of te_layernorm_mlp_create: y = act(norm(x) W1^T + b1) W2^T + b2. Parameters: layer_norm_weight,
- * layer_norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias. Gated activations: fc1 has 2 * ffn rows, and the
- * nonlinearity is applied to the first half of the output of fc1. Outputs: out[, bias][, ln_out].
+ * layer_norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias. With a gated activation, fc1_weight has 2 *
+ * ffn_hidden_size rows, and the nonlinearity is applied to the first half of fc1's output. Outputs: out[, bias][,
+ * ln_out].
  * Source: transformer_engine.pytorch.LayerNormMLP. */
 typedef struct te_layernorm_mlp_desc {
-    int64_t hidden_size, ffn_hidden_size; /* last size of x and y; size between fc1 and fc2 */
+    int64_t hidden_size, ffn_hidden_size; /* last size of x and y; size of the activation between fc1 and fc2 */
     te_activation activation;     /* 0 => GELU */
     te_activation_params activation_params; /* parameters of the activation */
     te_norm_options norm;         /* options of the norm in front */
@@ -71,38 +73,40 @@ typedef struct te_layernorm_mlp_desc {
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks, and its
                                             * gradient is summed over them */
-    bool checkpoint;              /* norm, fc1 and activation are recomputed in the backward pass, and their results are
-                                   * not kept: te_module_set_checkpoint */
+    bool checkpoint;              /* true => results of norm, fc1 and activation are not kept, but recomputed in the
+                                   * backward pass (as by te_module_set_checkpoint) */
     const char *name; /* copied; NULL => "layernorm_mlp" */
 } te_layernorm_mlp_desc;
 /* Creates a LayerNormMLP: a norm, fc1, an activation and fc2. */
 TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc);
 
-/* Options of te_dot_product_attention_create: softmax(q k^T * scale) v. Forward: input = q [s, b, H, d], key [s, b,
- * G, d], value [s, b, G, dv] -> [s, b, H * dv]; TE_BSHD: the same with b first; packed sequences: q [tokens, H, d]
- * -> [tokens, H * dv]. A call may give qkv_layer or kv_layer instead of separate tensors. Parameter: softmax_offset
- * f32 [H], with TE_SOFTMAX_LEARNABLE. Outputs: out[, max_logit].
+/* Options of te_dot_product_attention_create: softmax(q k^T * scale) v. The forward reads q [s, b, H, d] from `input`,
+ * key [s, b, G, d] and value [s, b, G, dv], and returns [s, b, H * dv]. With TE_BSHD, b is the first dimension of all
+ * tensors. With packed sequences, q is [tokens, H, d] and the result [tokens, H * dv]. A call may give qkv_layer or
+ * kv_layer instead of separate tensors. Parameter: softmax_offset f32 [H], with TE_SOFTMAX_LEARNABLE. Outputs: out[,
+ * max_logit].
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attn_options attention; /* kv_channels is needed: it has no default here */
-    te_parallel_options parallel; /* tp_group shares the heads, cp_group the sequences */
+    te_parallel_options parallel; /* ranks of tp_group share the heads, ranks of cp_group the sequences */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
-/* Creates a DotProductAttention: the core of attention, without projections. */
+/* Creates a DotProductAttention, the core of attention without projections. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Options of te_sdpa_create: the attention core of language models, their child `sdpa`. It runs te_attention with a
- * rule, without the packed tensors, caches, lengths and FP8 of DotProductAttention. te_module_set_forward replaces
- * it by another attention. The forward reads the query from args->input [s, b, H, d], and args->key and args->value
+/* Options of te_sdpa_create: the attention core of language models, their child `sdpa`. It runs te_attention. Unlike
+ * DotProductAttention it has no packed tensors, caches, lengths and FP8. A program can replace it by another attention
+ * with te_module_set_forward. The forward reads the query from args->input [s, b, H, d], and args->key and args->value
  * [s_kv, b, G, d], or laid out as `format` says, and sets args->outputs.out [s, b, H, d] in the same layout.
  * args->attention may have attn_mask_type, window and checkpoint_core_attention. In a model of te_causal_lm_create
  * attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT if a KV cache has keys of earlier calls. All
  * other settings come from this desc, which te_module_state returns. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* layout of query, key, value and output; 0 => [s, b, H, d] */
-    te_attn_rule rule;    /* mask and window (defaults for calls without them), softmax_scale, softcap, dropout_p (in
-                           * training), softmax_type, and with TE_SOFTMAX_LEARNABLE softmax_offset f32 [H], attention
-                           * sinks (borrowed for the module's lifetime, differentiable). Other fields stay 0 */
+    te_attn_rule rule;    /* these fields are read: mask and window (for calls that give none), softmax_scale, softcap,
+                           * dropout_p (in training), softmax_type and, with TE_SOFTMAX_LEARNABLE, softmax_offset f32
+                           * [H], the attention sinks (borrowed for the module's lifetime, differentiable). Other fields
+                           * must be 0 */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
 /* Creates an SDPA, which has no parameters. NULL with TE_ERR_INVALID for a softcap that is negative, infinite or
@@ -111,9 +115,9 @@ typedef struct te_sdpa_desc {
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
 /* Options of te_multihead_attention_create: attention with projections, of x [s, b, h], [b, s, h], or packed
- * [tokens, h]. Children of self attention: layernorm_qkv (with input_layernorm) or qkv. Children of cross attention:
- * layernorm_query (with input_layernorm) or query_layer, and key_value. Children of both: core_attention, proj, and
- * with qk_norm_type q_norm and k_norm, which normalise each head. Outputs: out[, bias][, ln_out][, max_logit].
+ * [tokens, h]. Children in self attention: layernorm_qkv (with input_layernorm) or qkv. Children in cross attention:
+ * layernorm_query (with input_layernorm) or query_layer, and key_value. Children in both: core_attention, proj and,
+ * with qk_norm_type, q_norm and k_norm, which normalise each head. Outputs: out[, bias][, ln_out][, max_logit].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -135,31 +139,33 @@ typedef enum te_layer_type {
     TE_LAYER_DECODER = 1  /* self attention, and cross attention with the encoder's output */
 } te_layer_type;
 
-/* Options of te_transformer_layer_create: attention and MLP, each with norm, dropout and residual. Children:
- * self_attention[, inter_attention], layernorm_mlp[, layernorm].
+/* Options of te_transformer_layer_create. A layer has attention and an MLP, each with norm, dropout and residual.
+ * Children: self_attention[, inter_attention], layernorm_mlp[, layernorm].
  * Source: transformer_engine.pytorch.TransformerLayer. */
 typedef struct te_transformer_layer_desc {
-    int64_t hidden_size, ffn_hidden_size; /* last size of x and y; size inside the MLP */
-    te_attn_options attention; /* of self attention; cross attention reads all but the mask, the window and the
-                                     * diagonal */
+    int64_t hidden_size, ffn_hidden_size; /* last size of x and y; inner size of the MLP */
+    te_attn_options attention; /* options of self attention; cross attention reads them too, except mask, window and
+                                * diagonal */
     te_norm_options norm;      /* options of all norms */
     te_gemm_options gemm;      /* options of all GEMMs with weights; return_bias is not read */
     te_parallel_options parallel; /* options of all children */
     te_init output_layer_init; /* initial values of the last projection of each attention and of the MLP */
     te_activation activation;  /* activation of the MLP; 0 => GELU */
     te_activation_params activation_params; /* parameters of the activation */
-    te_layer_type layer_type;  /* TE_LAYER_DECODER: with cross attention to encoder_output; 0 => encoder */
+    te_layer_type layer_type;  /* TE_LAYER_DECODER => the layer has cross attention to encoder_output; 0 => encoder */
     te_attn_mask enc_dec_attn_mask_type; /* mask of cross attention; 0 => TE_MASK_NONE */
     te_window enc_dec_window;  /* window of cross attention; zero => none */
-    te_switch enc_dec_bottom_right_diagonal; /* as te_attn_options.bottom_right_diagonal, of cross attention */
-    float hidden_dropout;      /* probability; 0 => none. TransformerEngine's default is 0.1 */
-    float drop_path_rate;      /* probability that an index of the input's first dimension skips self attention, or the
-                                * MLP (te_drop_path); 0 => none */
-    bool apply_residual_connection_post_layernorm; /* the residual is the output of the norm; false => the input of the
-                                                    * norm */
-    bool output_layernorm;     /* the norm runs at the end of the layer; false => before self attention */
-    bool parallel_attention_mlp; /* attention and MLP both read the layer's input, and their outputs are added. For
-                                  * encoders, without apply_residual_connection_post_layernorm and output_layernorm */
+    te_switch enc_dec_bottom_right_diagonal; /* as te_attn_options.bottom_right_diagonal, for cross attention */
+    float hidden_dropout;      /* probability of dropout; 0 => none. TransformerEngine's default is 0.1 */
+    float drop_path_rate;      /* probability that self attention, or the MLP, is skipped, drawn for each index of the
+                                * input's first dimension (te_drop_path); 0 => never */
+    bool apply_residual_connection_post_layernorm; /* true => the residual is the output of the norm; false => its
+                                                    * input */
+    bool output_layernorm;     /* true => a norm runs at the end of the layer and none before self attention; false =>
+                                * the opposite */
+    bool parallel_attention_mlp; /* true => attention and MLP both read the layer's input, and their outputs are added.
+                                  * Only for encoders, without apply_residual_connection_post_layernorm and
+                                  * output_layernorm */
     const char *name; /* copied; NULL => "layer" */
 } te_transformer_layer_desc;
 /* Creates a TransformerLayer: one layer of an encoder or of a decoder. */
@@ -170,10 +176,9 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
  * TE_PARAMS_META: at te_module_reset_parameters). The group is borrowed for the modules' lifetime. TE_ERR_INVALID for a
  * group of another size or context. Source: transformer_engine.pytorch, set_tensor_parallel_group. */
 TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
-/* Sets the context-parallel groups, whose ranks share each sequence, of the attention of m and of all modules below m
- * (te_parallel_options.cp_group, cp_p2p_group, cp_comm_type). The groups are borrowed for the modules' lifetime;
- * NULL => none. MultiheadAttention then rotates each token by its position in the whole sequence, and sets cp_size and
- * cp_rank of te_rotary_desc for that.
+/* Sets cp_group, cp_p2p_group and cp_comm_type of te_parallel_options for all attention in m and below it. The ranks of
+ * these groups share each sequence. The groups are borrowed for the modules' lifetime; NULL => none. MultiheadAttention
+ * then rotates each token by its position in the whole sequence: it sets cp_size and cp_rank of te_rotary_desc.
  * TE_ERR_INVALID for a group of another context, or for a cp_p2p_group without TE_CP_A2A_P2P. Source:
  * transformer_engine.pytorch, set_context_parallel_group. */
 TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group,
@@ -188,8 +193,8 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 
 /* Sets the recipe (copied) with which m and all modules below quantize in enabled autocast regions, instead of the
  * region's recipe; with `off` they do not quantize. A setting on a module overrides the settings of modules above it.
- * recipe NULL without `off` removes the setting. Not between a forward pass and its backward pass. TE_ERR_INVALID for a
- * recipe together with `off`, or a recipe whose options exclude each other.
+ * If recipe is NULL and `off` is false, the setting is removed. Do not call this between a forward pass and its
+ * backward pass. TE_ERR_INVALID for a recipe together with `off`, or a recipe whose options exclude each other.
  * Source: the features DisableQuantizationLayer and PerTensorScaling of TransformerEngine's debug tool. */
 TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
@@ -203,10 +208,10 @@ TE_API te_result te_backward_dw(te_module *m);
 /* Options of te_embedding_create: a table of embeddings. Parameter: weight [num_embeddings, embedding_dim]. Forward:
  * ids i32 or i64 [..] -> [.., embedding_dim]. */
 typedef struct te_embedding_desc {
-    int64_t num_embeddings, embedding_dim; /* rows of the table, and columns */
+    int64_t num_embeddings, embedding_dim; /* number of rows and of columns of the table */
     te_init init;                          /* initial values of the weight; 0 => N(0, 0.023^2). torch.nn.Embedding's
                                             * default is N(0, 1) */
-    te_dtype params_dtype;                 /* of the weight and the output: f32, f16, bf16; 0 => bf16.
+    te_dtype params_dtype;                 /* format of the weight and the output: f32, f16 or bf16; 0 => bf16.
                                             * torch.nn.Embedding's default is torch.get_default_dtype() */
     te_params_device device;               /* where the weight is allocated; 0 => the context's device */
     const char *name;                      /* copied; NULL => "embedding" */
@@ -214,11 +219,11 @@ typedef struct te_embedding_desc {
 /* Creates an Embedding, which looks up rows of a table. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
-/* Options of te_activation_create. This and the modules below compute one function each, for te_sequential_create; only
- * Bias has a parameter. They are owned by the caller, or by the parent that they are given to; NULL on an error.
- * Source: transformer_engine.pytorch.ops. */
+/* Options of te_activation_create. Activation and the modules below compute one function each, for use in
+ * te_sequential_create; only Bias has a parameter. Source: transformer_engine.pytorch.ops. */
 typedef struct te_activation_desc {
-    te_activation activation;               /* 0 => GELU; a gated one halves the last size */
+    te_activation activation;               /* 0 => GELU; the last size of y is half that of x if the activation is
+                                             * gated */
     te_activation_params activation_params; /* parameters of the activation */
     const char *name;                       /* copied; NULL => "activation" */
 } te_activation_desc;
@@ -227,8 +232,8 @@ TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *des
 /* Options of te_bias_create: a module that only adds a bias. */
 typedef struct te_bias_desc {
     int64_t size;            /* last size of x; at least 1 */
-    te_dtype params_dtype;   /* of the bias; 0 => bf16. TransformerEngine's default is torch.get_default_dtype(), f32
-                              * unless the program sets another */
+    te_dtype params_dtype;   /* format of the bias; 0 => bf16. TransformerEngine's default is torch.get_default_dtype(),
+                              * f32 unless the program sets another */
     te_params_device device; /* where the bias is allocated; 0 => the context's device */
     const char *name;        /* copied; NULL => "bias" */
 } te_bias_desc;
@@ -236,7 +241,7 @@ typedef struct te_bias_desc {
 TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc);
 /* Options of te_constant_scale_create. */
 typedef struct te_constant_scale_desc {
-    float scale;      /* the factor; it has no default: 0 multiplies by 0 */
+    float scale;      /* the factor. It has no default: with 0 the result is 0 */
     const char *name; /* copied; NULL => "constant_scale" */
 } te_constant_scale_desc;
 /* Creates a ConstantScale: scale * x. */
@@ -262,23 +267,24 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
  * of the last module are the outputs of the Sequential. With n 0 the output is the input. All other arguments of the
  * call (mask, rotary, is_first_microbatch ...) go to every child.
  *
- * Names: a child that was made with a name keeps it if the name has no dot and no other child has it
- * ("embedding.weight"). Every other child is named by its index, "0", "1", ..., counted over all children
- * ("1.self_attention.proj.bias"). te_module_add_child appends more children.
+ * Names. A child that was made with a name keeps it, if the name has no dot and no other child has it (parameter
+ * "embedding.weight"). Every other child is named by its index "0", "1" and so on, counted over all children (parameter
+ * "1.self_attention.proj.bias"). te_module_add_child appends more children.
  *
- * Neighbours are fused where TransformerEngine fuses them. A norm or an Activation in front of a Linear writes its
- * output quantized (delayed and current scaling, NVFP4 without the transform). An Activation behind a Linear
- * computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results are
- * bit-identical to those of LayerNormLinear and LayerNormMLP, except the gradient of the output of a Linear in front
- * of an Activation, which is rounded where te.ops rounds it. For a Linear without a bias, and for GELU and ReLU, the
- * amax of this gradient is taken from f32 values before rounding, and under delayed scaling its codes are made from
- * these values, too. For other activations behind a Linear with a bias the gradient is rounded first. A child with a
- * forward of its own, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint,
+ * Fusion. Neighbouring children are fused where TransformerEngine fuses them. A norm or an Activation in front of a
+ * Linear writes its output quantized (delayed and current scaling, NVFP4 without the transform). An Activation behind a
+ * Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results are
+ * bit-identical to those of LayerNormLinear and LayerNormMLP, except the gradient of the output of a Linear in front of
+ * an Activation, which is rounded where te.ops rounds it. For a Linear without a bias, and for GELU and ReLU, the amax
+ * of this gradient is taken from f32 values before rounding, and under delayed scaling its codes are made from these
+ * values, too. For other activations behind a Linear with a bias the gradient is rounded first. A child with its own
+ * forward function, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint,
  * te_make_graphed_callables) is not fused.
  *
- * The Sequential takes ownership of the children; if it cannot be created, the children are destroyed. So children
- * may be created in the list itself. Errors: TE_ERR_INVALID for a NULL child, a child of another context, a child
- * that has a parent already (the parent keeps it) or that is in the list twice; TE_ERR_STATE in forward if a child
- * before the last has several outputs (return_bias).
+ * The Sequential takes ownership of the children; if it cannot be created, it destroys them. So children may be created
+ * inside the argument list.
+ * TE_ERR_INVALID for a NULL child, a child of another context, a child that already has a parent (which keeps it), and
+ * a child that is twice in the list.
+ * In forward: TE_ERR_STATE if a child before the last has several outputs (return_bias).
  * Source: torch.nn.Sequential. */
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);

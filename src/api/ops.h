@@ -1,29 +1,30 @@
-/* api/ops.h: raw operations: each has an args struct with explicit outputs and is not recorded on the tape. They serve
- * engines that have a graph of their own; the functions and modules of the later chapters call these operations and
- * nothing else.
+/* api/ops.h: the rules of all raw operations, and the args of the mathematical ones. A raw operation has an args struct
+ * with explicit outputs, and is not recorded on the tape. Raw operations serve engines that have a graph of their own.
+ * All functions and modules of te.h compute with these operations alone.
  *
- * A call fills in defaults, checks the args, plans, and launches. Errors in the args and in the plan come before any
- * side effect. The caller allocates the outputs. Asynchronous on CUDA, without a hidden host wait; synchronous on the
- * CPU. The first call with a new combination of formats compiles a kernel (or loads it from the cache). Workspace comes
- * from the context's pool. Every operation gives the same bits again on the same device.
+ * A call fills in defaults, checks the args, chooses kernels and workspace (the plan), and launches. If the check or
+ * the plan gives an error, nothing has changed. The caller allocates the outputs. Calls are asynchronous on CUDA,
+ * without a hidden host wait, and synchronous on the CPU. The first call with a new combination of formats compiles a
+ * kernel (or loads it from the cache). Workspace comes from the context's memory pool. Every operation gives the same
+ * bits again on the same device.
  *
  * Every operation refuses these tensors:
  *   TE_ERR_STATE    a NULL tensor that is needed, or a tensor made by te_tensor_describe
  *   TE_ERR_INVALID  a tensor of another context, or an output that shares a byte with another tensor of the call.
- *                   Exceptions are documented: "y may be x" means the same elements in the same format. Tensors in
- *                   lists are compared with the tensors at the same place of the other lists alone
- *   TE_ERR_DTYPE    a quantized tensor (te_quantized_view gives the plain tensors of its copies), or a tensor of a
- *                   format that the operation does not take there
- *   TE_ERR_SHAPE    a strided tensor, unless strides are mentioned
+ *                   Exceptions are documented: "y may be x" means that both are the same elements in the same format. A
+ *                   tensor in a list is compared only with the tensors at the same index of the other lists
+ *   TE_ERR_DTYPE    a quantized tensor (te_quantized_view returns its codes and scales as plain tensors), or a format
+ *                   that the operation does not take for this argument
+ *   TE_ERR_SHAPE    a strided tensor, unless the comment allows strides
  *
  * Unless said otherwise: tensors are plain, contiguous and of the call's context, borrowed for the call; float tensors
- * are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once. M is the product of the leading
- * sizes and N the last size. "optional" fields may be NULL. These fields mean the same everywhere:
- *   seed, offset  the key and the offset of Philox4x32-10, which gives the random numbers
+ * are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once. M is the product of all sizes of a
+ * tensor except the last, and N is the last size. "optional" fields may be NULL. These fields mean the same everywhere:
+ *   seed, offset  the key and the offset of Philox4x32-10, from which random numbers come
  *   rng           optional i64 [2], a random state on the device: the first number replaces seed, the second is added
  *                 to offset
  *   noop          optional f32 [1] on the device: 1.0 => the call writes nothing
- *   fp8_max       the largest code: 448 for e4m3, 57344 for e5m2
+ *   fp8_max       the largest value of a code: 448 for e4m3, 57344 for e5m2
  *   format        order of dimensions; 0 => [s, b, H, d] */
 
 /* The list of operations, each named once: X(lower-case name, UPPER-CASE name, family). */
@@ -95,12 +96,12 @@
     X(step_numbers, STEP_NUMBERS, optim)              \
     X(update_scale, UPDATE_SCALE, optim)              \
     X(softcap, SOFTCAP, softcap)
-/* Of sequences that ranks share. */
+/* The operations for sequences that ranks share. */
 #define TE_OP_LIST_DIST(X)                       \
     X(context_rows, CONTEXT_ROWS, context)       \
     X(context_lengths, CONTEXT_LENGTHS, context) \
     X(context_merge, CONTEXT_MERGE, context)
-/* Of mixtures of experts. */
+/* The operations of mixtures of experts. */
 #define TE_OP_LIST_MOE(X)                          \
     X(moe_splits, MOE_SPLITS, moe)                 \
     X(moe_mask_map, MOE_MASK_MAP, moe)             \
@@ -115,64 +116,67 @@
     X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)     \
     X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)     \
     X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
-/* All operations that there can be. */
+/* All operations, also those that a build leaves out. */
 #define TE_OP_LIST_ALL(X) TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(X) TE_OP_LIST_MOE(X)
-/* X for operations that are there, NONE for those that are left out, in the order of te_op: TE_NO_DIST leaves out its
- * own, and those of mixtures of experts if TE_NO_MOE is defined as well: ranks move rows by them, too. */
+/* Applies X to the operations of this build and NONE to those that it leaves out, in the order of te_op. TE_NO_DIST
+ * leaves out TE_OP_LIST_DIST. TE_NO_DIST and TE_NO_MOE together leave out TE_OP_LIST_MOE; TE_NO_MOE alone does not,
+ * because ranks move rows by these operations too. */
 #define TE_OP_LIST_EACH(X, NONE) \
     TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(TE_OP_DIST(X, NONE)) TE_OP_LIST_MOE(TE_OP_MOE(X, NONE))
-/* The operations that are there. */
+/* The operations of this build. */
 #define TE_OP_LIST(X) TE_OP_LIST_EACH(X, TE_OP_LEFT_OUT)
-/* Stands for an operation that is left out: nothing. */
+/* Expands to nothing, for an operation that is left out. */
 #define TE_OP_LEFT_OUT(lower, UPPER, family)
 #ifdef TE_NO_DIST
-#define TE_OP_DIST(X, NONE) NONE /* of the operations of TE_OP_LIST_DIST: the second, which TE_NO_DIST asks for */
+#define TE_OP_DIST(X, NONE) NONE /* applied to TE_OP_LIST_DIST: this build leaves these operations out, so it is NONE */
 #else
-#define TE_OP_DIST(X, NONE) X /* of the operations of TE_OP_LIST_DIST: the first */
+#define TE_OP_DIST(X, NONE) X /* applied to TE_OP_LIST_DIST: this build has these operations, so it is X */
 #endif
 #if defined(TE_NO_MOE) && defined(TE_NO_DIST)
-#define TE_OP_MOE(X, NONE) NONE /* of the operations of TE_OP_LIST_MOE: the second, which both macros ask for */
+#define TE_OP_MOE(X, NONE) NONE /* applied to TE_OP_LIST_MOE: this build leaves these operations out, so it is NONE */
 #else
-#define TE_OP_MOE(X, NONE) X /* of the operations of TE_OP_LIST_MOE: the first */
+#define TE_OP_MOE(X, NONE) X /* applied to TE_OP_LIST_MOE: this build has these operations, so it is X */
 #endif
 
-/* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST_ALL; no macro changes their numbers. */
+/* The numbers of the operations: TE_OP_COPY, TE_OP_FILL and so on, in the order of TE_OP_LIST_ALL. They do not depend
+ * on TE_NO_DIST and TE_NO_MOE. */
 typedef enum te_op {
-    TE_OP_NONE = 0, /* none: refused */
+    TE_OP_NONE = 0, /* no operation; calls refuse it */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,
     TE_OP_LIST_ALL(TE_OP_ID)
 #undef TE_OP_ID
         TE_OP_COUNT
 } te_op;
 
-/* Returns the name of an operation: "gemm", "fp8_quantize" ... Static string; "?" for a value outside the list. */
+/* Returns the name of an operation, such as "gemm" or "fp8_quantize"; "?" for a value outside the list. Static
+ * string. */
 TE_API const char *te_query_name(te_op op);
-/* Returns the name of an operation's family, which is the name of the folder of its kernels: "gemm", "cast" ... Static
- * string; "?" for a value outside the list. */
+/* Returns the name of an operation's family, such as "gemm" or "cast"; "?" for a value outside the list. The folder
+ * with the kernels of the family has the same name. Static string. */
 TE_API const char *te_query_family(te_op op);
 
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
-/* dst = src, converted between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
- * nearest even). 8-bit floats (e4m3, e5m2, e8m0) and i16 are copied as they are, to the same format; 8-bit floats also
- * to u8. Equal shapes; src and dst may have any strides. src and dst may share memory: the result is as if all of src
- * were read before dst is written. Where their byte ranges overlap this takes a workspace of the narrower format. If
- * src and dst are the same elements in the same format, nothing is done. */
+/* dst = src, converted between any two of the formats f32, f16, bf16, i32, i64 and u8; float to float rounds to nearest
+ * even. 8-bit floats (e4m3, e5m2, e8m0) and i16 are copied without conversion to the same format; 8-bit floats also to
+ * u8. src and dst have equal shapes and may have any strides. They may share memory: the result is as if all of src
+ * were read before dst is written. If their byte ranges overlap, the call takes a workspace with all elements in the
+ * narrower format. If src and dst are the same elements in the same format, nothing is done. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
 } te_op_copy_args;
 
-/* Every element of dst becomes value: rounded to nearest even, for integers truncated and saturated. Any format but
- * e2m1. */
+/* Sets every element of dst to `value`, rounded to nearest even, or for integers truncated and saturated. Any format
+ * but e2m1. */
 typedef struct te_op_fill_args {
     te_tensor *dst;
     double value;
 } te_op_fill_args;
 
-/* dst[i] becomes a random number: uniform on [a, b), with b - a finite, or normal with mean a and standard deviation b.
- * Element i comes from Philox4x32-10 block i / 4 of (seed, offset). Computed in f32 and rounded to dst's format: in f16
- * and bf16 a uniform number may become b itself. dst is contiguous, f32, f16 or bf16. */
+/* Sets every dst[i] to a random number: uniform on [a, b), with b - a finite, or normal with mean a and standard
+ * deviation b. Element i comes from block i / 4 of Philox4x32-10 at (seed, offset). Computed in f32 and rounded to
+ * dst's format: in f16 and bf16 a uniform number may become b itself. dst is contiguous, f32, f16 or bf16. */
 typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind; /* 0 => uniform */
@@ -184,7 +188,7 @@ typedef struct te_op_random_args {
 /* out = alpha * x + beta * y, in f32. Same shape; formats may differ; out may be x or y.
  *   y              optional; NULL => beta is not read
  *   alpha_device   optional f32 [1], multiplies alpha
- *   divide_device  optional f32 [1]: alpha is divided by max(divide_device, 1) */
+ *   divide_device  optional f32 [1]; alpha is divided by max(divide_device, 1) */
 typedef struct te_op_axpby_args {
     const te_tensor *x, *y;
     te_tensor *out;
@@ -215,7 +219,7 @@ typedef struct te_op_column_sum_args {
 } te_op_column_sum_args;
 
 /* out [M], of any float format: out[m] is the dot product of row m of x [.., N] and row m of y [.., N], summed in f32.
- * This is the gradient of factors by which rows were multiplied. */
+ * If the rows of x were multiplied by one factor each, this is the gradient of the factors. */
 typedef struct te_op_row_dot_args {
     const te_tensor *x, *y;
     te_tensor *out;
@@ -223,9 +227,10 @@ typedef struct te_op_row_dot_args {
 
 /* Row lookup: y [.., H] = table[ids], table [V, H], ids i32 or i64 of any shape [..].
  *   vocab_size, vocab_start   the table has rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size rows,
- *                             which ranks share. An id whose row another rank has gives a row of zeros, so that the sum
- *                             over the ranks is the whole result; 0 => V: the table is the whole vocabulary
- *   from_end   ids -vocab_size .. -1 count from the end of the vocabulary
+ *                             which is split over ranks. An id whose row is on another rank gives a row of zeros, so
+ *                             the sum over the ranks is the whole result. vocab_size 0 => V: the table is the whole
+ *                             vocabulary
+ *   from_end   true => ids -vocab_size .. -1 are allowed and count from the end of the vocabulary
  * Other ids outside 0 .. vocab_size - 1 are an error (TE_ERR_INVALID). On the CPU the call itself returns it. On a GPU
  * such ids give rows of zeros, and the next call that waits (te_synchronize) returns the error. */
 typedef struct te_op_embedding_fwd_args {
@@ -234,8 +239,9 @@ typedef struct te_op_embedding_fwd_args {
     int64_t vocab_size, vocab_start;
     bool from_end;
 } te_op_embedding_fwd_args;
-/* dtable [V, H] = (accumulate ? dtable : 0), plus each row of dy [.., H] added to the row that its id names, in f32, in
- * the order of the ids. vocab_size, vocab_start, from_end and ids out of range: as in the forward. */
+/* dtable [V, H] = (accumulate ? dtable : 0) + the gradient: each row of dy [.., H] is added to the row of dtable with
+ * its id, in f32, in the order of the ids. vocab_size, vocab_start, from_end and ids out of range: as in the
+ * forward. */
 typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;
     te_tensor *dtable;

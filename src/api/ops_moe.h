@@ -1,26 +1,27 @@
 /* api/ops_moe.h: the args of the raw operations of a mixture of experts. The rules of api/ops.h hold for all of them.
  *
  * A router (moe_router) chooses experts for each of T tokens. A token is copied once for each of its experts, and the
- * copies are ordered by expert. A map (row_id_map) says which row each copy gets; moe_permute moves rows there and
- * moe_unpermute moves them back. All sizes that depend on the routing stay on the device. T tokens, E experts, R rows
- * of permuted tokens, H the last size. Maps come in two forms:
- *   mask   i32 [T, 2E + 1]. Of each token with n experts: entries 0 .. n-1 are the n destination rows, in descending
- *          order, then -1 up to entry E; entries E .. E+n-1 are the n experts, then -1 up to entry 2E; the last entry
- *          is n
+ * copies are ordered by expert. A map (row_id_map) names the destination row of each copy; moe_permute moves rows there
+ * and moe_unpermute moves them back. All sizes that depend on the routing stay on the device. In the shapes below T is
+ * the number of tokens, E of experts, R of rows of permuted tokens, and H is the last size of a row. Maps come in two
+ * forms:
+ *   mask   i32 [T, 2E + 1], one row for each token. If the token has n experts, entries 0 .. n-1 are its n destination
+ *          rows in descending order, and -1 follows up to entry E. Entries E .. E+n-1 are the n experts, and -1 follows
+ *          up to entry 2E. The last entry is n
  *   index  i32 [topk * T]: entry k * T + t is the destination row of copy k of token t; -1 for a copy that is dropped
- * A copy whose destination is outside 0 .. R-1 is dropped: such rows are never touched. */
+ * A copy whose destination is outside 0 .. R-1 is dropped: nothing is read or written there. */
 
-/* The most splits that one call of te_op_moe_splits takes from the host. */
+/* The largest number of group sizes that one call of te_op_moe_splits takes from the host. */
 #define TE_MOE_HOST_SPLITS 64
-/* The most experts of a router. */
+/* The largest number of experts of a router. */
 #define TE_MOE_MAX_EXPERTS 4096
 
 /* Rounds the sizes of groups of rows up to multiples of `align`.
- *   sizes    i32 or i64 [n]; negative ones count as 0. NULL: the n <= TE_MOE_HOST_SPLITS numbers in `values`, which
- *            travel with the launch
+ *   sizes    i32 or i64 [n]; negative numbers count as 0. If NULL, the sizes are the first n numbers in `values` (n <=
+ *            TE_MOE_HOST_SPLITS), which are passed as arguments of the kernel
  *   padded   i32 or i64 [n], written: the rounded sizes
- *   offsets  optional, i32 or i64 [n], written: the number of padding rows in all groups before each group, which
- *            moe_permute takes as pad_offsets */
+ *   offsets  optional, i32 or i64 [n], written: number g is the sum of the padding rows in all groups before group g.
+ *            moe_permute takes this list as pad_offsets */
 typedef struct te_op_moe_splits_args {
     const te_tensor *sizes;
     te_tensor *padded, *offsets;
@@ -28,25 +29,27 @@ typedef struct te_op_moe_splits_args {
     int64_t values[TE_MOE_HOST_SPLITS];
 } te_op_moe_splits_args;
 
-/* Makes row_id_map (mask) from routing_map [T, E], u8, i32 or i64, in which a number other than 0 means routed. Rows
- * are ordered by expert, then by token. tokens_per_expert: optional, i32 or i64 [E], written. */
+/* Makes row_id_map (the mask form) from routing_map [T, E], u8, i32 or i64. A number other than 0 in routing_map means
+ * that the token goes to the expert. Destination rows are ordered by expert, then by token. tokens_per_expert:
+ * optional, i32 or i64 [E], written. */
 typedef struct te_op_moe_mask_map_args {
     const te_tensor *routing_map;
     te_tensor *row_id_map, *tokens_per_expert;
 } te_op_moe_mask_map_args;
 
-/* Makes row_id_map (index) from `experts` [T, topk], i32 or i64, the experts of each token. Copies are sorted by
- * expert, stably. Numbers of experts are compared as 32-bit unsigned numbers, so -1 comes last. Copies behind the first
- * num_out_tokens are dropped. */
+/* Makes row_id_map (the index form) from `experts` [T, topk], i32 or i64, the experts of each token. Copies are sorted
+ * by expert, stably. Experts are compared as 32-bit unsigned numbers, so -1 comes last. Only the first num_out_tokens
+ * sorted copies are kept; the others are dropped. */
 typedef struct te_op_moe_index_map_args {
     const te_tensor *experts;
     te_tensor *row_id_map;
     int64_t num_out_tokens; /* 0 => all */
 } te_op_moe_index_map_args;
 
-/* Makes the list by which a rank sorts that has the `count` experts from number `first` on.
+/* Makes the list `local`, by which a rank sorts its copies. The rank has the `count` experts with the numbers `first`
+ * .. `first` + `count` - 1.
  *   experts  i32 or i64 [T, topk]: the experts of each token
- *   dropped  optional, u8 [T]: not 0 marks a token that is dropped (padding)
+ *   dropped  optional, u8 [T]: a number other than 0 marks a token that is dropped (padding)
  *   local    i32 [T, topk], written: the number of each expert minus `first`; -1 for experts of other ranks and for
  *            dropped tokens
  *   tokens_per_expert   i32 or i64 [count], written: how many copies each of the `count` experts gets */
@@ -56,28 +59,29 @@ typedef struct te_op_moe_local_ids_args {
     int64_t first, count; /* count: at least 1 */
 } te_op_moe_local_ids_args;
 
-/* Makes a row_id_map (index, topk 1) that moves whole chunks of T rows.
- *   sizes         i32 or i64 [n]: the rows of each chunk, in the order of the input
+/* Makes a row_id_map (index form, topk 1) that moves whole chunks of the T rows.
+ *   sizes         i32 or i64 [n]: the number of rows of each chunk, in the order of the input
  *   sorted_index  optional, i32 or i64 [n], a permutation of 0 .. n-1: the numbers of the chunks in the order of the
- *                 output; NULL: the order stays. A list that is no permutation is an error (TE_ERR_INVALID). On the CPU
- *                 the call itself returns it, on a GPU the next call that waits
- *   offsets       optional, i32 or i64 [n], added to the destination rows of each chunk: the padding in front of the
- *                 chunk. Not with sorted_index
- *   chunk_numbers   row_id_map becomes the number of each row's chunk, not a destination row: `groups` of te_op_amax
- *                   and of the casts. Not with sorted_index or offsets
- * Rows behind the last chunk stay where they are; with offsets or chunk_numbers they are -1. */
+ *                 output. If NULL, the order stays. A list that is not a permutation is an error (TE_ERR_INVALID). On
+ *                 the CPU the call itself returns the error, on a GPU the next call that waits
+ *   offsets       optional, i32 or i64 [n]: number i is added to the destination rows of chunk i, for the padding in
+ *                 front of the chunk. Not with sorted_index
+ *   chunk_numbers   true: row_id_map[i] becomes the number of the chunk that row i belongs to, not a destination row.
+ *                   te_op_amax and the casts take this list as `groups`. Not with sorted_index or offsets
+ * Rows behind the last chunk stay where they are. With offsets or chunk_numbers their entries are -1. */
 typedef struct te_op_moe_chunk_map_args {
     const te_tensor *sizes, *sorted_index, *offsets;
     te_tensor *row_id_map;
     bool chunk_numbers;
 } te_op_moe_chunk_map_args;
 
-/* Moves the rows of x [T, H] to the rows of y [R, H] that the map names; rows of y without a source become 0. x and y
- * have one format of whole bytes.
- *   topk            of an index map; 0 => row_id_map is a mask map
- *   pad_offsets     optional, i32 or i64 [E], with a mask map: added to the destination rows of each expert
- *   probs           optional, float [T, E] or [T, topk], with permuted_probs [R] of the same format: the probability of
- *                   each copy is moved along to permuted_probs. With a mask map, a copy whose probability is 0 becomes
+/* Copies each row of x [T, H] to the rows of y [R, H] that the map names for this row. Rows of y without a copy become
+ * 0. x and y have the same format, whose elements are whole bytes.
+ *   topk            the topk of an index map; 0 means that row_id_map is a mask map
+ *   pad_offsets     optional, i32 or i64 [E], with a mask map only: number e is added to the destination rows of expert
+ *                   e
+ *   probs           optional, float [T, E] or [T, topk]: the probability of each copy. It is written to permuted_probs
+ *                   [R], of the same format, at the copy's row. With a mask map, a copy whose probability is 0 becomes
  *                   a row of zeros */
 typedef struct te_op_moe_permute_args {
     const te_tensor *x, *row_id_map, *pad_offsets, *probs;
@@ -85,24 +89,25 @@ typedef struct te_op_moe_permute_args {
     int64_t topk;
 } te_op_moe_permute_args;
 
-/* y [T, H]: row t is the sum of the copies of token t among the rows of x [R, H], in f32; 0 for a token without copies.
- * x and y are of any float formats.
- *   merging_probs   optional, float [T, E] or [T, topk]: factors of the copies
- *   permuted_probs  optional, float [R], with probs float [T, E] or [T, topk]: moved back to probs; 0 where there is no
- *                   copy
- * row_id_map, pad_offsets and topk are as in te_op_moe_permute. Several copies may name one row, so with an index map
- * the operation also looks rows up in a table. */
+/* Sums the copies of each token. Row t of y [T, H] becomes the sum of the rows of x [R, H] that are copies of token t,
+ * in f32; it becomes 0 if token t has no copies. x and y may have different float formats.
+ *   merging_probs   optional, float [T, E] or [T, topk]: factors by which the copies are multiplied
+ *   permuted_probs  optional, float [R], with probs: its numbers are moved back to probs, float [T, E] or [T, topk],
+ *                   which becomes 0 where there is no copy
+ * row_id_map, pad_offsets and topk are as in te_op_moe_permute. Several copies may name the same row, so with an index
+ * map the operation can also serve as a table lookup. */
 typedef struct te_op_moe_unpermute_args {
     const te_tensor *x, *row_id_map, *pad_offsets, *merging_probs, *permuted_probs;
     te_tensor *y, *probs;
     int64_t topk;
 } te_op_moe_unpermute_args;
 
-/* The gradient of te_op_moe_unpermute with merging_probs.
- *   dx      [R, H], optional: row r is the row of dy of its token times the probability of the copy; 0 in rows that no
- *           copy comes from
- *   dprobs  optional, of any float format, in the shape of merging_probs: the dot product of a row of dy and a row of
- *           x; 0 where there is no copy. The map may name a row several times
+/* Computes the gradient of te_op_moe_unpermute with merging_probs.
+ *   dx      [R, H], optional. The row of a copy becomes its token's row of dy times the probability of the copy. Rows
+ *           without a copy become 0
+ *   dprobs  optional, of any float format, in the shape of merging_probs. The number of a copy becomes the dot product
+ *           of its token's row of dy and its own row of x; it is 0 where there is no copy. Here several copies may name
+ *           the same row
  *   x       needed for dprobs
  * row_id_map, pad_offsets, topk and merging_probs are the forward's. */
 typedef struct te_op_moe_unpermute_bwd_args {
@@ -113,26 +118,26 @@ typedef struct te_op_moe_unpermute_bwd_args {
 
 /* Computes the scores of logits [T, E], the topk experts of each token, and their probabilities, in f32. Of equal
  * scores the expert with the lower number is chosen (te_fused_topk_with_score_function says where TransformerEngine
- * differs). A chosen expert's probability is scaling_factor times its score, normalised.
+ * differs). The probability of a chosen expert is its score, normalised, times scaling_factor.
  *   score_function   TE_SCORE_SOFTMAX, TE_SCORE_SIGMOID, or TE_SCORE_SQRTSOFTPLUS: sqrt(log(1 + exp(x)))
- *   use_pre_softmax  softmax over all experts; false => over the chosen experts
- *   expert_bias      optional, float [E], not with a softmax over the chosen experts: added to the scores for the
- *                    choice alone
- *   num_groups, group_topk   the experts stand in num_groups groups of equal size, and only those of the group_topk
- *                            best groups may be chosen. A group is ranked by the sum of its group_best best scores; 0:
+ *   use_pre_softmax  true: the softmax is over all experts; false: it is over the chosen experts
+ *   expert_bias      optional, float [E]: added to the scores for the choice alone. Not with a softmax over the chosen
+ *                    experts
+ *   num_groups, group_topk   the experts form num_groups groups of equal size, and only experts of the group_topk best
+ *                            groups may be chosen. A group is ranked by the sum of its group_best best scores. 0 means
  *                            no groups
  *   group_best       0 => topk / group_topk
- *   zero_other_groups   the biased scores of groups that are not chosen are multiplied by 0, not left out: such an
- *                       expert still comes before one with a negative score. NaN stays last
- *   norm_topk_prob   probabilities are divided by their sum + 1e-20 if topk > 1 (with all_scores for any topk); 0 =>
- *                    on, unless the scores are a softmax
- *   bias_in_probs    probabilities come from the biased scores as well
- *   all_scores       probs are the normalised scores of all experts, for an auxiliary loss: softmax over all, or
- *                    divided by the sum of all + 1e-20. The choice is made by these. Not with groups or scaling_factor,
- *                    and with a bias only if bias_in_probs
+ *   zero_other_groups   true: the biased scores of experts in the other groups are multiplied by 0, and these experts
+ *                       may still be chosen. So such an expert comes before one with a negative score. NaN stays last
+ *   norm_topk_prob   TE_ON: the probabilities are divided by their sum + 1e-20 if topk > 1 (with all_scores for any
+ *                    topk). 0 means TE_ON, or TE_OFF for softmax scores
+ *   bias_in_probs    true: the probabilities come from the biased scores as well
+ *   all_scores       true: probs are the normalised scores of all experts, for an auxiliary loss: a softmax over all
+ *                    experts, or scores divided by the sum of all scores + 1e-20. The experts are chosen by these
+ *                    numbers. Not with groups or scaling_factor, and with a bias only if bias_in_probs
  *   probs            float [T, E], 0 for experts that are not chosen; NULL where topk_probs is given
  *   routing_map      optional, u8 [T, E]: 1 for each chosen expert
- *   routing_bits     optional, u8 [T, ceil(E / 8)]: the same in bits, expert e at bit e % 8 of byte e / 8
+ *   routing_bits     optional, u8 [T, ceil(E / 8)]: the routing_map as bits. Expert e is bit e % 8 of byte e / 8
  *   topk_indices     optional, i16, i32 or i64 [T, topk]: the chosen experts, the best one first
  *   topk_probs       optional, float [T, topk], with topk_indices and without all_scores: the probabilities of
  *                    topk_indices */
@@ -149,12 +154,12 @@ typedef struct te_op_moe_router_fwd_args {
     bool bias_in_probs;
     bool zero_other_groups;
 } te_op_moe_router_fwd_args;
-/* The gradient of te_op_moe_router_fwd: dlogits [T, E], float, from dprobs [T, E], the forward's logits and its
- * routing_map (not needed with all_scores). If the forward made topk_probs in place of probs, dtopk_probs and
- * topk_indices [T, topk] take the place of dprobs and routing_map. Indices outside 0 .. E-1 are an error
- * (TE_ERR_INVALID): on the CPU the call itself returns it, on a GPU the next call that waits. expert_bias is needed
- * with bias_in_probs alone. topk, score_function, use_pre_softmax, scaling_factor, all_scores, norm_topk_prob and
- * bias_in_probs are the forward's. */
+/* Computes the gradient of te_op_moe_router_fwd: dlogits [T, E], float, from dprobs [T, E], the forward's logits and
+ * the forward's routing_map (not needed with all_scores). If the forward made topk_probs in place of probs, dtopk_probs
+ * and topk_indices [T, topk] take the place of dprobs and routing_map. Indices outside 0 .. E-1 are an error
+ * (TE_ERR_INVALID). On the CPU the call itself returns the error, on a GPU the next call that waits. expert_bias is
+ * needed with bias_in_probs alone. topk, score_function, use_pre_softmax, scaling_factor, all_scores, norm_topk_prob
+ * and bias_in_probs are the forward's. */
 typedef struct te_op_moe_router_bwd_args {
     const te_tensor *logits, *routing_map, *dprobs;
     const te_tensor *topk_indices, *dtopk_probs, *expert_bias;
@@ -168,9 +173,10 @@ typedef struct te_op_moe_router_bwd_args {
     bool bias_in_probs;
 } te_op_moe_router_bwd_args;
 
-/* loss [1], float = coeff * num_experts / (topk * total^2) * the sum over columns e of tokens_per_expert[e] * (the sum
- * of column e of probs [T, C]), in f32. C is num_experts times the number of sequences. tokens_per_expert: i32, i64 or
- * float [C]. total is total_num_tokens, or total_device, i64 [1], if that is given. */
+/* Computes loss [1], float, in f32:
+ *   loss = coeff * num_experts / (topk * total^2) * (sum over columns e of tokens_per_expert[e] * P[e])
+ * P[e] is the sum of column e of probs [T, C], and C is num_experts times the number of sequences. tokens_per_expert is
+ * i32, i64 or float [C]. `total` is total_device, i64 [1], if that is given, else total_num_tokens. */
 typedef struct te_op_moe_aux_loss_fwd_args {
     const te_tensor *probs, *tokens_per_expert, *total_device;
     te_tensor *loss;
@@ -178,8 +184,8 @@ typedef struct te_op_moe_aux_loss_fwd_args {
     int num_experts, topk;
     float coeff;
 } te_op_moe_aux_loss_fwd_args;
-/* The gradient of te_op_moe_aux_loss_fwd: dprobs [T, C], float, from dloss [1], float. tokens_per_expert, total_device,
- * total_num_tokens, num_experts, topk and coeff are the forward's. */
+/* Computes the gradient of te_op_moe_aux_loss_fwd: dprobs [T, C], float, from dloss [1], float. tokens_per_expert,
+ * total_device, total_num_tokens, num_experts, topk and coeff are the forward's. */
 typedef struct te_op_moe_aux_loss_bwd_args {
     const te_tensor *dloss, *tokens_per_expert, *total_device;
     te_tensor *dprobs;
@@ -188,8 +194,9 @@ typedef struct te_op_moe_aux_loss_bwd_args {
     float coeff;
 } te_op_moe_aux_loss_bwd_args;
 
-/* out [groups, N]: row g is the column sums of the rows of group g of x [M, N], in f32. These are bias gradients.
- * sizes: i32 or i64 [groups], the rows of each group, as in te_op_grouped_gemm. */
+/* Computes bias gradients of groups of rows. Row g of out [groups, N] becomes the column sums of those rows of x [M, N]
+ * that belong to group g, in f32. `sizes`, i32 or i64 [groups], is the number of rows of each group, as in
+ * te_op_grouped_gemm. */
 typedef struct te_op_grouped_column_sum_args {
     const te_tensor *x, *sizes;
     te_tensor *out;

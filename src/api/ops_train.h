@@ -2,15 +2,18 @@
 
 /* ---- loss ---- */
 
-/* Cross entropy of each row x of logits [M, V] with target y and e = label_smoothing (0 to 1): loss f32 [M] =
- * (1-e)(lse - x_y) + e*lse - (e/V) sum x, and lse f32 [M]. count: optional f32 [1], the number of targets not ignored.
+/* Computes the cross entropy of each row x of logits [M, V] with the target y, where e = label_smoothing (0 to 1):
+ *   loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x
+ *   lse f32 [M] = log sum exp(x)
+ * The options and other tensors:
+ *   count   optional f32 [1], written: the number of targets that are not ignored
  *   target  i32 or i64 [M]; ignore_index gives loss 0 and gradient 0. Another target outside 0 .. vocab_size - 1 is an
  *           error (TE_ERR_INVALID). On the CPU the call returns it. On a GPU the target counts as ignored, and the next
  *           call that waits (te_synchronize) returns the error
  *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size,
- *                             which ranks share; 0 => V: all of it
- *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf if another rank has it) and, if e > 0, sum x of these
- *           columns */
+ *                             which ranks share. vocab_size 0 => V: this rank has all columns
+ *   parts   f32 [M, 3], written in place of loss and lse: lse, x_y (-inf if another rank has column y) and, if e > 0,
+ *           sum x, all over this rank's columns */
 typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
@@ -19,17 +22,17 @@ typedef struct te_op_cross_entropy_fwd_args {
     int64_t vocab_size, vocab_start;
     te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* Merges the parts of R ranks that share the columns: computes loss f32 [M] and lse f32 [M] from parts f32 [R, M, 3] of
- * all ranks. target, label_smoothing, ignore_index and vocab_size are those of the forward call. */
+/* Merges the parts of R ranks that share the columns: computes loss f32 [M] and lse f32 [M] from the parts of all
+ * ranks, f32 [R, M, 3]. target, label_smoothing, ignore_index and vocab_size are those of the forward call. */
 typedef struct te_op_cross_entropy_merge_args {
     const te_tensor *parts, *target;
     te_tensor *loss, *lse;
     float label_smoothing;
     int64_t ignore_index, vocab_size;
 } te_op_cross_entropy_merge_args;
-/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits,
- * target, lse, label_smoothing, ignore_index, vocab_size and vocab_start; dloss f32 [M] or [1] (broadcast); count:
- * optional f32 [1]. dlogits may be logits. */
+/* Computes dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1). logits, target, lse,
+ * label_smoothing, ignore_index, vocab_size and vocab_start are the forward's. dloss is f32 [M], or f32 [1] for all
+ * rows. count is an optional f32 [1]. dlogits may be the same tensor as logits. */
 typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
@@ -39,12 +42,13 @@ typedef struct te_op_cross_entropy_bwd_args {
     int64_t vocab_size, vocab_start;
 } te_op_cross_entropy_bwd_args;
 
-/* loss f32 [1] = mean((x - target)^2); x and target of one shape, each of any float format. */
+/* Computes loss f32 [1] = mean((x - target)^2). x and target have one shape, and each may have any float format. */
 typedef struct te_op_mse_fwd_args {
     const te_tensor *x, *target;
     te_tensor *loss;
 } te_op_mse_fwd_args;
-/* dx = dloss * 2 (x - target) / numel, of the shape of x and target and any float format; dloss f32 [1]. */
+/* Computes dx = dloss * 2 (x - target) / numel. dx has the shape of x and target, and any float format; dloss is f32
+ * [1]. */
 typedef struct te_op_mse_bwd_args {
     const te_tensor *x, *target, *dloss;
     te_tensor *dx;
@@ -52,31 +56,30 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim ---- */
 
-/* Hyperparameters of Adam that one parameter may have of its own. Read as they are: no defaults. */
+/* Hyperparameters of Adam for one parameter. They are used as they are: 0 does not mean a default. */
 typedef struct te_adam_numbers {
     float lr, beta1, beta2, eps, weight_decay; /* as those of te_op_adam_args */
 } te_adam_numbers;
 /* One parameter of te_op_adam. All tensors but the scales have the same number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
- *   master       optional: the step updates master, then param = round(master). f32; or f16 with a scale; or remainders
- *                of a bf16 param: u8 with twice as many elements, the lower 16 bits of an f32 master. The upper 16 bits
- *                are param, or param - 1 where the lower ones are 2^15 or more
- *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state's value is its elements
- *                                   times the scale. A step sets the scale to max |x| / 32752 (f16) or max |x| / 448
- *                                   (e4m3), without NaN; if the max is too small, zeros are stored */
+ *   master       optional: the step updates master, then param = round(master). It is f32; or f16 with a scale; or, for
+ *                a bf16 param, u8 with twice as many elements, called remainders: the lower 16 bits of an f32 master.
+ *                The upper 16 bits are then param, or param - 1 where the lower ones are 2^15 or more
+ *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the value of a state is its elements
+ *                                   times its scale. A step sets the scale to max |x| / 32752 (f16) or max |x| / 448
+ *                                   (e4m3), where NaN is ignored. If that maximum is too small, zeros are stored */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
     te_tensor *m_scale, *v_scale, *master_scale;
     bool own_numbers;        /* the parameter uses `numbers`, not those of the args */
-    te_adam_numbers numbers; /* each run of neighbouring tensors with equal numbers takes one launch */
-    int place;               /* index of the parameter's learning rate in lr_device and of its row in
-                              * bias_correction */
+    te_adam_numbers numbers; /* neighbouring tensors with equal numbers share a launch */
+    int place;               /* index of the parameter in lr_device and in bias_correction */
 } te_adam_tensor;
-/* One Adam(W) step over a list of tensors (as FusedAdam). The call changes all parameters, or none.
+/* Takes one Adam(W) step over a list of tensors (as FusedAdam). The call changes all parameters, or none.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
- * Tensors on the device, all f32 and optional; P is more than the largest `place`:
+ * These tensors are on the device, f32 and optional; P is larger than every `place`:
  *   grad_scale       [1]: multiplies every gradient (clipping, un-scaling)
  *   found_inf        [1]: if not 0, the step changes nothing
  *   lr_device        [P]: replaces lr
@@ -92,34 +95,36 @@ typedef struct te_op_adam_args {
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
-/* Stores x as te_op_adam stores a state: writes state (f16 or e4m3, as many elements as x) and scale f32 [1]. Reads
- * amax f32 [1], which is max |x| (te_op_amax). */
+/* Stores x in the way in which te_op_adam stores a state: writes `state` (f16 or e4m3, with as many elements as x) and
+ * scale f32 [1]. Reads amax f32 [1], which must be max |x| (te_op_amax). */
 typedef struct te_op_store_state_args {
     const te_tensor *x, *amax;
     te_tensor *state, *scale;
 } te_op_store_state_args;
 
-/* Hyperparameters of SGD that one parameter may have of its own. Read as they are: no defaults. */
+/* Hyperparameters of SGD for one parameter. They are used as they are: 0 does not mean a default. */
 typedef struct te_sgd_numbers {
     float lr, weight_decay; /* as those of te_op_sgd_args */
 } te_sgd_numbers;
-/* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; master: f32). With a
- * master the step updates it, then param = round(master). All have the same number of elements. */
+/* One parameter of te_op_sgd: grad and param, and optionally momentum and master. Formats are f32, f16 and bf16; a
+ * master is f32. If there is a master, the step updates it, then param = round(master). All four have the same number
+ * of elements. */
 typedef struct te_sgd_tensor {
     const te_tensor *grad;
     te_tensor *param, *momentum, *master;
-    bool first;             /* the momentum becomes the gradient, without dampening */
+    bool first;             /* first step: the momentum becomes the gradient, without dampening */
     bool own_numbers;       /* the parameter uses `numbers`, not those of the args */
     te_sgd_numbers numbers; /* read if own_numbers */
     int place;              /* index of the parameter's learning rate in lr_device */
 } te_sgd_tensor;
-/* One step of stochastic gradient descent over a list of tensors (as FusedSGD). A line counts if its condition holds.
- * grad_scale, found_inf and lr_device are as in te_op_adam. The call changes all parameters, or none.
+/* Takes one step of stochastic gradient descent over a list of tensors (as FusedSGD). Each line below is done only
+ * under the condition at its end, if there is one. grad_scale, found_inf and lr_device are as in te_op_adam. The call
+ * changes all parameters, or none.
  *   d = grad * grad_scale
- *   d += weight_decay * p                               unless wd_after_momentum
- *   b = momentum * b + (1 - dampening) * d              momentum not 0; b is the tensor `momentum`
- *   d = b; with nesterov d = d + momentum * b           momentum not 0
- *   d += weight_decay * p                               wd_after_momentum
+ *   d += weight_decay * p                               if not wd_after_momentum
+ *   b = momentum * b + (1 - dampening) * d              if momentum is not 0; b is the tensor `momentum`
+ *   d = b; with nesterov d = d + momentum * b           if momentum is not 0
+ *   d += weight_decay * p                               if wd_after_momentum
  *   p -= lr * d */
 typedef struct te_op_sgd_args {
     const te_sgd_tensor *tensors;               /* [num_tensors] */
@@ -129,10 +134,12 @@ typedef struct te_op_sgd_args {
     const te_tensor *grad_scale, *found_inf, *lr_device;
 } te_op_sgd_args;
 
-/* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. NaN and inf propagate.
- * Optional: per_tensor f32 [num_tensors], the norm of each tensor; inv_scale f32 [1], by which x is multiplied first
- * (the tensors stay as they are); clip f32 [1] = min(1, max_norm / (norm + 1e-6)); found_inf f32 [1], set to 1 if the
- * norm is not finite, else unchanged. */
+/* Computes norm f32 [1] = sqrt(the sum of x^2 over all elements x of tensors[0 .. num_tensors - 1]), in a fixed order.
+ * NaN and inf propagate.
+ *   per_tensor  optional f32 [num_tensors], written: the norm of each tensor
+ *   inv_scale   optional f32 [1]: x is multiplied by it first (the tensors stay as they are)
+ *   clip        optional f32 [1], written: min(1, max_norm / (norm + 1e-6))
+ *   found_inf   optional f32 [1]: set to 1 if the norm is not finite, else unchanged */
 typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
@@ -142,8 +149,8 @@ typedef struct te_op_l2norm_args {
     te_tensor *found_inf;
 } te_op_l2norm_args;
 
-/* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf:
- * optional f32 [1], set to 1 if an input is not finite, else unchanged. */
+/* Computes out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i].
+ * found_inf, optional f32 [1], is set to 1 if an input is not finite, else it is unchanged. */
 typedef struct te_op_multi_scale_args {
     const te_tensor *const *in;
     te_tensor *const *out;
@@ -155,24 +162,26 @@ typedef struct te_op_multi_scale_args {
 
 /* Counts skipped steps on the device and computes the bias corrections of a step there.
  *   skipped          f32 [1]: the number of skipped steps
- *   found_inf        f32 [1], or NULL (added before): the last step's flag, added to skipped if `count`, then cleared
- *   bias_correction  f32 [P, 2] from betas f32 [P, 2], optional together: 1 / (1 - beta^n) with n = step - skipped, or
+ *   found_inf        f32 [1] or NULL: the flag of the last step. First it is added to `skipped` if `count` is true,
+ *                    then it becomes 0
+ *   bias_correction  optional f32 [P, 2], written, from betas f32 [P, 2]: 1 / (1 - beta^n) with n = step - skipped, or
  *                    1 if no_bias_correction
  *   step_device      optional f32 [1]: replaces step */
 typedef struct te_op_step_numbers_args {
     te_tensor *found_inf, *skipped;
     bool count;
-    int64_t step; /* 1 for the first, skipped ones among them */
+    int64_t step; /* the number of this step, from 1 on; skipped steps count too */
     const te_tensor *step_device;
     const te_tensor *betas;
     te_tensor *bias_correction;
     bool no_bias_correction;
 } te_op_step_numbers_args;
 
-/* Updates the scale of a loss after a step, as torch.amp.GradScaler does. If found_inf f32 [1] is not 0: scale f32 [1]
- * *= backoff_factor and growth_tracker f32 [1] = 0. Otherwise growth_tracker grows by 1; when it reaches
- * growth_interval it becomes 0, and scale *= growth_factor if the product is finite. Then inv_scale f32 [1] = 1 /
- * scale, and found_inf = 0. */
+/* Updates the scale of a loss after a step, as torch.amp.GradScaler does. All tensors are f32 [1].
+ *   found_inf not 0: scale *= backoff_factor, and growth_tracker = 0.
+ *   found_inf 0: growth_tracker grows by 1. When it reaches growth_interval it becomes 0, and scale *= growth_factor if
+ *   the product is finite.
+ * Then inv_scale = 1 / scale, and found_inf = 0. */
 typedef struct te_op_update_scale_args {
     te_tensor *scale, *inv_scale, *growth_tracker, *found_inf;
     float growth_factor, backoff_factor; /* read as they are: no defaults */

@@ -1,25 +1,26 @@
-/* api/patches.h: changes to functions of the library while a program runs, each behind a version and a test of whether
- * it is needed (nemo_automodel.shared.te_patches).
+/* api/patches.h: patches, which change functions of the library while a program runs. A patch is applied only to
+ * library versions that need it, and only if its own test says that it is needed (nemo_automodel.shared.te_patches).
  *
- *     te_apply_patches(te);                               before the first optimizer is made; again at any time
+ *     te_apply_patches(te);                               before the first optimizer is made; may be called again
  *     opt = te_fused_adam_create(te, model, &adam);
  *
  * te.h comes with one patch, "fused_adam_quantized_tensor". te.h's own functions do not need it: their version,
- * TE_TRANSFORMER_ENGINE_VERSION, is later than the one that made the patch needless. Patches, slots and versions belong
- * to a context, so ranks that are threads have patches of their own. */
+ * TE_TRANSFORMER_ENGINE_VERSION, is newer than the last one that needs the patch. Patches, methods and versions belong
+ * to a context, so ranks that are threads have separate patches. */
 
-/* The version of TransformerEngine whose behaviour te.h has. */
+/* The version of TransformerEngine that te.h behaves like. */
 #define TE_TRANSFORMER_ENGINE_VERSION "2.20.0"
 
-/* A patch. Its functions are called with `user`, which must outlive the context. */
+/* A patch. Its functions get `user`, which must outlive the context. */
 typedef struct te_patch {
     const char *name;                            /* for messages and te_report; unique in a context (copied) */
     const char *fixed_in;                        /* the first version of TransformerEngine that does not need the patch,
                                                   * "2.12" (copied); NULL => every version needs it */
-    bool (*found)(te_ctx *te, void *user);       /* is there something to patch? NULL => yes */
-    bool (*needed)(te_ctx *te, void *user);      /* does it lack what the patch brings? NULL => yes */
-    te_result (*apply)(te_ctx *te, void *user);  /* required: puts the patch in force. On failure it has changed
-                                                  * nothing, has recorded the error in the context, and returns its
+    bool (*found)(te_ctx *te, void *user);       /* returns whether there is something to patch; NULL => always true */
+    bool (*needed)(te_ctx *te, void *user);      /* returns whether the thing found lacks what the patch adds; NULL =>
+                                                  * always true */
+    te_result (*apply)(te_ctx *te, void *user);  /* required: puts the patch in force. If it fails, it must change
+                                                  * nothing, record the error in the context and return the error's
                                                   * code */
     te_result (*undo)(te_ctx *te, void *user);   /* required: puts back what was there before */
     void *user;                                  /* handed to the four functions */
@@ -34,26 +35,28 @@ typedef enum te_patch_state {
 typedef struct te_patch_info {
     const char *name;    /* borrowed from the context */
     te_patch_state state; /* as the last te_apply_patches or te_unapply_patches left it */
-    char why[160];       /* a sentence: why it was skipped, or that it was applied */
+    char why[160];       /* a sentence that says why it was skipped, or that it was applied */
 } te_patch_info;
-/* Adds a patch (copied) behind those that are there; the next te_apply_patches decides about it. TE_ERR_INVALID without
- * a name, apply or undo, for a name that is taken, and for a fixed_in that is no version. */
+/* Adds a patch (copied) at the end of the list; the next te_apply_patches decides about it. TE_ERR_INVALID if name,
+ * apply or undo is missing, if the name is taken, or if fixed_in is not a version. */
 TE_API te_result te_register_patch(te_ctx *te, const te_patch *patch);
-/* Decides about every waiting patch, in order: applies it if the library version is older than fixed_in and `found` and
- * `needed` return true, and skips it otherwise. A skipped patch leaves a line in the debug log with the reason, an
- * applied one a line in the info log. A second call does nothing. Stops at the first patch that fails: it stays
- * waiting, and a later call tries it again. Refused inside a graph's capture. */
+/* Decides about every waiting patch, in order. A patch is applied if the library version is older than fixed_in and
+ * `found` and `needed` return true; otherwise it is skipped. The log gets one line for each: a debug line with the
+ * reason for a skipped patch, an info line for an applied one. A second call does nothing. The call stops at the first
+ * patch that fails; this patch stays waiting, and a later call tries it again. Refused inside a graph's capture. */
 TE_API te_result te_apply_patches(te_ctx *te);
-/* Undoes the applied patches, the last one first; all patches are waiting from then on. Existing optimizers keep their
+/* Undoes the applied patches, the last one first. Afterwards all patches are waiting. Existing optimizers keep their
  * states. */
 TE_API te_result te_unapply_patches(te_ctx *te);
-/* Has te_apply_patches decided about every patch? False before its first call, and after a call that failed. */
+/* Returns whether te_apply_patches has decided about every patch. It is false before the first call, and after a call
+ * that failed. */
 TE_API bool te_patches_applied(const te_ctx *te);
 /* Returns the number of patches of the context; te.h's own is number 0. */
 TE_API int te_num_patches(te_ctx *te);
-/* Returns patch `index`; its name is NULL outside the list. */
+/* Returns patch number `index`. If there is no such patch, the name is NULL. */
 TE_API te_patch_info te_patch_at(te_ctx *te, int index);
-/* Sets the version that te_patch.fixed_in is compared with, for a program that puts functions of an older version into
- * the slots. Versions are written and ordered as in PEP 440 ("2.12.0.dev0" is older than "2.12"). NULL =>
- * TE_TRANSFORMER_ENGINE_VERSION; "" counts as "0.0.0". TE_ERR_INVALID for anything else. */
+/* Sets the library version that te_patch.fixed_in is compared with. A program needs this if it has replaced functions
+ * of the library (te_fused_adam_set_methods) by those of an older version. Versions are written and ordered as in PEP
+ * 440 ("2.12.0.dev0" is older than "2.12"). NULL => TE_TRANSFORMER_ENGINE_VERSION; "" counts as "0.0.0". TE_ERR_INVALID
+ * for any other string that is not a version. */
 TE_API te_result te_set_library_version(te_ctx *te, const char *version);

@@ -1,31 +1,35 @@
 /* api/quant.h: quantizers, recipes, autocast.
  *
- * A quantized tensor is one object: a row-wise copy (contiguous along the last dimension, read by the forward product),
- * a column-wise copy (read by the products of the gradients), or both, with the scales of each copy and the quantizer
- * that made them. Its nominal dtype is the format that dequantizing gives. A recipe says which quantizer each operand
- * of a module's products gets. Every kind of quantizer takes any shape: the last block of a row or column may be short,
- * and padding never enters an amax.
+ * A quantized tensor is one object. It has a row-wise copy (contiguous along the last dimension, read by the forward
+ * product), a column-wise copy (read by the products of the gradients), or both, the scales of each copy, and the
+ * quantizer that made them. Its nominal dtype is the format that dequantizing gives. A recipe says which quantizer is
+ * used for each operand of a module's products. Every kind of quantizer accepts any shape: the last block of a row or
+ * column may be short, and padding never enters an amax.
  *
  * Codes, scales and amaxes are the same bytes on every device. For every input that TransformerEngine accepts they are
  * TransformerEngine's bytes, with these exceptions:
- *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by an element's index and not by the
- *     thread that rounds it;
- *   - NVFP4's transform of a NaN: the scales of the NaN's blocks become NaN in both copies, for any shape.
- *     TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 does the same; its kernels for other shapes leave the
- *     NaN out of the scale, and a gradient loses it;
+ *   - Stochastic rounding uses te.h's random numbers (te_op_nvfp4_quantize). They depend on the index of an element,
+ *     not on the thread that rounds it.
+ *   - NVFP4's transform of a NaN: in te.h the scales of the NaN's blocks become NaN in both copies, for any shape.
+ *     TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 does the same. Its kernels for other shapes leave the
+ *     NaN out of the scale, so a gradient loses it.
  *   - NVFP4's transform of a tensor whose amax is infinite: te.h scales the tensor by 1, as TransformerEngine's kernels
- *     for other shapes do. Its kernel for M % 64 == 0 and N % 128 == 0 scales by 0. The tensor decodes to infinities
- *     and NaN either way;
- *   - te_quantize_master_weights, 128 x 128 blocks with fp32_scales: where fp8_max / amax is infinite in f32 (E4M3: an
- *     amax below 1.3166e-36) the scale is the largest number of the weight's nominal dtype, as when the weight is
- *     quantized whole. TransformerEngine takes FLT_MAX for slices (compute_scale.cu) and the nominal dtype's largest
- *     number for a whole weight: bf16 and f16 weights get two different scale_inv there;
- *   - e4m3_max_256 without four_over_six takes effect here. NVFP4Quantizer ignores it and uses 448;
- *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH, which loosen NVFP4 there, do nothing here.
- * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, here as in TransformerEngine. A
- * decoded NaN is 0x7fffffff in f32, 0x7fff in bf16 and f16. te.h allows what TransformerEngine refuses: the transform
- * of f32 and f16; row_scaled or four_over_six with the transform, with stochastic rounding or, column-wise, with each
- * other; short blocks. */
+ *     for other shapes do. TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 scales it by 0. In both cases
+ *     the tensor decodes to infinities and NaN.
+ *   - te_quantize_master_weights with 128 x 128 blocks and fp32_scales, where fp8_max / amax is infinite in f32 (E4M3:
+ *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale, for slices
+ *     as for a whole weight. TransformerEngine takes this number for a whole weight, but FLT_MAX for slices
+ *     (compute_scale.cu). So there a bf16 or f16 weight gets two different scale_inv.
+ *   - e4m3_max_256 has an effect even without four_over_six. In TransformerEngine, NVFP4Quantizer ignores it without
+ *     four_over_six, and uses 448.
+ *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH do nothing in te.h. In TransformerEngine they make
+ *     NVFP4 less exact.
+ * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, as in TransformerEngine. A NaN
+ * decodes to 0x7fffffff in f32, and 0x7fff in bf16 and f16.
+ *
+ * te.h also accepts inputs that TransformerEngine refuses. These are the transform of f32 and f16; row_scaled or
+ * four_over_six together with the transform or with stochastic rounding; row_scaled with four_over_six in a column-wise
+ * copy; and short blocks. */
 
 /* The kinds of quantizers, with TransformerEngine's class in parentheses. */
 typedef enum te_quant_kind {
@@ -37,31 +41,34 @@ typedef enum te_quant_kind {
     TE_QUANT_NVFP4 = 5,    /* FP4, one E4M3 scale for 16 elements, and an f32 amax of the tensor (NVFP4Quantizer) */
     TE_QUANT_IDENTITY = 6, /* the tensor as it is (IdentityQuantizer) */
     TE_QUANT_HYBRID = 7,   /* one kind for the row-wise, another for the column-wise copy (HybridQuantizer) */
-    TE_QUANT_CUSTOM = 8    /* the user's functions (te_custom_quantizer); te_is_custom is true for its tensors */
+    TE_QUANT_CUSTOM = 8    /* the program's functions (te_custom_quantizer); te_is_custom is true for tensors of this
+                            * kind */
 } te_quant_kind;
 
 /* The copies of a quantized tensor. A usage is TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 enum { TE_ROWWISE = 1, TE_COLUMNWISE = 2 };
 
-/* A quantizer of the user's. Products decode its copies and multiply them in high precision. */
+/* A quantizer that the program defines. Products decode its copies and multiply them in high precision. */
 typedef struct te_custom_quantizer {
     const char *name; /* for messages; must outlive the quantizer */
     void *user;       /* handed to every function; must outlive the quantizer and its tensors */
-    /* Makes the copy `which` (TE_ROWWISE or TE_COLUMNWISE) of x [.., N] (contiguous, float): sets *data, and *scale or
-     * NULL, to any tensors of x's context (retained). On failure returns an error code: no quantized tensor is made,
-     * and existing ones stay as they are. */
+    /* Quantizes x [.., N] (contiguous, float) into the copy `which` (TE_ROWWISE or TE_COLUMNWISE). Sets *data to any
+     * tensor of x's context, and *scale to another one or to NULL; both are retained. Returns an error code on failure:
+     * then no quantized tensor is made, and existing ones stay as they are. */
     te_result (*quantize)(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale);
     /* Decodes a copy into a new float tensor of `shape` and `dtype`. Returns NULL on failure. */
     te_tensor *(*dequantize)(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape,
                              te_dtype dtype);
-    bool (*is_quantizable)(void *user, const te_tensor *x); /* can x be quantized? NULL => every float tensor can */
+    bool (*is_quantizable)(void *user, const te_tensor *x); /* returns whether x can be quantized; NULL => true for
+                                                             * every float tensor */
 } te_custom_quantizer;
 
 /* Options of a delayed quantizer. */
 typedef struct te_delayed_quantizer {
-    te_tensor *scale; /* f32 [1], read by every cast (retained); NULL => the quantizer makes one that holds 1 */
-    te_tensor *amax;  /* f32 [1], set to max(amax, max |x|) by every cast (retained); NULL => the quantizer makes one
-                       * that holds 0 */
+    te_tensor *scale; /* f32 [1], the scale that every cast uses (retained); NULL => the quantizer makes a tensor that
+                       * holds 1 */
+    te_tensor *amax;  /* f32 [1], which every cast sets to max(amax, max |x|) (retained); NULL => the quantizer makes a
+                       * tensor that holds 0 */
 } te_delayed_quantizer;
 /* Options of a current quantizer. */
 typedef struct te_current_quantizer {
@@ -76,27 +83,31 @@ typedef struct te_block_quantizer {
 typedef struct te_nvfp4_quantizer {
     te_switch rht;                 /* random Hadamard transform of the column-wise copy; 0 => off */
     bool no_random_sign_mask;      /* with rht: the transform without random signs */
-    te_switch stochastic_rounding; /* codes are rounded by the context's random state, which advances by two; 0 =>
-                                    * off */
-    bool row_scaled;               /* the row-wise copy has an amax for each row of x, the column-wise copy an amax for
-                                    * each column; false => one amax a tensor */
-    te_4over6_error four_over_six; /* each copy chooses the scales of its blocks by this error; 0 => 4-over-6 is off */
-    bool e4m3_max_256;             /* the largest block scale is 256, which leaves room for 4-over-6; false => 448 */
+    te_switch stochastic_rounding; /* codes are rounded by random numbers of the context, whose random state advances by
+                                    * two; 0 => off */
+    bool row_scaled;               /* the row-wise copy has one amax for each row of x, and the column-wise copy has one
+                                    * for each column; false => one amax a tensor */
+    te_4over6_error four_over_six; /* the error by which each copy chooses the scales of its blocks (4-over-6); 0 =>
+                                    * 4-over-6 is off */
+    bool e4m3_max_256;             /* the largest block scale is 256, so that 4-over-6 can raise a scale by half; false
+                                    * => 448 */
 } te_nvfp4_quantizer;
-/* Options of a hybrid quantizer: the quantizers of the two copies, neither of them hybrid; read during the call. */
+/* Options of a hybrid quantizer: the quantizers of its two copies. Neither may be hybrid. They are read during the
+ * call. */
 typedef struct te_hybrid_quantizer {
     const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* both needed */
 } te_hybrid_quantizer;
 
-/* Options of te_quantizer_create: fields that several kinds read (the comment begins with their names and a colon), and
- * a group of fields for each kind. A field that `kind` does not read is refused if it is set. */
+/* Options of te_quantizer_create. Fields that several kinds read come first; the comment of such a field begins with
+ * the names of these kinds. Then each kind has a group of fields. A field that `kind` does not read must be zero, else
+ * the call fails. */
 typedef struct te_quantizer_desc {
     te_quant_kind kind;        /* needed */
     te_dtype dtype;            /* format of FP8 codes: TE_F8E4M3 or TE_F8E5M2; 0 => TE_F8E4M3 */
     int usage;                 /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
     float amax_epsilon;        /* current, block: lower bound of the amax from which a scale is computed */
-    te_group *amax_group;      /* current, NVFP4: amaxes are reduced (MAX) over this group (borrowed); NULL => not
-                                * reduced */
+    te_group *amax_group;      /* current, NVFP4: the group over which amaxes are reduced by MAX (borrowed); NULL =>
+                                * they are not reduced */
     bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
     te_switch quantization_2d; /* MXFP8: one scale for 32 x 32 elements; NVFP4: one scale for 16 x 16 elements; 0 =>
                                 * off */
@@ -108,46 +119,47 @@ typedef struct te_quantizer_desc {
     const te_custom_quantizer *custom; /* custom: the user's functions (copied) */
 } te_quantizer_desc;
 
-/* Makes a quantizer. Owned by the caller: te_quantizer_destroy. Errors: TE_ERR_INVALID for options that exclude each
+/* Makes a quantizer, which the caller owns (te_quantizer_destroy). Errors: TE_ERR_INVALID for options that exclude each
  * other, TE_ERR_STATE inside a graph's capture. */
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
-/* Releases the quantizer. Tensors that it made retain it as long as they live. NULL is fine. */
+/* Gives up the program's quantizer. The quantizer lives on while tensors that it made exist. NULL is fine. */
 TE_API void te_quantizer_destroy(te_quantizer *q);
-/* Sets the copies that the next tensors get: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
+/* Sets which copies tensors get from now on: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
-/* Returns the copies that the next tensors get; 0 for NULL. */
+/* Returns which copies tensors get from now on; 0 for NULL. */
 TE_API int te_quantizer_get_usage(const te_quantizer *q);
-/* Quantizes x [.., N] (f32, f16, bf16) into a new tensor of the innermost scope. FP8: NaN stays NaN, infinity
- * saturates. Allocates; asynchronous on CUDA. Differentiable as the identity. */
+/* Quantizes x [.., N] (f32, f16, bf16) into a new tensor of the innermost scope. In FP8 a NaN stays NaN, and infinity
+ * saturates. The call allocates memory, and is asynchronous on CUDA. It is differentiable as the identity. */
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
-/* Quantizes x in place into the copies that dst has. dst has the shape of x and was made by a quantizer of the same
- * kind, code format and layout. noop_flag: f32 [1] on the device, or NULL; 1.0 => nothing is written (FP8 and FP4
+/* Quantizes x into the copies that dst has, in place. dst has the shape of x, and a quantizer of the same kind, code
+ * format and layout made it. noop_flag is f32 [1] on the device, or NULL: 1.0 => nothing is written (FP8 and FP4
  * kinds). TransformerEngine: update_quantized. */
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag);
 /* Makes a quantized tensor of this shape and nominal dtype, with codes and scales of 0, in the innermost scope. Refuses
  * custom quantizers. Allocates. */
 TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape);
-/* Delayed quantizers: sets the quantizer's amax to max(amax, max |x|), without quantizing x. Quantizers of other kinds:
- * no effect. TransformerEngine: calibrate. */
+/* Sets the amax of a delayed quantizer to max(amax, max |x|), without quantizing x. Does nothing for quantizers of
+ * other kinds. TransformerEngine: calibrate. */
 TE_API te_result te_quantizer_calibrate(te_quantizer *q, te_tensor *x);
-/* Can x be quantized? Built-in kinds take any float tensor of at least one dimension (TransformerEngine needs multiples
- * of 16, 32 or 128; here the last block may be short). For a custom quantizer its is_quantizable decides. */
+/* Returns whether x can be quantized. Built-in kinds accept any float tensor of at least one dimension, because the
+ * last block may be short (TransformerEngine needs multiples of 16, 32 or 128). For a custom quantizer its function
+ * is_quantizable decides. */
 TE_API bool te_quantizer_is_quantizable(const te_quantizer *q, const te_tensor *x);
-/* Does quantizing a tensor twice give the same bytes? False for delayed scaling (its scale changes), stochastic
- * rounding and custom quantizers. */
+/* Returns whether quantizing the same tensor twice gives the same bytes. It is false for delayed scaling (its scale
+ * changes), stochastic rounding and custom quantizers. */
 TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
 
-/* Decodes x into a new plain tensor [shape of x] in `dtype` (f32, f16, bf16; TE_DTYPE_NONE => the nominal dtype): from
- * the row-wise copy if x has one, else from the column-wise copy. Allocates. Differentiable as the identity. */
+/* Decodes x into a new plain tensor [shape of x] in `dtype` (f32, f16, bf16; TE_DTYPE_NONE => the nominal dtype). Reads
+ * the row-wise copy if x has one, else the column-wise copy. Allocates memory. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
-/* Sets the copies that x has: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. Drops a copy that is not named.
- * Makes a missing column-wise copy from the row-wise copy where both hold the same numbers: per-tensor FP8, 128 x 128
- * blocks, NVFP4 by 16 x 16 (with 4-over-6 the new copy has the scales of the row-wise copy). Any other missing copy
+/* Sets which copies x has: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. Drops a copy that is not in
+ * `usage`. Makes a missing column-wise copy from the row-wise copy if both hold the same numbers: per-tensor FP8, 128 x
+ * 128 blocks, NVFP4 by 16 x 16 (with 4-over-6 the new copy has the scales of the row-wise copy). Any other missing copy
  * gives TE_ERR_STATE. TransformerEngine: update_usage. */
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
 
 /* Sets *data and *scale to the codes and the scales of the copy `which` of x [.., N], viewed as [M, N]. Both are plain
- * tensors (alias, in the innermost scope):
+ * tensors of the innermost scope, and share x's memory:
  *
  *   kind             data                                       scales
  *   delayed,current  row [M, ld], col [N, ldc] transposed       f32 [1]: scale_inv
@@ -157,18 +169,19 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  *                                                               te_quantized_amax
  *   identity         x itself                                   NULL
  *
- * ld is N rounded up to 16 elements (NVFP4: 32). ldc is M, with the Hadamard transform round_up(M, 16), rounded up
- * likewise. The elements of this padding are 0. TransformerEngine has no such padding: where M and N are multiples of
- * these numbers, the bytes are laid out as there. TE_ERR_STATE if x does not have that copy. */
+ * ld is N rounded up to a multiple of 16 elements (NVFP4: 32). ldc is M rounded up in the same way; with the Hadamard
+ * transform, M is first rounded up to a multiple of 16. The padding is 0. TransformerEngine has no such padding, so the
+ * bytes are laid out alike only if M and N are multiples of these numbers. TE_ERR_STATE if x does not have that
+ * copy. */
 TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale);
-/* NVFP4: returns the amax of the copy `which`, f32 [1]; of a row-scaled tensor f32 [M], column-wise [N]. NULL for other
- * kinds. Alias. */
+/* Returns the amax of the copy `which` of an NVFP4 tensor. It is f32 [1], or, if the tensor is row-scaled, f32 [M] for
+ * the row-wise and [N] for the column-wise copy. It shares the tensor's memory. NULL for other kinds. */
 TE_API te_tensor *te_quantized_amax(const te_tensor *x, int which);
 /* Returns the kind of x's quantizer; TE_QUANT_NONE for a plain tensor. */
 TE_API te_quant_kind te_quantized_kind(const te_tensor *x);
 /* Returns the copies that x has, TE_ROWWISE and TE_COLUMNWISE or-ed together; 0 for a plain tensor. */
 TE_API int te_quantized_usage(const te_tensor *x);
-/* Was x made by a custom quantizer? TransformerEngine: is_custom. */
+/* Returns whether a custom quantizer made x. TransformerEngine: is_custom. */
 TE_API bool te_is_custom(const te_tensor *x);
 
 /* ---- recipes --------------------------------------------------------------------------------------------------- */
@@ -190,15 +203,15 @@ typedef enum te_format {
     TE_FORMAT_DEFAULT = 0, /* the recipe's own: E4M3 for block and MXFP8, HYBRID for delayed, current and custom */
     TE_FORMAT_HYBRID = 1,  /* E4M3 forward, E5M2 gradients */
     TE_FORMAT_E4M3 = 2,    /* E4M3 everywhere */
-    TE_FORMAT_E5M2 = 3     /* refused, as TransformerEngine does in training: hardware has no product of E5M2 and
+    TE_FORMAT_E5M2 = 3     /* refused, as TransformerEngine refuses it in training: hardware cannot multiply E5M2 by
                             * E5M2 */
 } te_format;
 
-/* The operands of the backward products. Delayed scaling allows TE_BACKWARD_QUANTIZED alone. */
+/* Which operands the backward products use. With delayed scaling only TE_BACKWARD_QUANTIZED is possible. */
 typedef enum te_backward_override {
     TE_BACKWARD_QUANTIZED = 0,      /* quantized, as the recipe says */
     TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
-    TE_BACKWARD_DEQUANTIZED = 2     /* the forward's quantized operands, decoded; gradients in high precision */
+    TE_BACKWARD_DEQUANTIZED = 2     /* the forward's quantized operands, decoded; gradients are in high precision */
 } te_backward_override;
 
 /* The operands that the NVFP4 recipe quantizes with 4-over-6. */
@@ -209,8 +222,7 @@ typedef enum te_nvfp4_4over6 {
     TE_NVFP4_4OVER6_ALL = 3          /* both */
 } te_nvfp4_4over6;
 
-/* The operands whose block scales reach 256 in place of 448, among those that the NVFP4 recipe quantizes with
- * 4-over-6. */
+/* Among the operands that the NVFP4 recipe quantizes with 4-over-6: those whose largest block scale is 256, not 448. */
 typedef enum te_nvfp4_e4m3_256 {
     TE_NVFP4_E4M3_256_DEFAULT = 0,     /* all */
     TE_NVFP4_E4M3_256_ALL = 1,         /* all */
@@ -219,7 +231,7 @@ typedef enum te_nvfp4_e4m3_256 {
     TE_NVFP4_E4M3_256_NONE = 4         /* none */
 } te_nvfp4_e4m3_256;
 
-/* The tensors of a product y = x W^T and of its gradients that a quantizer can be chosen for. */
+/* The tensors of a product y = x W^T, and of its gradients, for which a quantizer can be chosen. */
 typedef enum te_tensor_type {
     TE_TENSOR_INPUT = 0,       /* x */
     TE_TENSOR_WEIGHT = 1,      /* W */
@@ -227,29 +239,31 @@ typedef enum te_tensor_type {
     TE_TENSOR_GRAD_OUTPUT = 3, /* the gradient of y */
     TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x, with fp8_grad */
 } te_tensor_type;
-/* A slot: one quantized tensor of a module's product. Given to a custom recipe's factory and to te_quant_stats_fn. */
+/* A slot: one quantized tensor of a module's product. A custom recipe's factory and te_quant_stats_fn get it as an
+ * argument. */
 typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
-    const char *name;        /* path of the module (te_module_path). Where a create function quantizes weights, inside
-                              * te_quantized_model_init_begin .. _end: the path from the module whose create function
-                              * the program called, "layer.self_attention.proj" */
-    int gemm;                /* number of the product: 0; LayerNormMLP: 0 is fc1, 1 is fc2; DotProductAttention: see
-                              * te_recipe.fp8_dpa */
+    const char *name;        /* path of the module (te_module_path). If a create function quantizes weights (inside
+                              * te_quantized_model_init_begin .. _end), the path begins at the module whose create
+                              * function the program called: "layer.self_attention.proj" */
+    int gemm;                /* number of the product: 0 in most modules. In a LayerNormMLP 0 is fc1 and 1 is fc2; for
+                              * DotProductAttention see te_recipe.fp8_dpa */
     te_tensor_type tensor_type; /* which tensor of the product */
 } te_quantizer_role;
 
-/* Options of delayed scaling. A custom recipe uses them for its TE_QUANT_DELAYED slots without a scale. */
+/* Options of delayed scaling. A custom recipe uses them for TE_QUANT_DELAYED slots to which its factory gave no
+ * scale. */
 typedef struct te_delayed_recipe {
     float margin;           /* scale = fp8_max / 2^margin / amax */
-    int amax_history_len;   /* steps of the amax history; 0 => 1024 */
+    int amax_history_len;   /* number of steps in the amax history; 0 => 1024 */
     te_amax_algo amax_algo; /* 0 => the largest amax of the history */
-    /* The user's own rules, called on the host (the update then syncs): amax_fn returns the amax of a history [length]
-     * (row 0: the latest), scale_fn the scale for an amax. amax_fn NULL => amax_algo; scale_fn NULL => the formula of
-     * `margin`. */
+    /* The program's own functions, called on the host (each update then waits for the device). amax_fn returns the amax
+     * of a history [length], whose row 0 is the latest step; NULL => amax_algo. scale_fn returns the scale for an amax;
+     * NULL => the formula of `margin`. */
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
     void *user;             /* handed to amax_fn and scale_fn; borrowed while the recipe is in use */
-    bool no_reduce_amax;    /* each rank keeps its own amaxes although autocast was given a group */
+    bool no_reduce_amax;    /* each rank keeps its own amaxes, even if autocast was given a group */
 } te_delayed_recipe;
 /* Options of current scaling. */
 typedef struct te_current_recipe {
@@ -257,61 +271,65 @@ typedef struct te_current_recipe {
 } te_current_recipe;
 /* Options of block scaling. */
 typedef struct te_block_recipe {
-    /* Blocks of inputs (x), weights (w) and gradients: 1 is 1 x 128, 2 is 128 x 128; 0 => x 1, w 2, grad 1. At most one
-     * of the three may be 2. */
+    /* The blocks of inputs (x), weights (w) and gradients (grad): 1 means 1 x 128, 2 means 128 x 128. 0 => 1 for x, 2
+     * for w, 1 for grad. At most one of the three may be 2. */
     int x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim;
     bool fp32_scales;                                                     /* scales may be any f32 number; false =>
                                                                            * powers of two */
 } te_block_recipe;
 /* Options of MXFP8. */
 typedef struct te_mxfp8_recipe {
-    te_switch quantization_2d; /* weights have one scale for 32 x 32 elements; 0 => off: for 32 */
+    te_switch quantization_2d; /* TE_ON: weights have one scale for 32 x 32 elements; TE_OFF: one for 32 elements; 0 =>
+                                * off */
 } te_mxfp8_recipe;
 /* Options of NVFP4. */
 typedef struct te_nvfp4_recipe {
     te_switch rht;                 /* Hadamard transform of inputs and gradients; 0 => on */
-    te_switch stochastic_rounding; /* gradients are rounded stochastically; TE_OFF: to nearest even; 0 => on */
-    te_switch quantization_2d;     /* weights have one scale for 16 x 16 elements; TE_OFF: for 1 x 16; 0 => on */
-    bool row_scaled_activation;    /* inputs have an amax for each row, and in the column-wise copy for each column;
-                                    * refused in a GroupedLinear called with m_splits_tensor */
+    te_switch stochastic_rounding; /* TE_ON: gradients are rounded stochastically; TE_OFF: to nearest even; 0 => on */
+    te_switch quantization_2d;     /* TE_ON: weights have one scale for 16 x 16 elements; TE_OFF: one for 1 x 16; 0 =>
+                                    * on */
+    bool row_scaled_activation;    /* the row-wise copy of an input has one amax for each row, and the column-wise copy
+                                    * has one for each column; refused in a GroupedLinear called with m_splits_tensor */
     te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */
     bool four_over_six_mse;        /* 4-over-6 compares squared errors; false => absolute errors */
-    te_nvfp4_e4m3_256 four_over_six_e4m3_256; /* which of the operands in four_over_six have block scales up to 256;
-                                               * 0 => all of them */
+    te_nvfp4_e4m3_256 four_over_six_e4m3_256; /* among the operands in four_over_six: those whose largest block scale is
+                                               * 256; 0 => all of them */
 } te_nvfp4_recipe;
 /* Options of a custom recipe. */
 typedef struct te_custom_recipe {
-    /* Fills the zeroed desc for a slot. A kind left 0 => that operand stays in high precision. TE_QUANT_DELAYED without
-     * a scale gets the module's own scale and history (DelayedScalingRequest). Called once for each slot, when a module
-     * first runs under the recipe. */
+    /* Chooses the quantizer of a slot: fills in `desc`, which is zero on entry. If kind stays 0, the operand stays in
+     * high precision. TE_QUANT_DELAYED without a scale gets the module's own scale and history (DelayedScalingRequest).
+     * Called once for each slot, when a module first runs under the recipe. */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user; /* handed to factory; borrowed while the recipe is in use */
 } te_custom_recipe;
 
-/* A recipe: fields that several kinds read, and a group of fields for each kind. The functions below make a recipe of
- * each kind; its fields may then be changed. A field that `kind` does not read is refused if it is set.
- * TransformerEngine reads some of these defaults from environment variables (NVTE_BACKWARD_OVERRIDE,
- * NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES, NVTE_FP8_BLOCK_SCALING_FP32_SCALES, NVTE_NVFP4_..); te.h reads none of them,
- * and its defaults are those without the variables. Source: transformer_engine.common.recipe. */
+/* A recipe. Fields that several kinds read come first; then each kind has a group of fields. The functions below make a
+ * recipe of each kind, and its fields may then be changed. A field that `kind` does not read must be zero, else the
+ * recipe is refused. TransformerEngine reads some defaults from environment variables (NVTE_BACKWARD_OVERRIDE,
+ * NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES, NVTE_FP8_BLOCK_SCALING_FP32_SCALES, NVTE_NVFP4_..). te.h reads none of them;
+ * its defaults are TransformerEngine's without these variables. Source: transformer_engine.common.recipe. */
 typedef struct te_recipe {
     te_recipe_kind kind;                    /* needed */
-    te_format format;                       /* format of the codes; 0 => the recipe's own. NVFP4 has one format; a
-                                             * custom recipe uses this field for slots of delayed scaling */
+    te_format format;                       /* format of the codes; 0 => the default of the kind (te_format). NVFP4 has
+                                             * only one format. A custom recipe uses this field for slots of delayed
+                                             * scaling */
     te_backward_override backward_override; /* 0 => quantized operands */
-    /* Are the partial sums of the forward, input-gradient and weight-gradient products promoted to full f32 regularly?
-     * 0 => off in the forward product, on in both gradient products. Block scaling: always on. */
+    /* Whether the partial sums of a product are added into full f32 at regular intervals: split_fprop for the forward
+     * product, split_dgrad for the input gradient, split_wgrad for the weight gradient. 0 => off in the forward
+     * product, on in both gradient products. Block scaling always does it. */
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: lower bound of the amax from which a scale is computed */
-    /* FP8 attention (delayed, current, MXFP8, custom). fp8_dpa: DotProductAttention rounds q, k, v, the softmax, the
-     * output o and the gradients of all these to FP8. Products of the core run in high precision on the rounded values.
-     * MultiheadAttention hands the core's FP8 output to its projection without decoding it, except under MXFP8. fp8_mha
-     * includes fp8_dpa, and te.h makes the codes of q, k and v in the core with either.
+    /* FP8 attention (delayed, current, MXFP8, custom). With fp8_dpa, DotProductAttention rounds q, k, v, the softmax,
+     * the output o and the gradients of all these to FP8. Its products run in high precision on the rounded values.
+     * With fp8_mha, which includes fp8_dpa, MultiheadAttention gives the FP8 output of the attention core to its
+     * projection without decoding it, except under MXFP8. In both cases the core itself quantizes q, k and v.
      *
-     * A custom recipe's factory is asked for the core's slots by TransformerEngine's numbers: q, k and v are the output
-     * of product 0, o is the input of product 1, the softmax is the output of product 2. Their gradients are the
-     * grad_output of product 0 and the grad_input of products 1 and 2. If the answers have one scale a tensor, the
-     * softmax and its gradient must be TE_QUANT_DELAYED. If they are MXFP8, the answers for the softmax and its
-     * gradient are not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
+     * A custom recipe's factory is called for the core's slots, which are numbered as in TransformerEngine. q, k and v
+     * are the output of product 0, o is the input of product 1, and the softmax is the output of product 2. Their
+     * gradients are the grad_output of product 0 and the grad_input of products 1 and 2. If the factory chooses one
+     * scale a tensor, the softmax and its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, its choice for the
+     * softmax and its gradient is not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* delayed, custom */
     te_current_recipe current; /* current */
@@ -325,18 +343,18 @@ TE_API te_recipe te_recipe_delayed_scaling(void); /* FP8, one scale a tensor, fr
                                                    * (DelayedScaling) */
 TE_API te_recipe te_recipe_current_scaling(void); /* FP8, one scale a tensor, from its own amax
                                                    * (Float8CurrentScaling) */
-TE_API te_recipe te_recipe_block_scaling(void);   /* FP8, one scale for 1 x 128 elements, of weights for 128 x 128
+TE_API te_recipe te_recipe_block_scaling(void);   /* FP8, one scale for 1 x 128 elements (weights: 128 x 128)
                                                    * (Float8BlockScaling) */
 TE_API te_recipe te_recipe_mxfp8(void);           /* FP8, one E8M0 scale for 32 elements (MXFP8BlockScaling) */
-TE_API te_recipe te_recipe_nvfp4(void);           /* FP4, one E4M3 scale for 16 elements, of weights for 16 x 16
+TE_API te_recipe te_recipe_nvfp4(void);           /* FP4, one E4M3 scale for 16 elements (weights: 16 x 16)
                                                    * (NVFP4BlockScaling) */
-/* Makes a recipe whose quantizers `factory` chooses slot by slot (te_custom_recipe.factory); factory gets `user`
- * (borrowed). TransformerEngine: CustomRecipe. */
+/* Makes a recipe in which `factory` chooses the quantizer of each slot (te_custom_recipe.factory). `user` is handed to
+ * `factory` (borrowed). TransformerEngine: CustomRecipe. */
 TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role,
                                                        te_quantizer_desc *desc),
                                   void *user);
-/* Returns "delayed", "current", "block", "mxfp8", "nvfp4", "custom" or "none"; "?" for a value outside the list. Static
- * string. */
+/* Returns "delayed", "current", "block", "mxfp8", "nvfp4", "custom" or "none", a static string; "?" for a value outside
+ * the list. */
 TE_API const char *te_recipe_name(te_recipe_kind kind);
 
 /* Options of te_autocast_begin. */
@@ -345,20 +363,21 @@ typedef struct te_autocast_desc {
                               * for compute capability 10.0 up to 12.0, current scaling from 12.0 on, else delayed
                               * scaling */
     bool disabled;        /* modules inside run in high precision */
-    bool calibrating;        /* with disabled: the amaxes of delayed scaling are recorded all the same */
-    te_group *amax_group;    /* reduces amaxes of delayed, current and NVFP4 scaling (borrowed until the region's last
-                              * backward pass); NULL => none, but products whose operands ranks gather use their
-                              * tp_group (te_parallel_options). TransformerEngine's default for delayed scaling is the
-                              * group of all ranks */
+    bool calibrating;        /* with `disabled`: the amaxes of delayed scaling are still recorded */
+    te_group *amax_group;    /* the group over which amaxes of delayed, current and NVFP4 scaling are reduced (borrowed
+                              * until the region's last backward pass). NULL => no group, except that products whose
+                              * operands ranks gather use their tp_group (te_parallel_options). TransformerEngine's
+                              * default for delayed scaling is the group of all ranks */
 } te_autocast_desc;
 
-/* Opens a region in which modules quantize the operands of their products; desc may be NULL. Nests. The outermost
- * region copies the scales and histories of delayed scaling, so that te_clear_error can undo a failed step (one kernel
- * launch for some thirty products). Errors: TE_ERR_INVALID for a recipe whose options exclude each other; then no
- * region is open, and no te_autocast_end belongs to the call. TransformerEngine: autocast. */
+/* Opens a region in which modules quantize the operands of their products; desc may be NULL. Regions may be nested. The
+ * outermost region copies the scales and histories of delayed scaling, so that te_clear_error can undo a failed step;
+ * this takes one kernel launch for some thirty products. TE_ERR_INVALID for a recipe whose options exclude each other.
+ * After an error no region is open, and the program must not call te_autocast_end. TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
-/* Closes the innermost region. Closing the outermost one updates the scales of the forward slots of delayed scaling (if
- * gradients are enabled); the end of the backward pass updates those of the backward slots. Asynchronous on CUDA. */
+/* Closes the innermost region. If it is the outermost one and gradients are enabled, the scales of the forward slots of
+ * delayed scaling are updated; those of the backward slots are updated at the end of the backward pass. Asynchronous on
+ * CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
 /* Would a module quantize here? */
 TE_API bool te_autocast_enabled(const te_ctx *te);
@@ -371,24 +390,26 @@ typedef struct te_quant_stats {
     int which;                /* the copy: TE_ROWWISE, or TE_COLUMNWISE if there was no row-wise copy */
     int64_t elements;         /* in x */
     float amax;               /* max |x|, NaN ignored */
-    float scale;              /* the factor of x: the tensor's scale, NVFP4: its global scale; 0 for kinds with block
-                               * scales alone, and where groups of rows have one scale each */
+    float scale;              /* the factor by which x was multiplied: the tensor's scale, or for NVFP4 its global
+                               * scale. 0 for kinds with block scales alone, and where groups of rows have one scale
+                               * each */
     float underflow;          /* share of the elements that were not 0 and became 0 */
     float saturated;          /* share of the elements whose scaled magnitude exceeds the largest code */
     int64_t nan_count, inf_count, zeros; /* elements of x that are NaN, infinite, 0 */
-    float cosine, snr_db;     /* between x and its dequantized value y: x . y / |x||y|; 10 log10(sum x^2 / sum (x -
-                               * y)^2) */
+    float cosine, snr_db;     /* similarity of x and its dequantized value y: cosine = x . y / |x||y|, snr_db = 10
+                               * log10(sum x^2 / sum (x - y)^2) */
     float max_error;          /* max |x - y| */
 } te_quant_stats;
 
-/* Switches measuring on or off (default: off, which costs nothing). on: from here every quantization of a module's
- * operand (input, weight, gradient of the output) is measured, at the cost of decoding and reading it once more;
- * earlier measurements are forgotten. Results stay the same. Weights that are stored quantized are not measured: they
- * have no high-precision value. */
+/* Switches measuring on or off; off, the default, costs nothing. While it is on, every quantization of a module's
+ * operand (input, weight, gradient of the output) is measured: the operand is decoded and read once more. Results stay
+ * the same. Switching it on forgets earlier measurements. Weights that are stored quantized are not measured, because
+ * they have no high-precision value. */
 TE_API te_result te_quant_inspect(te_ctx *te, bool on);
-/* Called with the latest measurement of a slot; role and stats are valid during the call. Returns false to stop. */
+/* Gets the latest measurement of a slot from te_quant_stats_visit. role and stats are valid during the call. Returns
+ * false to stop the visit. */
 typedef bool (*te_quant_stats_fn)(void *user, const te_quantizer_role *role, const te_quant_stats *stats);
-/* Calls `visit` for every measured slot, modules in the order of their creation. Syncs. */
+/* Calls `visit` for every measured slot. Modules come in the order of their creation. Syncs. */
 TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user);
 
 /* ---- FP8 primary weights --------------------------------------------------------------------------------------- */
@@ -398,62 +419,66 @@ typedef struct te_quantized_model_init_desc {
     const te_recipe *recipe;               /* copied; NULL => delayed scaling. TransformerEngine's default depends on
                                             * the GPU, as that of te_autocast_desc.recipe */
     bool disabled;                      /* modules made inside store plain weights */
-    bool preserve_high_precision_init_val; /* the weights' first values are kept in host memory
+    bool preserve_high_precision_init_val; /* the initial values of the weights are kept in host memory
                                             * (te_quantized_init_value) */
 } te_quantized_model_init_desc;
 
-/* Opens a region: modules created inside store the weights of their products quantized (both copies, no high-precision
- * copy), as the recipe quantizes weights. Biases, norms and embeddings stay plain. Such modules run under autocast with
- * the same recipe; outside of autocast their weights are decoded. Optimizers keep f32 masters of such weights and
- * quantize them after each step. Delayed scaling starts from scale 1. Nests. desc may be NULL.
+/* Opens a region in which created modules store the weights of their products quantized, as the recipe quantizes
+ * weights. A weight then has both copies and no high-precision copy. Biases, norms and embeddings stay plain. Such
+ * modules run under autocast with the same recipe; outside of autocast their weights are decoded. Optimizers keep f32
+ * masters of such weights, and quantize the masters after each step. Delayed scaling starts from scale 1. Regions may
+ * be nested. desc may be NULL.
  * TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
-/* Copies the value that a weight had before it was first quantized to host memory, in its nominal dtype [shape of x];
- * TE_ERR_STATE if the value was not preserved, or was cleared. reset_parameters, and a file that has the weight in high
- * precision, replace the value. An optimizer starts its master from it, unless the weight was written since.
+/* Copies the initial value of the weight x to host memory, in x's nominal dtype [shape of x]. This is the value from
+ * before x was first quantized. TE_ERR_STATE if the value was not preserved, or was cleared. The value is replaced by
+ * te_module_reset_parameters, and by loading a file that has the weight in high precision. An optimizer's master starts
+ * from this value, unless the weight was written in the meantime.
  * TransformerEngine: get_high_precision_init_val. */
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host);
-/* Frees the preserved first value of x. TransformerEngine: clear_high_precision_init_val. */
+/* Frees the preserved initial value of x. TransformerEngine: clear_high_precision_init_val. */
 TE_API void te_quantized_clear_init_value(te_tensor *x);
 
-/* Makes new_raw the memory of x's row-wise copy and copies the present codes there, so that a framework can keep all
- * parameters in one buffer. new_raw: u8, or the dtype of x's row-wise data; contiguous; at least as many bytes;
- * retained. For per-tensor, block, NVFP4 and identity quantizers, and the row-wise part of hybrid ones.
- * TE_ERR_UNSUPPORTED for MXFP8, whose column-wise copy cannot be rebuilt from its row-wise copy. Kernels are fastest
- * where new_raw begins at a multiple of 16 bytes. TransformerEngine: replace_raw_data. */
+/* Moves the codes of x's row-wise copy into new_raw, which becomes the memory of this copy, so that a framework can
+ * keep all parameters in one buffer. new_raw is u8 or the dtype of x's row-wise data, contiguous, and has at least as
+ * many bytes; it is retained. Works for per-tensor, block, NVFP4 and identity quantizers, and for the row-wise part of
+ * hybrid ones. TE_ERR_UNSUPPORTED for MXFP8, whose column-wise copy cannot be rebuilt from its row-wise copy. Kernels
+ * are fastest where new_raw begins at a multiple of 16 bytes. TransformerEngine: replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
-/* This rank's slices of master weights; the lists are read during the call. */
+/* This rank's slices of master weights. The lists are read during the call. */
 typedef struct te_master_weights {
-    te_tensor *const *model_weights;  /* [count] quantized, with their quantizer (te_quantize, quantized_model_init);
-                                       * whole on every rank */
-    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL, or n 0: this
-                                       * rank owns none of it */
+    te_tensor *const *model_weights;  /* [count] quantized weights, which have a quantizer (te_quantize,
+                                       * quantized_model_init) and are whole on every rank */
+    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight. An entry that is
+                                       * NULL or empty: this rank owns no part of that weight */
     const int64_t *start_offsets;     /* [count] index of the slice's first element in the flattened weight */
     int count;                        /* length of the lists */
-    te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank owns all slices */
-    /* Optional [count]: the slice's codes are written here, flat, and not into the weight. Scales are written into the
-     * weight all the same. MXFP8: row-wise codes into shard_weights, column-wise codes into shard_columnwise. e2m1: u8,
-     * from the byte of the slice's first element on. */
+    te_group *group;                  /* the group over which amaxes are reduced (borrowed); NULL: this rank owns all
+                                       * slices */
+    /* Optional [count]: the codes of each slice are written flat into these tensors, and not into the weight. The
+     * scales are written into the weight in any case. For MXFP8, row-wise codes go into shard_weights and column-wise
+     * codes into shard_columnwise. For e2m1 a tensor is u8, and starts with the byte that has the slice's first
+     * element. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
-    /* Column-wise copies keep their old codes until te_post_all_gather_processing; false => they are dropped, and made
-     * anew when they are read. */
+    /* true: column-wise copies keep their old codes until te_post_all_gather_processing; false: they are dropped, and
+     * made anew when they are read. */
     bool manual_post_processing;
 } te_master_weights;
 
-/* Quantizes each rank's slices of f32 master weights (rounded to the weight's nominal dtype first) into the model's
- * weights: together the slices give the bytes that quantizing the whole weight gives. Every rank calls it with the same
- * weights in the same order; the caller gathers the bytes afterwards. The amaxes of all weights are reduced in one
- * all_reduce. Everything is checked before the first byte changes: an error of one rank of a thread group makes the
- * call fail on all. Preserved first values are cleared. Block and NVFP4 need 2-D scaling.
+/* Quantizes this rank's slices of f32 master weights (first rounded to the weight's nominal dtype) into the model's
+ * weights. The slices of all ranks together give the bytes that quantizing the whole weight gives. Every rank must call
+ * it with the same weights in the same order; the caller gathers the bytes afterwards. The amaxes of all weights are
+ * reduced in one all_reduce. Everything is checked before the first byte changes: if one rank of a thread group has an
+ * error, the call fails on all. Preserved initial values are cleared. Block and NVFP4 need 2-D scaling.
  * TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 /* Calls te_quantize_master_weights; TransformerEngine's older name. */
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);
-/* Makes the column-wise copies of model_weights [count] from their row-wise copies, after the bytes of the row-wise
- * copies were gathered. No effect on MXFP8 and hybrid weights, whose slices were cast into both copies, and on plain
- * tensors.
+/* Makes the column-wise copies of model_weights [count] from their row-wise copies. Call it after the bytes of the
+ * row-wise copies were gathered. It does nothing for plain tensors, nor for MXFP8 and hybrid weights, whose slices were
+ * already quantized into both copies.
  * TransformerEngine: post_all_gather_processing. */
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);

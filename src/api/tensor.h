@@ -1,13 +1,13 @@
 /* api/tensor.h: tensors.
  *
- * A tensor is a reference-counted view of a block of memory: number format, at most TE_MAX_DIMS sizes, strides. It
- * belongs to the innermost scope (te_scope_begin); te_tensor_retain keeps it beyond the scope's end. Shapes are
- * row-major: the last size varies fastest. A size may be 0. In the 4-bit format (e2m1) two elements share a byte, the
- * even one in the low half. Each e2m1 row (run along the last size) begins at a whole byte: a tensor of shape [3, 5]
- * has 9 bytes, a tensor without dimensions 1 byte.
+ * A tensor is a reference-counted view of a block of memory. It has a number format, at most TE_MAX_DIMS sizes, and
+ * strides. It belongs to the innermost scope (te_scope_begin); te_tensor_retain keeps it beyond the scope's end. Shapes
+ * are row-major: the last size varies fastest. A size may be 0. In the 4-bit format (e2m1) two elements share a byte,
+ * the even one in the low half. Each e2m1 row (run along the last size) begins at a whole byte: a tensor of shape [3,
+ * 5] has 9 bytes, and a tensor without dimensions has 1 byte.
  *
- * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports nothing: the call
- * that made the NULL has reported already. */
+ * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports no error, because the
+ * call that returned the NULL has reported one already. */
 
 /* Returns a new tensor of this shape, uninitialised. Allocates. */
 TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
@@ -16,49 +16,50 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 /* Returns a new tensor whose elements are `value`, rounded to nearest even (integers: truncated, saturated). Not e2m1.
  * Allocates. */
 TE_API te_tensor *te_tensor_full(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, double value);
-/* Returns a new tensor, f32, f16 or bf16, of uniform random numbers on [low, high). They are computed in f32 from the
- * context's random state and rounded to dtype; in f16 and bf16 the rounding may give `high` itself. The same bits on
- * CPU and GPU. Advances the random state by one offset. Allocates. */
+/* Returns a new tensor, f32, f16 or bf16, of uniform random numbers in [low, high). They are computed in f32 from the
+ * context's random state and rounded to dtype; in f16 and bf16 the rounding may give `high` itself. CPU and GPU give
+ * the same bits. The random state advances by one offset. Allocates. */
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high);
 /* Like te_tensor_uniform, with numbers of the normal distribution with `mean` and standard deviation `std`. */
 TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float mean, float std);
 /* Returns a new tensor with the content of `host` (row-major, of `dtype`). The host memory may be reused when the call
  * returns. Allocates. */
 TE_API te_tensor *te_tensor_from_host(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const void *host);
-/* Like te_tensor_from_host, from f32 [numel]: each element is rounded to dtype, to nearest even; FP8 saturates. Not
- * e2m1. */
+/* Like te_tensor_from_host, but `host` is f32 [numel]. Each element is rounded to dtype, to nearest even; FP8
+ * saturates. Not e2m1. */
 TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const float *host);
-/* Returns a tensor over the caller's memory, row-major: host memory on the CPU, device memory on CUDA. The memory is
- * borrowed, without a copy, until the last reference is gone. Then `release` (may be NULL) is called with `user`. On
- * CUDA, kernels that use the memory may still run on the context's stream at that time: `release` must free in the
- * order of that stream (cuMemFreeAsync), or synchronize with it first. Kernels are fastest at addresses that are
- * multiples of 16 bytes; the alignment of one element is required (TE_ERR_INVALID). */
+/* Returns a row-major tensor whose elements are the caller's memory `data`: host memory on the CPU, device memory on
+ * CUDA. The memory is borrowed, not copied, until the last reference is gone. Then `release` (may be NULL) is called
+ * with `user`. On CUDA, kernels that use the memory may still run on the context's stream at that time. So `release`
+ * must free the memory in the order of that stream (cuMemFreeAsync), or synchronize with the stream first. `data` must
+ * be aligned to one element (TE_ERR_INVALID); kernels are fastest if it is a multiple of 16 bytes. */
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data,
                                  void (*release)(void *user), void *user);
 
 /* Takes one more reference, which outlives the scope. Returns x. */
 TE_API te_tensor *te_tensor_retain(te_tensor *x);
-/* Gives back a reference taken by te_tensor_retain. NULL is fine. One release too many is the caller's error: the
+/* Gives back a reference that te_tensor_retain has taken. NULL is fine. If the caller releases once too often, the
  * tensor is freed while its scope still holds it. */
 TE_API void te_tensor_release(te_tensor *x);
 
-/* Returns x in another shape with the same number of elements; one size may be -1 (inferred). x must be contiguous. For
- * e2m1 the number of bytes must not change: an odd last size stays. Alias. Differentiable. */
+/* Returns a view of x in another shape with the same number of elements; one size may be -1 (inferred). x must be
+ * contiguous. For e2m1 the number of bytes must not change, so an odd last size stays. Differentiable. */
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape);
-/* Returns the elements start .. start + length - 1 of dimension `dim` (negative: from the end). Alias; strided unless
- * dim is the first. Differentiable. Not e2m1. */
+/* Returns a view of elements start .. start + length - 1 of dimension `dim` (negative: counted from the end). It is
+ * strided unless `dim` is the first dimension. Differentiable. Not e2m1. */
 TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t length);
-/* Returns x with dimensions a and b (negative: from the end) swapped. Alias; strided. Differentiable. Not e2m1. */
+/* Returns a strided view of x with dimensions a and b swapped (negative: counted from the end). Differentiable. Not
+ * e2m1. */
 TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b);
 /* Returns x itself if it is contiguous, else a contiguous copy (allocates). Differentiable. */
 TE_API te_tensor *te_tensor_contiguous(te_tensor *x);
 /* Returns x converted between f32, f16 and bf16 (allocates), or x itself if it is of `dtype`. Differentiable. */
 TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype);
-/* Returns x without its history: no gradient flows back through the result. Alias. */
+/* Returns a view of x through which no gradient flows back to x. */
 TE_API te_tensor *te_tensor_detach(te_tensor *x);
 
 TE_API te_ctx *te_tensor_ctx(const te_tensor *x);            /* the context that x was made in (borrowed) */
-TE_API te_dtype te_tensor_dtype(const te_tensor *x);         /* the number format; of a quantized tensor the nominal
+TE_API te_dtype te_tensor_dtype(const te_tensor *x);         /* the number format; for a quantized tensor the nominal
                                                               * format, which dequantizing gives */
 TE_API int te_tensor_ndim(const te_tensor *x);               /* number of dimensions */
 TE_API const int64_t *te_tensor_shape(const te_tensor *x);   /* [ndim], borrowed */
@@ -68,27 +69,29 @@ TE_API size_t te_tensor_bytes(const te_tensor *x);           /* bytes of a conti
 TE_API bool te_tensor_is_contiguous(const te_tensor *x);     /* whether x is row-major without gaps */
 TE_API bool te_tensor_is_quantized(const te_tensor *x);      /* whether a quantizer made x (te_quantized_kind tells
                                                               * which kind) */
-/* Returns the first element's address, on the context's device (borrowed). NULL for an empty or a quantized tensor. */
+/* Returns the address of the first element, in the memory of the context's device (borrowed). NULL for an empty or a
+ * quantized tensor. */
 TE_API void *te_tensor_data(const te_tensor *x);
 
-/* Copies x to host memory: te_tensor_bytes(x) bytes, row-major. Syncs. Refuses a quantized tensor, for which
- * te_dequantize and te_tensor_to_f32 serve. */
+/* Copies x to host memory: te_tensor_bytes(x) bytes, row-major. Syncs. Refuses a quantized tensor; use te_dequantize or
+ * te_tensor_to_f32 for it. */
 TE_API te_result te_tensor_to_host(const te_tensor *x, void *host);
 /* Copies x to host memory as f32 [numel]. Quantized tensors are dequantized. Syncs. */
 TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host);
-/* Returns the value of a one-element tensor. Syncs. NaN for NULL; NaN and TE_ERR_SHAPE for a tensor of another size. */
+/* Returns the value of a tensor of one element. Syncs. Returns NaN for NULL. For a tensor of another size the error is
+ * TE_ERR_SHAPE, and NaN is returned. */
 TE_API double te_tensor_item(const te_tensor *x);
 /* Overwrites x (contiguous) with te_tensor_bytes(x) host bytes of x's format. The host memory may be reused when the
  * call returns. */
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host);
-/* Copies src to dst, of the same shape, and converts (te_op_copy names the formats). src and dst may share memory: the
- * call can move a range along or transpose a matrix in place. */
+/* Copies src to dst, which has the same shape, and converts the elements (te_op_copy names the formats). src and dst
+ * may share memory. So the call can move a range along, or transpose a matrix in place. */
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src);
 /* Sets every element of x (contiguous) to `value`, rounded as te_tensor_full does. */
 TE_API te_result te_tensor_fill(te_tensor *x, double value);
 
-/* Tells te.h that the memory of x was written from outside, so that cached quantized copies of x are made anew. Every
- * write through te.h has this effect by itself. */
+/* Tells te.h that something outside of te.h has written the memory of x. Cached quantized copies of x are then made
+ * anew. After writes through te.h no such call is needed. */
 TE_API void te_tensor_touch(te_tensor *x);
 /* Returns a number that grows with each write to x's memory; 0 for a quantized tensor. */
 TE_API uint64_t te_tensor_version(const te_tensor *x);
@@ -98,8 +101,8 @@ TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name);
 /* Returns the name of x (borrowed), or "". */
 TE_API const char *te_tensor_name(const te_tensor *x);
 
-/* Marks x as this rank's part of a tensor that ranks share (PyTorch: a DTensor). The functions that keep or cast
- * formats (api/formats.h) look at this mark. Moves and changes nothing. A view does not inherit the mark. */
+/* Marks x as this rank's part of a tensor that ranks share (PyTorch: a DTensor), or removes the mark. It does nothing
+ * else. Functions that keep or cast formats (api/formats.h) read the mark. A view does not inherit it. */
 TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded);
 /* Returns whether te_tensor_set_sharded has marked x. False for NULL. */
 TE_API bool te_tensor_is_sharded(const te_tensor *x);

@@ -1,40 +1,41 @@
-/* api/trace.h: a hook that is called before and after every operation of a context, and a list of the tensors that a
- * call names. Profilers, exporters and inspectors need nothing else. */
+/* api/trace.h: a hook that is called before and after every operation of a context, and a list of the tensors in the
+ * args of a call. Profilers, exporters and inspectors need nothing else. */
 
 /* How an operation uses a tensor. */
 typedef enum te_arg_use {
     TE_ARG_IN = 1,   /* read */
     TE_ARG_OUT = 2,  /* written; the values from before do not matter */
-    TE_ARG_INOUT = 3 /* written, and the values from before matter: added to, or kept in part */
+    TE_ARG_INOUT = 3 /* written, and the values from before matter: the call adds to them or keeps a part of them */
 } te_arg_use;
 
 /* A tensor among the args of an operation. */
 typedef struct te_arg {
-    const char *name; /* the name of the field in the args struct: "x"; for a tensor of a list the name of the list:
-                       * "in"; for a tensor in te_op_adam_args.tensors the name of the member: "param" (static) */
+    const char *name; /* the name of the field in the args struct, such as "x"; for a tensor of a list, the name of the
+                       * list, such as "in"; for a tensor in te_op_adam_args.tensors, the name of the member, such as
+                       * "param". A static string */
     int64_t index;    /* the tensor's place in the list; -1: not in a list */
-    te_arg_use use;   /* the use in this call: te_op_gemm's `d` is TE_ARG_INOUT with `accumulate` */
+    te_arg_use use;   /* the use in this call; `d` of te_op_gemm, for example, is TE_ARG_INOUT with `accumulate` */
     bool optional;    /* this call may leave it NULL */
     te_tensor *tensor; /* borrowed; NULL: not given */
 } te_arg;
 
-/* Lists the tensors of te_op_NAME_args, NULL ones included, in the order of the operation's documentation: fills out[0
- * .. capacity-1] and returns the number of tensors; out may be NULL. Runs, checks and allocates nothing. Returns 0 for
- * an op outside of TE_OP_LIST and for args == NULL. */
+/* Lists the tensors in the args of an operation, te_op_NAME_args, including those that are NULL. The order is that of
+ * the operation's documentation. Fills in out[0 .. capacity-1] and returns the number of tensors; out may be NULL.
+ * Runs, checks and allocates nothing. Returns 0 for an op outside of TE_OP_LIST and for args == NULL. */
 TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity);
 
-/* The event of a call that the hook is called for. */
+/* The time of a call of the hook: before or after the operation. */
 typedef enum te_trace_phase {
     TE_TRACE_BEFORE = 0, /* the args are checked and the call is about to begin */
     TE_TRACE_AFTER = 1   /* the call has returned */
 } te_trace_phase;
 
-/* How far the call goes. */
+/* Whether the call really runs. */
 typedef enum te_trace_mode {
     TE_TRACE_RUN = 0,    /* the call runs: on CUDA it is queued, and may still be running in TE_TRACE_AFTER */
     TE_TRACE_WARMUP = 1, /* between te_warmup_begin and te_warmup_end: the call is only planned */
-    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: the call is recorded. te_graph_launch runs the
-                          * record without calling the hook */
+    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: the call is recorded. Later te_graph_launch runs it
+                          * without calling the hook */
 } te_trace_mode;
 
 /* One call of an operation. */
@@ -43,29 +44,33 @@ typedef struct te_trace {
     const void *args; /* const te_op_NAME_args *: checked, defaults filled in; borrowed, valid inside the hook */
     te_trace_phase phase; /* before or after the call */
     te_trace_mode mode;   /* how far the call goes */
-    bool backward;      /* whether a backward function of the tape makes the call */
-    const char *module; /* te_module_path of the module whose forward or backward makes the call, "" outside of all
-                         * modules; borrowed, valid inside the hook */
-    te_result result;   /* in TE_TRACE_AFTER the result of the call; else TE_OK */
+    bool backward;      /* whether a backward function makes the call, in te_backward */
+    const char *module; /* te_module_path of the module whose forward or backward makes the call; "" if no module makes
+                         * it. Borrowed, valid inside the hook */
+    te_result result;   /* with TE_TRACE_AFTER the result of the call; else TE_OK */
 } te_trace;
-/* The hook. `event` is borrowed for the duration of the hook; `user` is the pointer given to te_set_trace. */
+/* A hook function. `event` is borrowed for the duration of the call; `user` is the pointer given to te_set_trace. */
 typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
 
 /* Sets the hook: `fn` is called before and after every operation of this context, whether the program calls it directly
- * or a function, module, te_backward or optimizer does. NULL removes the hook. A context has one hook at a time;
- * without one an operation pays for a comparison. A call with refused args is not traced. A call that began is traced
- * twice, whatever its result.
+ * or a function, module, te_backward or optimizer does. NULL removes the hook. A context has one hook at a time.
+ * Without a hook, an operation only pays for a comparison. A call whose args are refused is not traced. A call that
+ * began is traced twice, whatever its result.
  *
- * A hook observes. It may call te_query_args, te_explain, te_query_supported and te_set_trace, and read shapes and
- * statistics; the args of an event, with their defaults, serve as well as the program's own. It may keep tensors by
- * te_tensor_retain. It may read a contiguous tensor back by te_tensor_to_host or te_tensor_to_f32, which waits for the
- * device and gives TE_ERR_STATE in a capture.
- * Calls that would change the context during the operation give TE_ERR_STATE and do nothing else: operations, hence all
- * functions and modules made of them; te_graph_begin, _end, _launch, _destroy; te_warmup_begin, _end; te_scope_begin,
- * _end; and all that would release tensors of the call: te_module_destroy, _add_parameter, _add_buffer, _remove_child,
- * te_optimizer_destroy, te_kv_cache_destroy, te_inference_params_destroy, te_grad_scaler_destroy, te_tensor_zero_grad,
- * _set_main_grad, _set_decoupled_grad, te_graphed_reset, te_ctx_destroy. A hook must not release a tensor that it has
- * not retained. The program's own computations must run after the traced call.
+ * A hook observes. It may do the following:
+ *   - call te_query_args, te_explain, te_query_supported and te_set_trace, and read shapes and statistics. These
+ *     functions take the args of an event as they take the program's own;
+ *   - keep tensors by te_tensor_retain;
+ *   - read a contiguous tensor back by te_tensor_to_host or te_tensor_to_f32. This waits for the device, and gives
+ *     TE_ERR_STATE in a capture.
+ * Calls that would change the context during the operation give TE_ERR_STATE and do nothing else. These are:
+ *   - operations, and so all functions and modules that use operations;
+ *   - te_graph_begin, _end, _launch, _destroy; te_warmup_begin, _end; te_scope_begin, _end;
+ *   - all calls that would release tensors of the operation: te_module_destroy, _add_parameter, _add_buffer,
+ *     _remove_child, te_optimizer_destroy, te_kv_cache_destroy, te_inference_params_destroy, te_grad_scaler_destroy,
+ *     te_tensor_zero_grad, _set_main_grad, _set_decoupled_grad, te_graphed_reset, te_ctx_destroy.
+ * A hook must not release a tensor that it has not retained. The program's own computations must run after the traced
+ * call.
  *
  * te_set_trace gives TE_ERR_STATE if te is NULL. */
 TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);

@@ -1,5 +1,5 @@
 /* base/common.h: definitions that every private part uses: libc headers, attributes, TE_ZERO, minimum, maximum and
- * rounding up. Knows nothing else. */
+ * rounding up. This part depends on nothing else. */
 
 #include <float.h>
 #include <limits.h>
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Refuses the flags that let a compiler sum in another order, compute x / y as x * (1 / y), or ignore NaN and -0,
- * because codes would change. gcc defines a macro for each flag, clang and MSVC one for all of them;
+/* Refuses compiler flags that would change codes. These flags let a compiler sum in another order, compute x / y as x *
+ * (1 / y), or ignore NaN and -0. gcc defines a macro for each flag; clang and MSVC define one for all of them.
  * te__arithmetic_is_exact finds the flags that define no macro. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||             \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
@@ -18,23 +18,23 @@
 #error "te.h: -ffast-math (-Ofast, /fp:fast) changes codes: put -fno-fast-math (/fp:precise) last for this file alone"
 #endif
 
-/* `= TE_ZERO` clears a struct or array in both languages without a warning. */
+/* Initializer for a struct or array: `= TE_ZERO` clears it, in C and C++, without a warning. */
 #ifdef __cplusplus
 #define TE_ZERO {}
 #else
 #define TE_ZERO {0}
 #endif
 
-/* Aligns a variable or a field to a multiple of n bytes; stands in front of the whole declaration. Needed for 64-bit
- * numbers because 32-bit x86 puts them at multiples of 4. */
+/* Aligns a variable or a field to a multiple of n bytes. It stands in front of the whole declaration. 64-bit numbers
+ * need it because 32-bit x86 puts them at multiples of 4. */
 #ifdef __cplusplus
 #define TE__ALIGNED(n) alignas(n)
 #else
 #define TE__ALIGNED(n) _Alignas(n)
 #endif
 
-/* Keeps a function from being inlined; stands behind `static` or TE_API. For a small function with many callers and no
- * need for speed, since a copy of it in each caller would cost more compile time than the calls cost run time. */
+/* Keeps a function from being inlined. It stands after `static` or TE_API. It is for small functions with many callers
+ * that need no speed: copies in all callers would cost more compile time than the calls cost run time. */
 #if defined(_MSC_VER)
 #define TE__NOINLINE __declspec(noinline)
 #elif defined(__GNUC__)
@@ -43,7 +43,7 @@
 #define TE__NOINLINE
 #endif
 
-/* At the top level: does not compile unless `fact` holds. */
+/* Makes the compiler fail unless `fact` is true. */
 #ifdef __cplusplus
 #define TE__STATIC_ASSERT(fact, text) static_assert(fact, text)
 #else

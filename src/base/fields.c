@@ -1,24 +1,27 @@
-/* base/fields.c: tables of the fields of public structs, which tell whether a field is set and whether two structs
- * differ. Padding between fields is never read. Must not know what any field means. */
+/* base/fields.c: tables of the fields of public structs. Functions use a table to find out whether a field is set, and
+ * whether two structs differ. They never read the padding between fields. This part must not depend on the meaning of
+ * any field. */
 
-/* One field of a struct, or of a group of options embedded in the struct. */
+/* One field of a struct, or of a group of options that is embedded in the struct. */
 typedef struct te__field {
     const char *name; /* for messages: "amax_epsilon", "nvfp4.four_over_six" */
     size_t offset, size;
-    int mark; /* what the table notes about the field: the kinds that read it, or a value that counts as not set */
+    int mark; /* a number whose meaning depends on the table: the kinds that read the field, or a value that counts as
+               * not set */
 } te__field;
 #define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
-/* A field of an embedded group. The offset is a sum because not every compiler takes offsetof of a member's member. */
+/* An entry for a field of an embedded group. The offset is a sum because not every compiler accepts offsetof for a
+ * member of a member. */
 #define TE__FIELD_IN(type, group, group_type, field, mark)                                                           \
     {#group "." #field, offsetof(type, group) + offsetof(group_type, field), sizeof(((group_type *)0)->field), mark}
 
-/* te__is_switch checks that an option has one of the three values of te_switch. te__switch says whether the option is
- * on; TE_DEFAULT stands for by_default. */
+/* te__is_switch returns whether an option has one of the three values of te_switch. te__switch returns whether the
+ * option is on, where TE_DEFAULT means by_default. */
 static bool te__is_switch(te_switch given) { return (int)given >= TE_DEFAULT && given <= TE_OFF; }
 static bool te__switch(te_switch given, bool by_default) { return given == TE_DEFAULT ? by_default : given == TE_ON; }
 
-/* Returns whether any bit of the field is set. Every forward pass asks this some thirty times, so fields of 4 and 8
- * bytes (pointers, enums) are read in one load. */
+/* Returns whether any bit of the field is set. Every forward pass calls this some thirty times, so a field of 4 or 8
+ * bytes (an enum or a pointer) is read in one load. */
 static bool te__field_is_set(const void *s, const te__field *f) {
     const unsigned char *bytes = (const unsigned char *)s + f->offset;
     uint64_t eight;
@@ -46,11 +49,13 @@ static bool te__fields_same(const void *a, const void *b, const te__field *field
     return true;
 }
 
-/* Lists of a struct's fields: LIST(T, O) with T(field) for tensors, say, and O(field) for others. */
+/* A list of a struct's fields is a macro LIST(T, O). For example, it has T(field) for each tensor and O(field) for each
+ * other field. */
 #define TE__UNCOUNTED(field)
 #define TE__COUNTED(field) +1
-/* Proves at compile time, in a function, that LIST has all fields of TE__TYPE in their order: between two of them there
- * is padding alone, no room for a pointer. On 32 bits padding may be as large as a pointer; 64 bits tell. */
+/* Proves at compile time that LIST has all fields of TE__TYPE in their order; it stands in a function. Between two
+ * fields of the list there may be only padding, with no room for a pointer. On 32 bits padding may be as large as a
+ * pointer, so only compilers for 64 bits check this. */
 #define TE__WHOLE(LIST)                                                                                              \
     {                                                                                                                \
         enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \

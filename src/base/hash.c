@@ -1,5 +1,6 @@
-/* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, CRC-32. They find accidental
- * differences, not deliberate ones, and are the same on every machine. Knows nothing but bytes. */
+/* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, and CRC-32. They find accidental
+ * differences, not deliberate ones, and are the same on every machine. This part must not depend on the meaning of the
+ * bytes. */
 
 /* ---- XXH64: Y. Collet's public algorithm, in four lanes of multiply and rotate ---- */
 
@@ -11,8 +12,8 @@
 
 static inline uint64_t te__rotate_left(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
 
-/* Reads a little-endian number byte by byte, so that the machine's byte order does not matter. Compilers make one load
- * of it. */
+/* Reads a little-endian number byte by byte, so that the machine's byte order does not matter. Compilers turn this into
+ * one load. */
 static inline uint32_t te__read_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
@@ -70,7 +71,7 @@ enum { TE__DIGEST_CHARS = 32 }; /* characters of a digest, without the NUL */
 typedef struct te__hasher {
     uint64_t lane[2][4];
     uint64_t total;
-    uint8_t tail[32]; /* the total % 32 bytes that do not fill a stripe of 32 yet */
+    uint8_t tail[32]; /* the last total % 32 bytes, which do not fill a stripe of 32 bytes yet */
 } te__hasher;
 
 static const uint64_t te__digest_seed[2] = {0, 0x7465682E64696765ull};
@@ -119,7 +120,7 @@ static inline void te__digest(const void *data, size_t n, char hex[TE__DIGEST_CH
     te__hasher_hex(&h, hex);
 }
 
-/* ---- CRC-32 (IEEE 802.3, as in zip and PNG), half a byte at a time: a table small enough to be a constant ---- */
+/* ---- CRC-32 (IEEE 802.3, as in zip and PNG), computed half a byte at a time, with a table of 16 numbers ---- */
 
 static inline uint32_t te__crc32(const void *data, size_t n) {
     static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,

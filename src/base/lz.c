@@ -1,21 +1,22 @@
-/* base/lz.c: unpacks the data embedded in te.h, which is LZ77 and then printable text (base 85). Must not know the
- * meaning of the bytes or their packer (tools/lz_pack.h). Damaged input gives 0, and no byte outside the output is
- * written.
+/* base/lz.c: unpacks the data that is embedded in te.h. The data is packed by LZ77, and the result is written as
+ * printable text (base 85). This part must not depend on the meaning of the bytes, nor on their packer
+ * (tools/lz_pack.h). If the input is damaged, the functions return 0 and write no byte outside the output.
  *
  * A packed block:
  *
- *     size        varint           of the unpacked bytes, at least 1
+ *     size        varint           number of unpacked bytes, at least 1
  *     crc         4 bytes, LE      CRC-32 of the unpacked bytes
- *     sequences until `size` bytes have come out; the last one may end behind its literals:
- *         token      1 byte        upper half: number of literals; lower half: match length - 4; a varint is added to
- *                                  a half that is 15
- *         [varint]                 more literals
- *         [varint]                 more match length
+ *     sequences until `size` bytes have come out; the last one may end after its literals:
+ *         token      1 byte        upper half: number of literals; lower half: match length - 4. If a half is 15, a
+ *                                  varint follows, which is added to it
+ *         [varint]                 added to the number of literals
+ *         [varint]                 added to the match length
  *         literals                 copied as they are
- *         distance   varint        how far back the match begins, any size; 0: the previous distance again
+ *         distance   varint        how far back the match begins, without a limit; 0: the previous distance again
  *
- * A varint has 7 bits a byte, lowest first, the top bit set in all bytes but the last. The format resembles LZ4, except
- * that distances have no limit: kernels resemble each other over megabytes, and unpacking happens once, into memory. */
+ * A varint has 7 bits in each byte, lowest first. The top bit is set in all of its bytes but the last. The format
+ * resembles LZ4, except that distances have no limit: kernels resemble each other over megabytes, and unpacking happens
+ * once, into memory. */
 
 enum { TE__LZ_MIN_MATCH = 4 };
 
@@ -35,7 +36,7 @@ static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *v
     return false;
 }
 
-/* Returns the unpacked size of src, from the header alone; 0 if src is no packed block. */
+/* Returns the unpacked size of src, which it reads from the header; 0 if src is not a packed block. */
 static inline uint64_t te__lz_size(const uint8_t *src, size_t n) {
     uint64_t size = 0;
     const uint8_t *p = src;
@@ -73,17 +74,18 @@ static inline size_t te__lz_unpack(const uint8_t *src, size_t n, uint8_t *dst, s
         if (more) distance = more;
         if (distance == 0 || distance > (uint64_t)(out - dst) || match > (uint64_t)(out_end - out)) return 0;
         const uint8_t *from = out - distance;
-        for (; match; match--) *out++ = *from++; /* byte by byte, since a match may overlap its own output: a run of
-                                                  * equal bytes */
+        for (; match; match--) *out++ = *from++; /* byte by byte, since a match may overlap the bytes that it writes, as
+                                                  * in a run of equal bytes */
     }
     if (p != end || te__crc32(dst, (size_t)size) != crc) return 0;
     return (size_t)size;
 }
 
-/* ---- base 85: five characters for four bytes, most significant first; the last k < 4 bytes take k + 1 ---- */
+/* ---- base 85: five characters stand for four bytes, the most significant first; the last k < 4 bytes take k + 1
+ * characters ---- */
 
-/* The digits: printable characters that a C string takes as they are: no quote, no backslash, and no ? because of
- * trigraphs. */
+/* The 85 digits: printable characters that need no escape in a C string. There is no quote and no backslash, and
+ * because of trigraphs no question mark. */
 static const char te__base85_alphabet[] =
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+,-./:;<=>@[]^_";
 

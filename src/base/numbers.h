@@ -1,15 +1,15 @@
-/* base/numbers.h: conversions of bf16, f16, e4m3, e5m2, e8m0 and e2m1 from and to f32, bit by bit. Read by the host and
- * by kernels, and knows neither.
+/* base/numbers.h: conversions of bf16, f16, e4m3, e5m2, e8m0 and e2m1 from and to f32. The host and kernels compile
+ * this header; it must not depend on either.
  *
- * Every conversion is integer arithmetic on the bits of the f32: no compiler flag (contraction, fast math, flushing of
- * subnormals) and no rounding mode can change a result, and loops over it vectorize. The rules are those of the GPU's
- * cvt instructions, for NaN as well: each format has one positive NaN code, whatever NaN came in; the NaN of f32 is
- * 0x7fffffff. */
+ * Every conversion is integer arithmetic on the bits of the f32. So no compiler flag (contraction, fast math, flushing
+ * of subnormals) and no rounding mode can change a result, and loops over a conversion vectorize. The results are those
+ * of the GPU's cvt instructions, also for NaN: whatever NaN comes in, each format has one positive NaN code. In f32
+ * this is 0x7fffffff. */
 #ifndef TE__NUMBERS_H
 #define TE__NUMBERS_H
 
-/* The types and attributes of this header. NVRTC has no headers and no <stdint.h> names; nvcc, when it compiles all of
- * te.h, compiles each function for both sides. */
+/* The types and attributes of this header. NVRTC has no headers, so the names of <stdint.h> are defined here. If nvcc
+ * compiles all of te.h, it compiles each function for host and device. */
 #ifdef __CUDACC_RTC__
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
@@ -49,11 +49,13 @@ TE__BOTH float te__bits_f32(uint32_t u) {
 #endif
 }
 
-/* Rounds |f| (the bits of f without the sign) to a smaller float with `man` mantissa bits whose smallest normal number
- * is 2^(min_exp - 127); to nearest, ties to even. Returns the code as if the exponent had no upper limit: the caller
- * caps it. Normal numbers and subnormals need no distinction: the further the value lies below the normal range, the
- * further the significand, implicit bit included, is shifted right; and a carry out of the mantissa increases the
- * exponent. Values below 2^-126 are treated as normal numbers; all of them round to 0 anyway. */
+/* Rounds |f| to a smaller float format, to nearest, ties to even. `magnitude` is the bits of f without the sign. The
+ * format has `man` mantissa bits, and its smallest normal number is 2^(min_exp - 127). Returns the code as if the
+ * exponent had no upper limit; the caller must limit it.
+ *
+ * Normal numbers and subnormals take the same path. The further the value lies below the normal range, the further its
+ * significand (with the implicit bit) is shifted right. A carry out of the mantissa increases the exponent. Values
+ * below 2^-126 are treated as if they were normal numbers; all of them round to 0 anyway. */
 TE__BOTH uint32_t te__round_small(uint32_t magnitude, int man, int min_exp) {
     int e = (int)(magnitude >> 23);
     int below = e < min_exp ? min_exp - e : 0;
@@ -80,7 +82,7 @@ TE__BOTH uint16_t te__f32_to_bf16(float f) {
 TE__BOTH float te__f16_to_f32(uint16_t h) {
     uint32_t m = h & 0x7fffu, sign = m > 0x7c00u ? 0u : (uint32_t)(h & 0x8000u) << 16;
     uint32_t normal = (m << 13) + (112u << 23);
-    uint32_t special = m > 0x7c00u ? 0x7fffffffu : 0x7f800000u; /* every NaN becomes one, as in hardware */
+    uint32_t special = m > 0x7c00u ? 0x7fffffffu : 0x7f800000u; /* every NaN becomes the same NaN, as in hardware */
     uint32_t tiny = te__f32_bits((float)(int)m * 5.9604644775390625e-8f); /* m 2^-24, exact */
     return te__bits_f32(sign | (m < 0x400u ? tiny : m >= 0x7c00u ? special : normal));
 }
@@ -119,9 +121,9 @@ TE__BOTH uint8_t te__f32_to_e5m2(float f) {
     return (uint8_t)(a > 0x7f800000u ? 0x7fu : r);
 }
 
-/* ---- e8m0: a power of two, 2^(c - 127); 0xff = NaN. This is a scale, so the sign of an f32 is dropped, and the f32 is
- * rounded up: elements divided by the scale then fit. 0 and numbers below 2^-127 become code 0; infinity becomes the
- * largest code, 0xfe ---- */
+/* ---- e8m0: a power of two, 2^(c - 127); 0xff = NaN. It is used for scales, so the sign of an f32 is dropped. The f32
+ * is rounded up, so that elements divided by the scale fit. 0 and numbers below 2^-127 become code 0; infinity becomes
+ * the largest code, 0xfe ---- */
 
 TE__BOTH float te__e8m0_to_f32(uint8_t c) {
     return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fffffffu : (uint32_t)c << 23);

@@ -1,19 +1,21 @@
 /* base/philox.h: the random numbers of Philox4x32 (ten rounds unless a number is given), and the uniform and normal
- * distributions drawn from them. Read by the host and by kernels, which get the same bits: knows numbers.h alone.
+ * distributions drawn from them. The host and kernels compile this header and get the same bits. It may use numbers.h
+ * and nothing else.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
  *
- * Two compilers give equal bits only if neither may rearrange the arithmetic. So each float operation here is exact (a
- * conversion of a small integer, a product with a power of two), a fused multiply-add written as such, or the correctly
- * rounded square root. Some compilers would fuse a plain a * b + c and others would not. */
+ * Two compilers give equal bits only if neither of them may rearrange the arithmetic. For example, some compilers would
+ * fuse a plain a * b + c and others would not. So each float operation here is one of three: an exact one (a conversion
+ * of a small integer, a product with a power of two), an explicit fused multiply-add, or the correctly rounded square
+ * root. */
 #ifndef TE__PHILOX_H
 #define TE__PHILOX_H
 
 #if defined(__MINGW32__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
-/* fmaf for MinGW, whose own fmaf rounds twice. The product is exact in double. The sum is rounded to odd in double, so
- * that the rounding to float sees what was cut off. */
+/* Replaces fmaf on MinGW, whose own fmaf rounds twice. The product is exact in double. The sum is rounded to odd in
+ * double, so the final rounding to float is correct. */
 static inline float te__exact_fmaf(float a, float b, float c) {
-    volatile double product = (double)a * b, sum = product + c; /* volatile: rounded to 64 bits on the x87, too */
+    volatile double product = (double)a * b, sum = product + c; /* volatile makes the x87 round to 64 bits too */
     volatile double back = sum - product, error = (product - (sum - back)) + (c - back);
     double kept = sum;
     uint64_t bits;
@@ -43,8 +45,8 @@ TE__BOTH void te__philox_round(uint32_t c[4], uint32_t k0, uint32_t k1) {
 }
 #define TE__PHILOX_STEP0 0x9E3779B9u /* added to the key's halves after each round */
 #define TE__PHILOX_STEP1 0xBB67AE85u
-/* Makes four random words for (seed, offset, block): the key is seed; block is the lower half of the counter, offset
- * the upper half. */
+/* Computes four random words for (seed, offset, block). The key is seed. The lower half of the counter is block, the
+ * upper half is offset. */
 TE__BOTH void te__philox_rounds(int rounds, uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     out[0] = (uint32_t)block, out[1] = (uint32_t)(block >> 32), out[2] = (uint32_t)offset,
@@ -58,8 +60,8 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     te__philox_rounds(10, seed, offset, block, out);
 }
 
-/* Applies a random state in device memory, {seed, offset}: the state's seed replaces *seed, the state's offset is added
- * to *offset. NULL: changes nothing. */
+/* Applies a random state in device memory, which is {seed, offset}: replaces *seed by the state's seed, and adds the
+ * state's offset to *offset. Does nothing if state is NULL. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
     const uint64_t *words = (const uint64_t *)state;
     if (!words) return;
@@ -67,13 +69,14 @@ TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) 
     *offset += words[1];
 }
 
-/* Returns a number on [0, 1), a multiple of 2^-24. */
+/* Returns a number in [0, 1), a multiple of 2^-24. */
 TE__BOTH float te__uniform01(uint32_t x) { return (float)(int32_t)(x >> 8) * 5.9604644775390625e-8f; }
 
-/* Returns ln u for 2^-100 < u <= 1, with a relative error of about 1e-7. u = 2^e (1 + f) with 1 + f in [sqrt 1/2, sqrt
- * 2]; the polynomial is a Chebyshev fit of (ln(1 + f) - f) / f^2 on that interval. */
+/* Returns ln u for 2^-100 < u <= 1, with a relative error of about 1e-7. u is written as 2^e (1 + f) with 1 + f in
+ * [sqrt(1/2), sqrt(2)]. The polynomial is a Chebyshev fit of (ln(1 + f) - f) / f^2 on that interval. */
 TE__BOTH float te__ln_unit(float u) {
-    uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* i has exponent e, and 1 + f starts at sqrt 1/2 */
+    uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* the exponent bits of i are e + 127, with e such that 1
+                                                               * + f is at least sqrt(1/2) */
     int32_t e = (int32_t)(i >> 23) - 127;
     float f = te__bits_f32((i & 0x7fffffu) + 0x3f3504f3u) - 1.0f; /* exact */
     float q = 0.0878726542f;
@@ -88,8 +91,8 @@ TE__BOTH float te__ln_unit(float u) {
     return te__fma((float)e, 0.693147182f, te__fma(ff, q, f));
 }
 
-/* Computes sin and cos of t / 2^32 turns. The nearest quarter turn is subtracted in integers. The rest, x in [-1/8,
- * 1/8] turns, goes through Chebyshev fits in x^2 of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2. */
+/* Computes the sine and the cosine of t / 2^32 turns. First the nearest quarter turn is subtracted in integers. Then x,
+ * the rest in [-1/8, 1/8] turns, goes through Chebyshev fits in x^2 of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2. */
 TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     uint32_t quarter = (t + 0x20000000u) >> 30;
     float x = (float)(int32_t)(t - (quarter << 30)) * 2.3283064365386963e-10f;
@@ -108,8 +111,8 @@ TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     *c = (quarter + 1u) & 2u ? -b : b;
 }
 
-/* Makes two independent standard normal numbers from two words (Box and Muller). a gives the radius: u in (0, 1] is the
- * middle of a cell 2^-32 wide, so that tails reach 6.7 sigma. b gives the angle. */
+/* Computes two independent standard normal numbers from two random words (Box and Muller). The word a gives the radius:
+ * u in (0, 1] is the middle of a cell 2^-32 wide, so that the tails reach 6.7 sigma. The word b gives the angle. */
 TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
     float u = te__fma((float)a, 2.3283064365386963e-10f, 1.16415321826934814e-10f);
     float t = -2.0f * te__ln_unit(u);

@@ -1,6 +1,6 @@
-/* base/scaling.h: computes scales from amaxes: per tensor and per block, MXFP8, NVFP4; and where the scales of MXFP8
- * and NVFP4 lie in memory. Read by the host and by kernels, which get the same bits. Knows numbers.h, and must not know
- * how elements lie in memory.
+/* base/scaling.h: computes scales from amaxes (per tensor, per block, MXFP8, NVFP4), and the place of the scales of
+ * MXFP8 and NVFP4 in memory. The host and kernels compile this header and get the same bits. It may use numbers.h. It
+ * must not depend on how elements lie in memory.
  *
  * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32,
  * te__div_f32 and te__rcp_f32 keep compilers from fusing or approximating them. A caller that adds to a product must
@@ -34,8 +34,9 @@ TE__BOTH float te__rcp_f32(float a) {
 
 #define TE__F32_MAX 3.402823466e+38f
 
-/* Returns the multiplier of a tensor or block: fp8_max / amax. An amax of 0, infinity or NaN gives 1. A quotient beyond
- * f32 gives `limit`. power_of_two clears the mantissa, which makes the scale smaller, so amax still fits. */
+/* Returns the factor by which a tensor or block is multiplied: fp8_max / amax. An amax below `epsilon` is replaced by
+ * epsilon. An amax of 0, infinity or NaN gives 1. A quotient beyond f32 gives `limit`. power_of_two sets the mantissa
+ * to 0, which only makes the scale smaller, so amax still fits. */
 TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float limit, int power_of_two) {
     float scale;
     if (amax < epsilon) amax = epsilon;
@@ -45,8 +46,8 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
     return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
 }
 
-/* MXFP8: returns the E8M0 code of a group's scale. The product is rounded before its exponent is rounded up, so 448 *
- * 2^k gives 2^k exactly. */
+/* Returns the E8M0 code of the scale of a group in MXFP8. The product is rounded to f32 before its exponent is rounded
+ * up, so an amax of 448 * 2^k gives exactly 2^k in E4M3. */
 TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
     return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
 }
@@ -55,13 +56,13 @@ TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
 #define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f
 #define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f
 
-/* MXFP8: returns 2^(127 - e), by which elements are multiplied before they are rounded. */
+/* Returns 2^(127 - e), the factor by which MXFP8 elements are multiplied before they are rounded. */
 TE__BOTH float te__mxfp8_multiplier(uint8_t e) {
     return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);
 }
 
-/* NVFP4: returns the tensor scale S, which maps a tensor's amax to 6 * code_max (code_max: the largest block scale, 448
- * or 256). */
+/* Returns S, the tensor scale of NVFP4. It maps a tensor's amax to 6 * code_max. code_max is the largest block scale,
+ * 448 or 256. */
 TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
     float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);
     if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;
@@ -70,34 +71,35 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 
 #define TE__ONE_SIXTH 0.16666667163372039794921875f /* RN(1 / 6) */
 
-/* NVFP4: returns the E4M3 code of a block's scale. A NaN stays NaN. */
+/* Returns the E4M3 code of a block's scale in NVFP4. A NaN stays NaN. */
 TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
-/* 4-over-6: returns the block scale that maps the block's amax to 6; 1.5 times this scale maps the amax to 4. The order
- * of rounding differs from te__nvfp4_block_code. */
+/* Returns the block scale with which the block's amax becomes 6. With 1.5 times this scale the amax becomes 4
+ * (4-over-6). The operations are rounded in another order than in te__nvfp4_block_code. */
 TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) {
     return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale);
 }
 
-/* Returns d / S, the factor that decodes a block's codes. */
+/* Returns d / S, the factor that decodes a block's codes. d is the block's scale, S the tensor scale. */
 TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
     return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));
 }
 
-/* Returns S / d, by which elements are multiplied before they are rounded. If the block's scale has code 0 this is the
- * largest f32; the codes of such a block do not matter. */
+/* Returns S / d, the factor by which elements are multiplied before they are rounded. d is the block's scale. If its
+ * code is 0, the factor is the largest f32; the codes of such a block do not matter. */
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
 }
 
-/* Returns the index of the scale of group `group` of line `line`. A line is a row or a column of the matrix; groups run
- * along it.
- *   ld        elements from one row of scales to the next
- *   down      a row of scales has one group of all lines; otherwise a row has all groups of one line
- *   swizzled  the scales lie in tiles of 128 lines by 4 groups, and ld is the number of groups, a multiple of 4, with
- *             or without `down` */
+/* Returns the index of the scale of group number `group` of line number `line`. A line is a row or a column of the
+ * matrix, and groups run along it.
+ *   ld        number of elements from one row of scales to the next
+ *   down      true: a row of scales belongs to one group number and has all lines; false: it belongs to one line and
+ *             has all groups
+ *   swizzled  true: the scales lie in tiles of 128 lines by 4 groups, whatever `down` is. ld is then the number of
+ *             groups, a multiple of 4 */
 TE__BOTH int64_t te__group_scale_at(int swizzled, int down, int64_t ld, int64_t line, int64_t group) {
     if (swizzled)
         return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);

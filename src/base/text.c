@@ -1,11 +1,11 @@
-/* base/text.c: a text that grows, and conversions of numbers to and from text that are the same in every locale. Knows
- * the caller's allocator and nothing else. */
+/* base/text.c: a text that grows, and conversions of numbers to and from text that are the same in every locale. This
+ * part may use the caller's allocator, and depends on nothing else. */
 
-/* A text that grows; `te__text t = TE_ZERO;` is an empty one. Any bytes may be added; a NUL always stands behind them.
- * When memory runs out, the text stays as it is, ignores further additions, and `oom` stays true: one check at the end
- * is enough. */
+/* A text that grows; `te__text t = TE_ZERO;` is an empty one. Any bytes may be added, and a NUL always follows them. If
+ * memory runs out, the text stays as it is, ignores further additions, and `oom` stays true. So one check at the end is
+ * enough. */
 typedef struct te__text {
-    char *s; /* NULL until something is added: read it by te__text_str */
+    char *s; /* NULL until something is added; te__text_str returns "" then */
     size_t n, cap;
     bool oom;
     const te_allocator *memory; /* NULL => malloc and free */
@@ -29,7 +29,7 @@ static inline void te__text_clear(te__text *t) {
     if (t->s) t->s[0] = 0;
 }
 
-/* Makes room for `more` more bytes and the NUL. False if there is no memory. */
+/* Makes room for `more` further bytes and the NUL. Returns false if there is no memory. */
 static TE_MAYBE_UNUSED TE__NOINLINE bool te__text_reserve(te__text *t, size_t more) {
     if (t->oom) return false;
     if (t->cap > t->n && more < t->cap - t->n) return true;
@@ -98,7 +98,8 @@ static inline bool te__ends_with(const char *s, const char *end) {
 
 /* ---- numbers ---- */
 
-/* Returns in `point` the decimal point of the program's locale: what printf writes between 0 and 5 for 0.5. */
+/* Copies to `point` the decimal point of the program's locale: the characters that printf writes between 0 and 5 for
+ * 0.5. */
 static inline void te__locale_point(char point[16]) {
     char half[32];
     snprintf(half, sizeof half, "%.1f", 0.5);
@@ -108,7 +109,8 @@ static inline void te__locale_point(char point[16]) {
     point[n] = 0;
 }
 
-/* Adds x with the fewest of 6, 9, 15, 16 or 17 digits that read back as the same number; or "inf", "-inf", "nan". */
+/* Adds the number x to the text, with the fewest digits (6, 9, 15, 16 or 17) that read back as x. Infinities and NaN
+ * become "inf", "-inf", "nan". */
 static inline void te__text_number(te__text *t, double x) {
     static const int digits[5] = {6, 9, 15, 16, 17};
     char number[64] = "nan", point[16];
@@ -128,8 +130,8 @@ static inline void te__text_number(te__text *t, double x) {
     te__text_put(t, p + strlen(point));
 }
 
-/* Reads a decimal number ([-+] digits [. digits] [e [-+] digits]) at the start of n bytes, correctly rounded. Returns
- * the number of bytes read, 0 if there is no number. Hexadecimal, "inf", "nan" and white space do not count as
+/* Reads a decimal number ([-+] digits [. digits] [e [-+] digits]) at the start of the n bytes s, correctly rounded.
+ * Returns the number of bytes read; 0 if there is no number. Hexadecimal, "inf", "nan" and white space do not count as
  * numbers. */
 static inline size_t te__read_number(const char *s, size_t n, double *value) {
     size_t i = 0, point_at = 0, digits = 0;

@@ -1,25 +1,27 @@
-/* context_parallel/attention.c: attention over sequences that ranks share. Knows the operations of attention, and the
- * exchanges of context_parallel/exchange.c; must not know modules.
+/* context_parallel/attention.c: attention over sequences that ranks share. This part may call the operations of
+ * attention and the exchanges of context_parallel/exchange.c. It must not depend on modules.
  *
- * Attention is computed in pieces: some queries of this rank with some keys. te_op_context_merge merges the outputs of
- * the pieces in f32. The backward pass needs no output of a piece: the gradients of a piece follow from the whole
- * output and its LSE. */
+ * Attention is computed in pieces. A piece is the attention of some queries of this rank to some keys.
+ * te_op_context_merge merges the outputs of the pieces in f32. The backward pass needs no output of a single piece: the
+ * gradients of a piece follow from the whole output and the whole LSE. */
 
 /* ---- pieces ---- */
 
-/* The state of the tape node. */
+/* The state of an attention that is recorded for te_backward. */
 typedef struct te__context_attention {
-    te_op_attn_fwd_args args; /* te__context_backward replaces its tensors by those that the node has saved */
+    te_op_attn_fwd_args args; /* te__context_backward replaces the tensors in `args` by those that were saved for the
+                               * backward pass */
     te__context context;
     bool causal, packed;
     int seq; /* index of the dimension of tokens */
 } te__context_attention;
 
-/* One piece of attention: queries of this rank, with keys of rank `owner` of the ring, or gathered keys. */
+/* One piece of attention: queries of this rank with keys of rank `owner` of the ring, or with gathered keys. */
 typedef struct te__context_piece {
     te_context_chunks q, kv;
-    int owner, up_to;           /* up_to: TE_CHUNKS_UP_TO takes the first `up_to` chunks; 0: all chunks */
-    int64_t first_key, num_keys; /* the range of gathered keys, unless packed */
+    int owner, up_to;           /* up_to: with TE_CHUNKS_UP_TO, the number of chunks of keys, from the first one on; 0:
+                                 * all chunks */
+    int64_t first_key, num_keys; /* the range of gathered keys in a sequence (not used if packed) */
     te_attn_mask mask;
     te_window window;
     bool top_left; /* the diagonal of the window begins in the top left corner */
@@ -31,7 +33,7 @@ static int te__context_pieces(const te__context_attention *s) {
     return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 
-/* Returns piece `i`. `length`: of a whole sequence of gathered keys, unless packed. */
+/* Returns piece number `i`. `length` is the length of a whole sequence of gathered keys; it is not used if packed. */
 static te__context_piece te__context_piece_of(const te__context_attention *s, int i, int64_t length) {
     const int ranks = te__group_size(s->context.ring), rank = te__group_rank(s->context.ring);
     const te_attn_mask none = s->packed ? TE_MASK_PADDING : TE_MASK_NONE;
@@ -53,9 +55,9 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* keys are cut on both sides: the window is moved to count from the first key that is left */
+    } else { /* keys are cut off on both sides, so the window is moved to count from the first key that is left */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
-        p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size and a sum below
+        p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size, and the sums below
                                                          * must not overflow */
         p.window.right = te__min(p.window.right, length);
         p.first_key = te__max(0, at - p.window.left);
@@ -67,7 +69,8 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     return p;
 }
 
-/* Returns the first or the second half of x along `dim`, or all of it, as `chunks` says. x may be NULL. */
+/* Returns the part of x along `dim` that `chunks` names: the first half, the second half, or all of x. x may be
+ * NULL. */
 static te_tensor *te__context_part(te_tensor *x, int dim, te_context_chunks chunks) {
     const int64_t half = x ? x->shape[dim] / 2 : 0;
     return !x || (chunks != TE_CHUNKS_FIRST && chunks != TE_CHUNKS_SECOND)
@@ -87,8 +90,8 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
     return s->packed ? lse : te__context_part(lse, 2, p->q);
 }
 
-/* Replaces *cu by the lengths, and *padded by the starts, that packed queries or keys of rank `rank` have in a
- * piece. */
+/* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the lengths of their
+ * sequences and *padded by the starts. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -104,16 +107,16 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
     *padded = a.starts;
     return a.lengths && a.starts ? te_op_context_lengths(te, &a) : te_error_code(te);
 }
-/* Returns a bound of these lengths. longest: the longest whole sequence. With padding between sequences that bound is
- * kept. */
+/* Returns an upper bound of the lengths that te__context_lengths computes. `longest` is the length of the longest whole
+ * sequence. If there is padding between sequences (`padded`), the bound stays `longest`. */
 static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest,
                                    const te_tensor *padded) {
     const int64_t chunk = te__div_up(longest, 2 * te__group_size(s->context.ring));
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* Returns the part of a bias of whole sequences that belongs to the piece's queries and to chunk i of the piece's
- * keys. */
+/* Returns a view of the piece's part of `bias`, whose columns are those of whole sequences: the rows of the piece's
+ * queries and the columns of chunk number i of the piece's keys. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);
@@ -121,7 +124,8 @@ static te_tensor *te__context_columns(const te__context_attention *s, const te__
     if (bias->shape[2] > 1) bias = te__context_part(bias, 2, p->q);
     return te_tensor_narrow(bias, 3, (i ? 2 * ranks - 1 - p->owner : p->owner) * chunk, chunk);
 }
-/* Copies the piece's part of a bias to `part`, or with `back` from `part` into the bias. */
+/* Copies the piece's part of `bias` to the tensor `part`. If `back` is true, copies the tensor `part` into `bias`
+ * instead. */
 static te_result te__context_bias(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                   te_tensor *part, bool back) {
     const int n = p->kv == TE_CHUNKS_FIRST ? 1 : 2;
@@ -145,7 +149,8 @@ static te_tensor *te__context_bias_part(const te__context_attention *s, const te
     return part ? te__checked(part, te__context_bias(s, p, bias, part, false)) : NULL;
 }
 
-/* Fills in the args for the forward pass of piece `i`, without outputs. k, v: of the piece's owner, or of all ranks. */
+/* Fills in the args for the forward pass of piece number `i`, except the outputs. k and v are those of the piece's
+ * owner, or those of all ranks if keys are gathered. */
 static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q,
                                   te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
     te_attn_rule *x = &a->rule;
@@ -191,7 +196,7 @@ static te_result te__context_join(te_qkv_format format, te_tensor *x, te_tensor 
     return te_op_context_merge(x->te, &a);
 }
 
-/* Computes piece `i` and merges it into o (f32), lse and, if it is not NULL, max_logit. */
+/* Computes piece number `i` and merges it into o (f32), lse and, if it is not NULL, max_logit. */
 static te_result te__context_attend(const te__context_attention *s, int i, te_tensor *q, te_tensor *k, te_tensor *v,
                                     te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
@@ -207,13 +212,13 @@ static te_result te__context_attend(const te__context_attention *s, int i, te_te
     return result == TE_OK ? te__context_join(s->args.format, a.o, a.lse, a.max_logit, out, sums, max_logit) : result;
 }
 
-/* The tensors of this rank's queries that the backward pass of every piece reads (q, o, lse, d_o), and the gradients to
- * which every piece adds. */
+/* Tensors of this rank's queries. The backward pass of every piece reads q, o, lse and d_o, and adds to the gradients
+ * dq and dbias. */
 typedef struct te__context_grads {
     te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq is f32; dbias NULL: not wanted */
 } te__context_grads;
 
-/* Computes the gradients of piece `i` and adds them to g->dq, dk and dv, which are f32, and to g->dbias. */
+/* Computes the gradients of piece number `i` and adds them to g->dq, dk and dv, which are f32, and to g->dbias. */
 static te_result te__context_differentiate(const te__context_attention *s, int i, const te__context_grads *g,
                                            te_tensor *k, te_tensor *v, te_tensor *dk, te_tensor *dv) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
@@ -251,7 +256,7 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
 
 /* ---- all pieces ---- */
 
-/* Gathers the keys and values of all ranks of the ring, in the order of their sequences. */
+/* Gathers the keys and values of all ranks of the ring, and puts them in the order of the sequences. */
 static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2],
                                     te_result result) {
     te_group *ring = s->context.ring;
@@ -276,8 +281,8 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     }
     return result;
 }
-/* Adds up the gradients of whole keys and values over the ranks: dx[i] becomes this rank's part, in the dtype of
- * own[i]. */
+/* Adds up the gradients of whole keys and values, `whole`, over the ranks. dx[i] becomes this rank's part of the sum,
+ * in the dtype of own[i]. */
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
                                      te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -299,8 +304,8 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
     return result;
 }
 
-/* Makes two tensors like like[0] and like[1], of `dtype` (0: the same), filled with 0 if `zero`. pair[i] is NULL when
- * out of memory. */
+/* Makes the tensors pair[0] and pair[1] with the shapes of like[0] and like[1]. Their format is `dtype`, or that of
+ * like[i] if it is 0. They are filled with 0 if `zero` is true. pair[i] is NULL if memory runs out. */
 static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero, te_tensor *pair[2]) {
     int i;
     for (i = 0; i < 2; i++)
@@ -309,8 +314,8 @@ static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero
                            : te__empty_like(like[i], dtype ? dtype : like[i]->dtype);
 }
 
-/* Computes the attention of q to the keys of all ranks of the ring. On entry o (f32) is zero; lse and max_logit (or
- * NULL) are -inf. */
+/* Computes the attention of q to the keys of all ranks of the ring. On entry o (f32) must be zero, and lse and
+ * max_logit (which may be NULL) must be -inf. */
 static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2],
                                           te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
     te_group *ring = s->context.ring;
@@ -336,8 +341,8 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     return te__context_agree(ring, result);
 }
 
-/* Computes the gradients of all pieces. The gradients of keys and values are passed on together with the keys and
- * values, and arrive at the rank that owns them: dx. */
+/* Computes the gradients of all pieces. The gradients of keys and values are passed around the ring together with the
+ * keys and values. At the end they are at the rank that owns the keys, which stores them in dx. */
 static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g,
                                            te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -382,7 +387,8 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
 
 enum { TE__CONTEXT_INPUTS = TE__ATTENTION_INPUTS, TE__CONTEXT_SAVED = TE__ATTENTION_SAVED };
 
-/* Sets cu[0..2] to the starts of the sequences of queries, keys and values in memory, if packed. */
+/* Sets cu[0..2] to the tensors with the starts, in memory, of the sequences of queries, keys and values; NULL if they
+ * are not packed. */
 static void te__context_starts(const te_attn_rule *x, te_tensor *cu[3]) {
     cu[0] = x->cu_seqlens_q_padded ? x->cu_seqlens_q_padded : x->cu_seqlens_q;
     cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
@@ -423,7 +429,8 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         a.d_o = d_o;
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
-        if (needs[4] && result == TE_OK) { /* only this rank's heads; other ranks have the gradients of theirs */
+        if (needs[4] && result == TE_OK) { /* for this rank's heads only: other ranks have the gradients of their
+                                            * heads */
             dx[4] = te__empty_1d(te, TE_F32, heads * te__group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
             if (result == TE_OK)
@@ -435,9 +442,9 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     return result;
 }
 
-/* Runs the forward pass. On entry `parts` are q, k, v of this rank's tokens; on return they are the tensors that this
- * rank's attention has read, which the backward pass needs. *o: the output of this rank's tokens. If `result` is a
- * failure, the other ranks are told, and no tensor is looked at. */
+/* Runs the forward pass. On entry parts[0..2] are q, k and v of this rank's tokens. On return they are the tensors that
+ * this rank's attention has read; the backward pass needs them. *o receives the output of this rank's tokens. If
+ * `result` is a failure, no tensor is read, and the other ranks are told of the failure. */
 static te_result te__context_forward(te__context_attention *s, te_tensor *parts[3], te_tensor *max_logit, te_tensor **o,
                                      te_result result) {
     const te__context *c = &s->context;
@@ -481,13 +488,15 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     *o = a->o;
     if (result == TE_OK && own_max != max_logit) {
         result = te__all_gather(c->heads, own_max, max_logit);
-        if (result != TE_OK) return result; /* all ranks of the group fail here, so none waits in the next exchange */
+        if (result != TE_OK) return result; /* here all ranks of the group fail, so no rank waits in the next
+                                             * exchange */
     }
     return te__context_to_tokens(c, o, cu, 1, a->format, result);
 }
 
-/* Compares the calls of all ranks before the first exchange. `result`: a failure of this rank before the comparison. If
- * one rank fails, all ranks fail, and none goes on. */
+/* Compares the calls of all ranks before the first exchange. `result` is a failure that this rank had before, or TE_OK.
+ * If one rank fails, all ranks fail, and none of them begins the exchanges. *compared tells whether the ranks have
+ * compared. */
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
                                    te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
@@ -504,7 +513,7 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
                  (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale,
                  (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
                  d->rule.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
-    for (i = 0; i < 2; i++) { /* a failure in the first group is told to the ranks of the second */
+    for (i = 0; i < 2; i++) { /* if the first group fails, the ranks of the second group are told */
         if (!te__group_compares(groups[i], c->met)) continue;
         result = te__group_compare(groups[i], what, result);
         *compared = true;
@@ -513,10 +522,11 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     return result;
 }
 
-/* Computes te_attention of this rank's tokens q, k, v with the keys of all ranks of *c; all ranks must call it.
- * cu_seqlens and max_seqlen are those of whole sequences. A bias has the rows of this rank, and columns for all keys in
- * the order of the sequence. max_logit is that of all ranks. `result`: a failure before the call, of which the other
- * ranks are told. The gradient of softmax_offset covers this rank's heads only. */
+/* Computes te_attention of this rank's tokens q, k, v with the keys of all ranks of *c. All ranks must call it.
+ * cu_seqlens and max_seqlen are those of whole sequences. A bias has the rows of this rank's queries, and columns for
+ * all keys in the order of the sequence. max_logit is the maximum over all ranks. `result` is a failure that this rank
+ * had before the call, or TE_OK; the other ranks are told of a failure. The gradient of softmax_offset covers this
+ * rank's heads only. */
 static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attn_desc *desc, te__context *c,
                                             te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
@@ -535,8 +545,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
-    if (a->rule.window.left < 0) a->rule.window.on = false; /* no bound beyond the mask's: (-1, 0) with a causal mask,
-                                                             * else (-1, -1) */
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* a negative left bound, as in (-1, 0) with a causal mask
+                                                             * or (-1, -1), limits nothing more than the mask does */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);
@@ -545,8 +555,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
         parts[i] = te_tensor_contiguous(te_tensor_detach(q_k_v[i]));
         if (!parts[i]) result = te_error_code(te);
     }
-    if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* each rank has its own offsets: ranks with the same seed drop
-                                                        * different elements */
+    if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* each rank has its own offsets, so ranks with the same seed
+                                                        * drop different elements */
         const uint64_t pieces = (uint64_t)te__context_pieces(&s);
         te__draw draw = te__rng_draw(te, pieces * (uint64_t)te__context_size(c));
         a->seed = draw.seed;

@@ -1,9 +1,9 @@
-/* context_parallel/batch.c: batches for ranks that share sequences: padding, dividing, and putting them together again.
- * Knows the order of their tokens (context_parallel/exchange.c); must not know attention. */
+/* context_parallel/batch.c: pads batches for ranks that share sequences, divides them among the ranks, and joins them
+ * again. This part may use the order of tokens in context_parallel/exchange.c. It must not depend on attention. */
 
 /* ---- this rank's part of a batch, and the whole batch ---- */
 
-/* Returns the index of the dimension of tokens; -1 with an error. */
+/* Returns the index of the dimension that counts tokens; -1 after an error. */
 static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *who) {
     const int dim = b->format == TE_BSHD || (b->format == TE_THD && x->ndim > 1 && x->shape[0] == 1) ? 1 : 0;
     char text[TE__SHAPE_TEXT];
@@ -27,15 +27,15 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     }
     return dim;
 }
-/* Returns the map of the rows of a whole batch, of which x has 1 / `part`: to the ranks' order if part is 1, else from
- * it. */
+/* Returns the map that reorders the rows of a whole batch. x has 1 / `part` of these rows. If part is 1, the map is
+ * from the order of the sequences to that of the ranks; otherwise it is the reverse. */
 static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
     te__context_order order = te__context_order_of(ranks, 1, part == 1);
     const int64_t sequences = dim == 1 ? x->shape[0] : 1;
     return te__context_map(x->te, &order, sequences * x->shape[dim] * part, sequences,
                            b->format == TE_THD ? b->cu_seqlens_padded : NULL);
 }
-/* Returns a copy of x, so that the memory of which x is a part can be released. */
+/* Returns a copy of x, so that the larger memory that x is a part of can be released. */
 static te_tensor *te__batch_copy(te_tensor *x) {
     te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
@@ -64,7 +64,7 @@ TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *
     return te__frame_return(x->te, te__batch_copy(all));
 }
 
-/* Returns the x of all ranks, one behind the other; NULL on all ranks if one rank has none. */
+/* Returns the tensors x of all ranks, one behind the other. NULL on all ranks if x is NULL on one of them. */
 static te_tensor *te__batch_gathered(te_group *group, te_tensor *x) {
     return te__group_size(group) > 1 ? te__gather(group, x) : x;
 }
@@ -121,8 +121,8 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
 
 /* ---- padding ---- */
 
-/* Returns a checked copy of cu_seqlens in host memory, with *n sequences of at most `tokens` tokens together; NULL with
- * an error. The caller frees its *n + 1 numbers. */
+/* Returns a copy of cu_seqlens in host memory, after checking it. Sets *n to the number of sequences, which may have at
+ * most `tokens` tokens together. The caller must free the *n + 1 numbers. NULL after an error. */
 static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, const char *who, int64_t *n) {
     te_ctx *te = cu->te;
     int32_t *host;
@@ -168,7 +168,7 @@ static void te__batch_put(void *host, te_dtype dtype, int64_t i, int64_t value) 
     else ((int32_t *)host)[i] = (int32_t)value;
 }
 
-/* Allocates host memory for n numbers of `dtype` and sets *bytes to its size; NULL with an error. */
+/* Allocates host memory for n numbers of `dtype` and sets *bytes to its size. NULL after an error. */
 static void *te__batch_host(te_ctx *te, int64_t n, te_dtype dtype, size_t *bytes) {
     const uint64_t wanted = (uint64_t)n * (uint64_t)te__dtype_size(dtype) + 1;
     *bytes = (size_t)wanted;
@@ -178,7 +178,7 @@ static void *te__batch_host(te_ctx *te, int64_t n, te_dtype dtype, size_t *bytes
              (long long)n, te_dtype_name(dtype), (int)(8 * sizeof(void *)));
     return NULL;
 }
-/* Checks that the number of tokens with padding fits into 32 bits, like the starts of sequences. */
+/* Checks that the number of tokens, with padding, fits into 32 bits, as the starts of sequences must. */
 static te_result te__batch_fits(te_ctx *te, int64_t total, int64_t factor, const char *who) {
     if (total <= INT32_MAX) return TE_OK;
     return te__fail(
@@ -187,7 +187,7 @@ static te_result te__batch_fits(te_ctx *te, int64_t total, int64_t factor, const
         (long long)total, (long long)factor);
 }
 
-/* Returns x with each sequence padded by `pad`: [total]. */
+/* Returns a tensor [total] that has the sequences of x, each followed by numbers `pad` up to a multiple of `factor`. */
 static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, int64_t factor, int64_t total,
                                 int64_t pad) {
     te_ctx *te = x->te;

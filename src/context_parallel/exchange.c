@@ -1,23 +1,24 @@
-/* context_parallel/exchange.c: ranks that share sequences (TransformerEngine: context parallelism): which rank has
- * which tokens, and how heads, keys and values are exchanged. Knows groups and operations; must not know attention.
+/* context_parallel/exchange.c: decides which rank has which tokens of a shared sequence, and exchanges heads, keys and
+ * values (TransformerEngine: context parallelism). This part may call groups and operations. It must not depend on
+ * attention.
  *
  * A sequence is divided into 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, one behind the
  * other, so that under a causal mask all ranks have the same work. There are two exchanges:
  *
- *     heads    the ranks exchange heads for tokens (a2a): each rank attends with its share of the heads to all tokens
- *              of the group
+ *     heads    the ranks exchange heads for tokens (a2a): each rank then has a part of the heads of all tokens of the
+ *              group, and attends with these heads
  *     ring     keys and values are passed from rank to rank (p2p), and each rank attends to the keys of one rank at a
- *              time, so the memory stays that of its own tokens; or all keys and values are gathered at once
+ *              time, so memory grows with its own tokens alone. Or all keys and values are gathered at once
  *              (all_gather)
  *
- * With both, heads are exchanged first. Ranks of one `heads` group have consecutive numbers, so their chunks together
- * are the two chunks of one rank of `ring`.
+ * With both, heads are exchanged first. Ranks of one `heads` group have consecutive numbers, so all their chunks
+ * together form the two chunks of one rank of `ring`.
  *
  * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits. At the end all
  * ranks of a ring know whether any rank has failed. */
 
 typedef struct te__context {
-    te_group *heads, *ring; /* borrowed; NULL or of one rank: the exchange is not needed */
+    te_group *heads, *ring; /* borrowed. The exchange is not needed if a group is NULL or has one rank */
     bool gathers;           /* the keys and values of the ring are gathered, not passed on */
     bool met;               /* the ranks have compared their calls */
 } te__context;
@@ -37,12 +38,13 @@ static int te__context_rank(const te__context *c) {
 
 /* ---- tokens in the order of sequences ---- */
 
-/* A permutation between two orders of rows: the rows of each rank, rank behind rank, and the order of the sequences. */
+/* A permutation between two orders of rows: the order of the ranks (all rows of rank 0, then of rank 1 ...) and the
+ * order of the sequences. */
 typedef struct te__context_order {
-    int ranks, share; /* ranks: the ranks whose rows are ordered; share: besides these, this many ranks share each
-                       * sequence of cu, so its numbers are divided by `share` */
-    bool inverse;     /* true: from the order of the sequences to that of the ranks; false: the reverse */
-    te_tensor *map;   /* the last map that was made: keys and values need the same one */
+    int ranks, share; /* ranks: the number of ranks whose rows are ordered. share: these ranks together have 1 / `share`
+                       * of each sequence, so the numbers in cu are divided by `share` */
+    bool inverse;     /* true: from the order of the sequences to the order of the ranks; false: the reverse */
+    te_tensor *map;   /* the last map that was made; it is kept because keys and values need the same one */
     const te_tensor *cu;
 } te__context_order;
 
@@ -53,8 +55,8 @@ static te__context_order te__context_order_of(int ranks, int share, bool inverse
     order.inverse = inverse;
     return order;
 }
-/* Returns the map of `rows` rows of all ranks. The sequences begin at cu; cu NULL: there are `sequences` sequences of
- * equal length. NULL with an error. */
+/* Returns the map of the `rows` rows of all ranks. `cu` has the starts of the sequences; if it is NULL, there are
+ * `sequences` sequences of equal length. NULL after an error. */
 static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences,
                                   te_tensor *cu) {
     te_op_context_rows_args a = TE_ZERO;
@@ -68,14 +70,15 @@ static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t 
     order->cu = cu;
     return order->map = a.map ? te__checked(a.map, te_op_context_rows(te, &a)) : NULL;
 }
-/* Returns the map of all rows, of which x (heads of tokens in `format`) has 1 / `part`. */
+/* Returns the map of the rows of all ranks. x has 1 / `part` of these rows, and its layout (heads of tokens) is
+ * `format`. */
 static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part,
                                      te_tensor *cu) {
     const int64_t sequences = format == TE_BSHD ? x->shape[0] : 1,
                   rows = sequences * x->shape[format == TE_BSHD ? 1 : 0];
     return te__context_map(x->te, order, rows * part, sequences, cu);
 }
-/* Returns a tensor of this shape that has row i of x as row map[i]. */
+/* Returns a tensor of the given shape whose row map[i] is row i of x. */
 static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, const int64_t *shape) {
     te_op_moe_permute_args a = TE_ZERO;
     int64_t rows[2];
@@ -94,8 +97,8 @@ static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, cons
 
 /* ---- heads for tokens ---- */
 
-/* Exchanges each in[i] with all ranks, into out[i]. `result`: the result so far; a failure is told to the other
- * ranks. */
+/* Exchanges parts of each in[i] with all ranks and writes out[i]. `result` is this rank's result so far; if it is a
+ * failure, the other ranks are told. */
 static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n,
                                       te_result result) {
     int i;
@@ -105,8 +108,8 @@ static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_
     for (i = 0; i < n && result == TE_OK; i++) result = te_all_to_all(group, in[i], NULL, out[i], NULL);
     return result;
 }
-/* Returns x, seen as [a, b, ..], as [b, a, ..]: rows of heads [R, ranks, ..] become blocks [ranks, R, ..], or the
- * reverse. */
+/* Returns x, viewed as [a, b, ..], transposed to [b, a, ..]. This turns rows of heads [R, ranks, ..] into blocks
+ * [ranks, R, ..], or the reverse. */
 static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t numel) {
     int64_t shape[3];
     shape[0] = a;
@@ -115,7 +118,7 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
 /* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any
- * layout. cu[i]: the starts of x[i]'s sequences in memory. */
+ * layout. cu[i] has the starts, in memory, of the sequences of x[i]. */
 static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                       te_qkv_format format, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -174,8 +177,8 @@ static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_t
 
 /* ---- the ring ---- */
 
-/* Sends out[i] to the next rank, and receives in[i] from the previous one. Even ranks send first and odd ranks receive
- * first, since a send may wait for the receiver. */
+/* Sends out[i] to the next rank and receives in[i] from the previous one. A send may wait for its receiver, so even
+ * ranks send first and odd ranks receive first. */
 static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n,
                                   te_result result) {
     const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
@@ -195,7 +198,8 @@ static te_result te__context_pass(te_group *group, te_tensor *const *out, te_ten
         }
     return result;
 }
-/* Fails on all ranks if one rank has failed. Groups whose ranks cannot tell each other of failures return `result`. */
+/* Fails on all ranks if one rank has failed. If the ranks of a group cannot tell each other of failures, it returns
+ * `result`. */
 static te_result te__context_agree(te_group *group, te_result result) {
     if (te__is_alone(group) || !group->refuse) return result;
     return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);

@@ -1,5 +1,5 @@
-/* context_parallel/none.c: takes the place of context_parallel/ when TE_NO_DIST leaves it out: sequences are never
- * shared, since there is one rank. */
+/* context_parallel/none.c: replaces the other parts of context_parallel/ if TE_NO_DIST is defined. There is only one
+ * rank then, so sequences are never shared. */
 
 typedef struct te__context {
     te_group *heads, *ring; /* always NULL */

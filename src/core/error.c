@@ -1,4 +1,5 @@
-/* core/error.c: the first error, the log, host memory. Knows the context; must not know devices. */
+/* core/error.c: keeps a context's first error, writes the log, allocates host memory. This part may use the context. It
+ * must not depend on the kind of device. */
 
 static void te__log_text(te_ctx *te, te_log_level level, const char *text) {
     if (!te || level > te->log_level) return;
@@ -27,13 +28,13 @@ TE_PRINTF(2, 3) static void te__warn(te_ctx *te, const char *format, ...) {
     te__log_text(te, TE_LOG_WARN, text);
 }
 
-/* The error text used when the host has no memory for a longer one. */
+/* The error text that is used if there is no host memory for a longer text. */
 static const char te__no_memory_text[] = "out of host memory";
 
-/* Marks the training step under way, if there is one, as failed: one of its calls has failed. */
+/* Marks the current training step, if there is one, as failed, because one of its calls has failed. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
 /* Ends the training step, so that te_clear_error no longer undoes its changes. Does nothing during a capture or a
- * warm-up, since a capture and a warm-up change nothing. */
+ * warm-up, because no step runs there. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
@@ -66,7 +67,7 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     return code;
 }
 
-/* Each function of this group fails a call that a capture cannot record. */
+/* The next four functions make a call fail because a capture cannot record it. */
 static te_result te__refuse_capture(te_ctx *te, const char *what, const char *instead) {
     return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what,
                     instead);
@@ -84,7 +85,7 @@ static te_result te__refuse_upload(te_ctx *te) {
 }
 #define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
 
-/* Fails the call `what` if it comes from inside a trace hook, which must not make it. */
+/* Makes the call named `what` fail if a trace hook made it; a trace hook must not make this call. */
 static te_result te__refuse_hook(te_ctx *te, const char *what) {
     if (!te->tracing) return TE_OK;
     return te__fail(te, TE_ERR_STATE,
@@ -94,7 +95,7 @@ static te_result te__refuse_hook(te_ctx *te, const char *what) {
 }
 
 /* Returns whether this process is a forked child of the process that made the context. The context's threads and the
- * driver's state do not exist in a child. */
+ * driver's state do not exist in such a child. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
@@ -113,8 +114,8 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* Checks the result of a callback of the program: TE_OK and error codes pass, any other number is an error. `of` is the
- * name of the callback's owner, or NULL. */
+/* Checks the number that a callback of the program, `function`, has returned. Returns TE_OK and error codes unchanged;
+ * any other number is an error. `of` is the name of the object that has the callback, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;
     return te__fail(te, TE_ERR_INVALID,
@@ -127,8 +128,7 @@ static te_result te__returned(te_ctx *te, te_result r, const char *function, con
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
-/* Does what te__settle does, but only while there is no error: the first error is final, so waiting would not change
- * it. */
+/* Calls te__settle, but only if there is no error yet: the first error is final, so waiting would not change it. */
 static void te__settle_error(const te_ctx *te) {
     if (te && te->error_code == TE_OK) te__settle(te);
 }
@@ -142,8 +142,8 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-/* The library itself calls this only after a failure, since the call may wait. To test whether an error has happened,
- * it reads te->error_code. */
+/* Returns the code of the first error; it may wait for kernels that are being compiled. So the library itself calls
+ * this function only after a failure. To test whether an error has happened, the library reads te->error_code. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
     te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
@@ -157,7 +157,7 @@ TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
     te__settle(te); /* earlier calls may still fail; their errors are cleared too */
     te__forget_error(te);
-    /* an error of the undoing itself is dropped: the next step tries to undo again, and reports it */
+    /* if undoing itself fails, that error is dropped: the next step tries again to undo, and reports the error */
     if (te->step_failed && !te->capture && te__undo_step(te) != TE_OK) te__forget_error(te);
 }
 
@@ -171,7 +171,7 @@ TE_API const char *te_result_name(te_result result) {
 
 /* ---- host memory ---- */
 
-/* Allocates host memory that is in no list of a context: for the context itself and for objects that outlive it. */
+/* Allocates host memory that no context lists: memory for the context itself, and for objects that outlive it. */
 static void *te__raw_alloc(const te_allocator *a, size_t bytes) {
     return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes);
 }
@@ -182,19 +182,20 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* The header in front of every allocation of te__try_alloc and te__alloc, 16-byte aligned like the memory behind it.
- * The headers form a list, by which te_ctx_destroy frees what is left. */
+/* The header in front of every piece of memory that te__try_alloc and te__alloc return. Header and memory are aligned
+ * to 16 bytes. The headers form a list, so that te_ctx_destroy can free what is left. */
 struct te__block {
     union {
         struct {
-            te__block *next, **at; /* at: the pointer to this */
+            te__block *next, **at; /* at: the address of the pointer to this block */
             size_t bytes;
         } is;
         uint64_t align[4];
     } u;
 };
 
-/* Returns NULL, without setting an error, when there is no memory: for callers that can go on without it. */
+/* Allocates host memory. Returns NULL, without setting an error, if there is none, for callers that can go on without
+ * it. */
 static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te__block *b;
     if (bytes == 0) bytes = 1;
@@ -252,8 +253,7 @@ static void te__closable_remove(te__closable *c) {
     if (c->next) c->next->at = c->at;
     c->at = NULL;
 }
-/* Makes room for one more element of an array. When there is no memory, returns false and leaves the array as it
- * was. */
+/* Makes room for one more element of an array. If there is no memory, returns false and leaves the array as it was. */
 static bool te__try_grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {
     int more;
     void *p;

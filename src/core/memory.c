@@ -1,7 +1,8 @@
-/* core/memory.c: the caching pool of device memory, the arenas of graphs, and reference-counted buffers from both.
- * Knows the device only through te__device. All operations of a context run on its own stream, one after another, so a
- * released block may be handed out again at once. A block that another stream has used is handed out only after that
- * stream's event has passed. */
+/* core/memory.c: the caching pool of device memory, the arenas of graphs, and reference-counted buffers, whose memory
+ * comes from either. This part may use the device only through te__device.
+ *
+ * All operations of a context run on its own stream, one after another, so a released block may be handed out again at
+ * once. If another stream has used the block, it is handed out only after that stream's event has passed. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
@@ -16,8 +17,8 @@ static void te__device_leave(te_ctx *te, bool entered) {
     if (entered) te->device->leave(entered);
 }
 
-/* Rounds `bytes` up to a step of an eighth of a power of two, at least 512 bytes. So there are few different
- * capacities, and at most 12.5 % of a block is wasted. */
+/* Rounds `bytes` up to a multiple of a step. The step is an eighth of the power of two at or above `bytes`, but at
+ * least 512 bytes. So there are few different capacities, and less than a fifth of a large block is wasted. */
 static size_t te__pool_capacity(size_t bytes) {
     size_t step = 512;
     while (step * 8 < bytes) step *= 2;
@@ -80,7 +81,7 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
 }
 
 /* Returns a cached block of at least *want bytes and sets *want to its capacity; NULL if there is none. The block is at
- * most a quarter larger than *want: larger blocks are left to larger requests. */
+ * most a quarter larger than *want, so that larger blocks stay free for larger requests. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -96,8 +97,8 @@ static void *te__pool_take(te__pool *pool, size_t *want) {
     return NULL;
 }
 
-/* Returns the index of the list of blocks of this capacity, which is made if it is missing; -1 when out of host
- * memory. */
+/* Returns the index of the list of blocks of this capacity, and makes the list if it is missing. Returns -1 if there is
+ * no host memory. */
 static int te__pool_list(te_ctx *te, te__pool *pool, size_t capacity) {
     int i = te__pool_find(pool, capacity);
     if (i < pool->num_lists && pool->lists[i].capacity == capacity) return i;
@@ -115,7 +116,7 @@ static bool te__pool_add_spare(te_ctx *te, te__pool *pool) {
     pool->spare = b;
     return true;
 }
-/* Keeps a free block. Returns false when out of host memory. */
+/* Adds a free block to its list. Returns false if there is no host memory. */
 static bool te__pool_put(te_ctx *te, te__pool *pool, void *data, size_t capacity) {
     int i = te__pool_list(te, pool, capacity);
     te__free_block *b;
@@ -127,20 +128,21 @@ static bool te__pool_put(te_ctx *te, te__pool *pool, void *data, size_t capacity
     pool->lists[i].first = b;
     return true;
 }
-/* Keeps a free block of the context's pool. Never fails: when out of host memory, the block goes back to the device. */
+/* Adds a free block to the context's pool. This never fails: if there is no host memory, the block goes back to the
+ * device. */
 static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
     if (te__pool_put(te, &te->pool, data, capacity)) return;
     te->device->release(te, data, capacity);
     te->pool.stats.reserved -= capacity;
 }
 
-/* Keeps a released block that another stream may still use until `used` has passed; takes over the reference to
- * `used`. */
+/* Takes back a released block that another stream may use until the event `used` has passed. Takes over the caller's
+ * reference to `used`. */
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    bool waits = !used->awaited && !te__event_passed(used); /* `awaited`: the context's own stream, which alone will use
-                                                             * the block, waits for the event already */
+    bool waits = !used->awaited && !te__event_passed(used); /* only the context's own stream will use the block. If
+                                                             * `awaited`, it already waits for the event */
     if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
         if (waits) te__event_synchronize(used);
         te__event_release(used);
@@ -155,8 +157,8 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     b->next = pool->pending;
     pool->pending = b;
 }
-/* Frees the deferred blocks whose event has passed. If `wait` is true, waits for the events and frees all deferred
- * blocks. */
+/* Puts those deferred blocks into the pool whose event has passed. If `wait` is true, first waits for the events of all
+ * deferred blocks. */
 static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__pool *pool = &te->pool;
     te__free_block *b, **at = &pool->pending;
@@ -174,9 +176,10 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     }
 }
 
-/* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs; NULL with an error. If
- * `arena` is not NULL, the block is later released into that arena. The host memory for its list entry in the arena is
- * allocated now, so that the release cannot fail: the graph keeps writing its blocks, so no other pool may get them. */
+/* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs. Returns NULL after an error. If
+ * `arena` is not NULL, the block is later released into that arena, because the graph keeps writing its blocks and no
+ * other pool may get them. This release must not fail, so the host memory for its list entry in the arena is allocated
+ * now. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -187,8 +190,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* gives the cached blocks back and tries again; a capture need not wait, since te_graph_begin
-                      * has */
+        if (!data) { /* gives the cached blocks back to the device and tries again. A capture need not wait, since
+                      * te_graph_begin has waited */
             if (!te->capture) te->device->synchronize(te);
             te__pool_reclaim(te, true);
             te__pool_trim(te);
@@ -213,8 +216,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* Takes a block back. `used` is the event of the te__buffer, or NULL. Takes over the caller's reference to the
- * event. */
+/* Takes back a block. `used` is the event of the te__buffer, or NULL; the function takes over the caller's reference to
+ * it. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
     if (used && arena && arena->open) { /* the graph's next launch writes this block without waiting for the event */
@@ -259,8 +262,8 @@ static te__arena *te__arena_create(te_ctx *te) {
 static void te__arena_drop(te_ctx *te, te__arena *a) {
     if (a && --a->refs == 0) te__free(te, a, sizeof(*a));
 }
-/* Closes the arena of a graph that is gone, when nothing runs: free blocks go to the context's pool now, blocks in use
- * when they are released. */
+/* Closes the arena of a graph that is gone; nothing may be running. Free blocks go to the context's pool now. Blocks in
+ * use go there when they are released. */
 static void te__arena_close(te_ctx *te, te__arena *a) {
     int i;
     if (!a) return;
@@ -348,16 +351,18 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
-    if (b->offloaded) b->offloaded->buffer = NULL; /* the offload entry watches this buffer and must learn of its end */
+    if (b->offloaded) b->offloaded->buffer = NULL; /* the offload entry keeps a pointer to this buffer, and the buffer
+                                                    * is freed here */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
-    } else if (b->used) { /* foreign memory: the owner does not know of the event, so the host waits for it here */
+    } else if (b->used) { /* foreign memory: its owner does not know the event, so the host waits for the event here */
         te__event_synchronize(b->used);
         te__event_release(b->used);
     }
     te__arena_drop(te, b->arena);
     if (b->release) {
-        te__settle(te); /* launches that still wait for their kernels may use the memory */
+        te__settle(te); /* queues launches that still wait for the compilation of their kernels, since they may use this
+                         * memory */
         b->release(b->user);
     }
     te->live_buffers--;
@@ -365,15 +370,15 @@ static void te__buffer_release(te__buffer *b) {
     te__free(te, b, sizeof(*b));
 }
 
-/* Notes a write to the whole of b, or to a part whose range is not tracked. */
+/* Records a write to the whole of b, or to a part whose range is not tracked. */
 static void te__buffer_touch(te__buffer *b) {
     b->version++;
     b->written_at = b->whole_at = ++b->te->writes;
     b->num_writes = 0;
 }
 
-/* Makes room in the list of writes to parts. Drops writes that are older than every node on the tape. If the list is
- * still at its limit, merges each pair of neighbours into one write whose range covers both. */
+/* Makes room in b's list of writes to parts. First drops writes that are older than every node on the tape. If the list
+ * is still full, merges each pair of neighbours into one write whose range covers both. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     const te__segment *root = &te->tape.root;
@@ -394,13 +399,13 @@ static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     b->num_writes /= 2;
 }
 
-/* Notes a write to the bytes begin .. end - 1 of b, a buffer that tape nodes have saved. */
+/* Records a write to the bytes begin .. end - 1 of b, a buffer that tape nodes have saved. */
 static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     te_ctx *te = b->te;
     te__write *last = b->num_writes ? &b->writes[b->num_writes - 1] : NULL;
     b->version++;
     b->written_at = ++te->writes;
-    /* the same range as before, and no node has saved the buffer since: one entry is enough */
+    /* if the range is the same as before and no node has saved the buffer since, one entry is enough */
     if (last && last->begin == begin && last->end == end && last->at > b->saved_at) {
         last->at = te->writes;
         return;
@@ -426,10 +431,11 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
     return false;
 }
 
-/* Returns the number of writes so far. A launch of a graph counts as a write to every buffer of the graph's arena. */
+/* Returns the number of writes to b so far. A launch of a graph counts as a write to every buffer of the graph's
+ * arena. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* Takes a reference to b until the graph is destroyed, since each launch uses its memory. Buffers of the graph's own
+/* Takes a reference to b until the graph is destroyed, since each launch uses b's memory. Buffers of the graph's own
  * arena need no reference. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
@@ -440,7 +446,7 @@ static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     b->refs++;
     return TE_OK;
 }
-/* Returns the number of references to b, without the one that the capture under way holds. */
+/* Returns the number of references to b, not counting that of the current capture. */
 static int te__buffer_users(const te__buffer *b) { return b->refs - (b->te->capture && b->held == b->te->capture->id); }
-/* Returns whether b was made before the capture under way began. */
+/* Returns whether b was made before the current capture began; false outside of a capture. */
 static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->arena != b->te->capture->arena; }

@@ -1,9 +1,9 @@
-/* core/plan.c: builds a plan, which is the list of kernel launches of one operation: kernels, options, sizes,
- * arguments, workspace. Knows no driver: cuda/launch.c launches the plan. */
+/* core/plan.c: builds a plan, which is the list of kernel launches of one operation, with kernels, options, sizes,
+ * arguments and workspace. This part calls no driver: cuda/launch.c launches the plan. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are cleared when they are handed out:
-                                                  * every operation makes a plan, and a plan is large */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are cleared when they are handed out,
+                                                  * because every operation makes a plan and a plan is large */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;
@@ -40,8 +40,8 @@ static TE__NOINLINE bool te__plan_grow(te__plan *p) {
     return true;
 }
 
-/* Returns a new launch of the plan. When there are more than TE__OWN_LAUNCHES, the earlier launches may move in memory,
- * so a planner of long lists writes only to the latest launch. */
+/* Returns a new launch of the plan. From launch number TE__OWN_LAUNCHES on, the earlier launches may move in memory. So
+ * code that plans long lists must write only to the latest launch. */
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
     if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
@@ -62,15 +62,15 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
 }
 
 static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int value) {
-    if (l->num_options == TE__MAX_OPTIONS) return; /* too many options: te_kcheck compiles every row, so the missing
-                                                    * option is found there */
+    if (l->num_options == TE__MAX_OPTIONS) return; /* too many options. te_kcheck finds this, because it compiles each
+                                                    * kernel with all options that the kernel's file lists */
     l->option[l->num_options].name = name;
     l->option[l->num_options].value = value;
     l->num_options++;
 }
 
-/* A text of user code that a kernel includes in place of a file. The option TE__CODE_OPTION names the text: its value
- * is the text's id. The texts live as long as the process, like its kernels. */
+/* A text of user code that a kernel includes in place of a file. The value of the option TE__CODE_OPTION is the id of
+ * the text. The texts live as long as the process, as the kernels do. */
 #define TE__CODE_OPTION "X_MOD"
 typedef struct te__code {
     struct te__code *next;
@@ -92,9 +92,9 @@ static const te__kernel_file *te__code_find(int id) {
     te__mutex_unlock(&te__codes_mutex);
     return c ? &c->file : NULL;
 }
-/* Adds user code to a launch, as an option. The id is made from a hash of the text, so that different processes name
- * the compiled kernel alike; if two texts have the same hash, the later text gets the next free id. `path` is
- * static. */
+/* Adds user code to a launch, as an option. The id is made from a hash of the text, so that different processes give a
+ * compiled kernel the same name. If two texts have the same hash, the later text gets the next free id. `path` must be
+ * a static string. */
 static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, const char *text) {
     const size_t size = strlen(text) + 1;
     int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* te_kcheck uses the ids below 16 */
@@ -123,7 +123,7 @@ static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, 
     l->shared_bytes = (unsigned)shared_bytes;
 }
 
-/* Returns a cleared argument struct of `bytes` for the kernel of launch l. */
+/* Returns a cleared argument struct of size `bytes` for the kernel of launch l. */
 static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     uint32_t at = (p->args_used + 15u) & ~15u;
     l->args_bytes = (uint32_t)bytes;
@@ -143,22 +143,22 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
-/* Returns a counter in device memory for kernels whose last block finishes the work of all blocks (te_last_block). The
- * counter is 0 between kernels. All kernels of a context share the counter, since they run one after another. */
+/* Returns a counter in device memory, for kernels whose last block finishes the work of all blocks (te_last_block). The
+ * counter is 0 between kernels. All kernels of a context share it, since they run one after another. */
 static unsigned *te__plan_counter(const te__plan *p) {
     return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter;
 }
-/* Returns TE__PLAN_COUNTERS more counters, for kernels in which each group of blocks has a last block. They lie behind
- * the words of te_last_block and te_grid_wait. */
+/* Returns TE__PLAN_COUNTERS further counters, for kernels in which each group of blocks has a last block. They lie
+ * behind the words that te_last_block and te_grid_wait use. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
 /* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
-/* Returns the largest number of blocks for a cooperative launch, whose blocks must all run at once. `per_sm` is
- * the number of blocks for which the kernel's launch bounds leave room on one multiprocessor. `shared` is the shared
- * memory of a block in bytes, static shared memory included. The smaller chips of each generation have room for 1,536
- * threads and 100 KB of shared memory. */
+/* Returns the largest number of blocks of a cooperative launch: all of them must run at the same time. `per_sm` is the
+ * number of blocks that fit on one multiprocessor by the kernel's launch bounds. `shared` is the shared memory of a
+ * block in bytes, static shared memory included. The smaller chips of each generation have room for 1,536 threads and
+ * 100 KB of shared memory. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;
@@ -166,8 +166,8 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     return te__max(per_sm, 1) * te__max(p->num_sms, 1);
 }
 
-/* Returns device memory that lives until the plan has been queued, 256-byte aligned. The pool reuses the memory in
- * stream order. */
+/* Returns device memory, 256-byte aligned, that is released when the plan has been queued. Later work on the stream may
+ * reuse it. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;
     if (bytes <= 0) return NULL;

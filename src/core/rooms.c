@@ -1,14 +1,15 @@
-/* core/rooms.c: the state that each room (a part of the library above core/) keeps in a context, and the calls that
- * tell rooms of events. Knows te__room; must not know which rooms there are: open.c has the table of them. */
+/* core/rooms.c: gives each room (a part of the library above core/) its state in a context, and calls the functions of
+ * all rooms when an event happens. This part may use te__room. It must not depend on which rooms there are; their table
+ * is in open.c. */
 
-/* Returns the state of the room that has this slot. Every slot is in the table of open.c. */
+/* Returns the state, in this context, of the room that has `slot`. Every slot is in the table of open.c. */
 static void *te__slot_of(const te_ctx *te, const te__slot *slot) {
     int i;
     for (i = 0; i < te->num_rooms && te->rooms[i]->slot != slot; i++) {}
     return te->state[i];
 }
 
-/* Asks each room whether a capture may begin (or end). Stops at the first room that refuses. */
+/* Calls the function `capture` of each room, before a capture begins or ends. Stops at the first room that refuses. */
 static te_result te__ask_capture(te_ctx *te, bool begins) {
     te_result result = TE_OK;
     int i;
@@ -16,7 +17,7 @@ static te_result te__ask_capture(te_ctx *te, bool begins) {
         if (te->rooms[i]->capture) result = te->rooms[i]->capture(te, begins);
     return result;
 }
-/* Tells each room that a training step may begin here. */
+/* Calls the function `step_begins` of each room, where a training step may begin. Stops at the first error. */
 static te_result te__ask_step(te_ctx *te) {
     te_result result = TE_OK;
     int i;
@@ -24,7 +25,8 @@ static te_result te__ask_step(te_ctx *te) {
         if (te->rooms[i]->step_begins) result = te->rooms[i]->step_begins(te);
     return result;
 }
-/* Has each room undo the changes of a training step that has failed. */
+/* Calls the function `step_undone` of each room, which undoes a training step that has failed. Stops at the first
+ * error. */
 static te_result te__undo_step(te_ctx *te) {
     te_result result = TE_OK;
     int i;
@@ -32,7 +34,8 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* Tells each room that a function takes x (or NULL) as an input, but only during the first run of a checkpoint. */
+/* Calls the function `reads` of each room, because a function takes x (or NULL) as an input. Does so only during the
+ * first run of a checkpoint. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)
@@ -48,7 +51,7 @@ static void te__tell_backward_done(te_ctx *te) {
     for (i = 0; i < te->num_rooms; i++)
         if (te->rooms[i]->backward_done) te->rooms[i]->backward_done(te);
 }
-/* Returns `result`, or the first error of a room. */
+/* Calls the function `backward_ends` of each room. Returns `result`, or an error of a room. */
 static te_result te__tell_backward_ends(te_ctx *te, const te_module *m, te_result result) {
     int i;
     for (i = 0; !te->tape.quiet && i < te->num_rooms; i++)

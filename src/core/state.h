@@ -1,13 +1,14 @@
-/* core/state.h: the structs behind the handles: context, tensor, plan, tape. Knows no operation and no driver call. */
+/* core/state.h: the structs behind the handles: context, tensor, plan, tape. They must not depend on operations or on a
+ * driver. */
 
 /* ---- objects that a context has given out ---- */
 
 typedef struct te__block te__block; /* core/error.c: the header in front of each piece of host memory */
 
-/* A field of every object that te_ctx_destroy must close if the program has not (modules, groups, open files): freeing
- * the memory of such an object is not enough. */
+/* A field of every object that te_ctx_destroy must close if the program has not closed it, such as a module, a group or
+ * an open file. Freeing the memory of such an object is not enough. */
 typedef struct te__closable {
-    struct te__closable *next, **at; /* at: points to the pointer to this; NULL: in no list */
+    struct te__closable *next, **at; /* at: the address of the pointer to this; NULL: in no list */
     const char *kind;             /* "module" */
     void (*close)(void *owner);
     void *owner;
@@ -28,11 +29,11 @@ typedef struct te__event {
     struct te__event *next; /* te->spare_events */
     int refs;
     void *handle;
-    const te__stream *stream; /* the stream of the last record; only compared, never followed; NULL: the context's
-                               * own */
-    bool pending;             /* recorded, and perhaps not passed yet */
-    bool awaited;             /* the context's own stream waits for it, so whatever is queued there from then on runs
-                               * behind the event */
+    const te__stream *stream; /* the stream on which it was last recorded; NULL: the context's own. It is only compared:
+                               * the stream may be gone */
+    bool pending;             /* it was recorded, and perhaps has not passed yet */
+    bool awaited;             /* the context's own stream waits for it, so all work that is queued there from now on
+                               * runs after the event */
 } te__event;
 
 /* A block of pinned host memory, for copies on a second stream. */
@@ -41,7 +42,7 @@ typedef struct te__pinned {
     void *data;
     size_t capacity;
     bool taken;
-    te__event *used; /* the event behind the last copy to or from the block (a reference), or NULL */
+    te__event *used; /* the event after the last copy to or from the block (a reference), or NULL */
 } te__pinned;
 
 /* ---- memory ---- */
@@ -52,36 +53,39 @@ typedef struct te__write {
     int64_t begin, end; /* bytes */
 } te__write;
 
-/* A block of device memory with a reference count. `version` counts the writes, so that a cached quantized copy can
- * tell whether it is stale. saved_at, written_at and whole_at are values of te->writes, by which the tape finds a saved
- * tensor that was written too early. */
+/* A block of device memory with a reference count. `version` counts the writes, which shows whether a cached quantized
+ * copy is stale. saved_at, written_at and whole_at are values of te->writes; by them the tape finds out that a saved
+ * tensor was overwritten before its backward pass. */
 typedef struct te__buffer {
     te_ctx *te;
-    struct te__buffer *next, **at; /* te->buffers; at: points to the pointer to this */
+    struct te__buffer *next, **at; /* next: the next buffer in the list te->buffers; at: the address of the pointer to
+                                    * this buffer */
     int refs;
     void *data;
-    size_t bytes;    /* as asked for */
-    size_t capacity; /* as taken from the pool; 0: foreign memory, not te.h's */
+    size_t bytes;    /* the size that was requested */
+    size_t capacity; /* the size of the block from the pool; 0: foreign memory, not te.h's */
     uint64_t version;
-    void (*release)(void *user); /* of foreign memory, or NULL */
+    void (*release)(void *user); /* frees foreign memory, or NULL */
     void *user;
     struct te__arena *arena; /* the arena that owns the memory; NULL: the context's pool */
-    te__event *used; /* the event behind the last copy of it on another stream (a reference), or NULL */
-    struct te__offloaded *offloaded; /* tape/offload.c: its copy in host memory, or NULL */
-    uint64_t kept_version; /* tape/offload.c leaves this version on the device */
-    uint64_t held, written;  /* the ids of the last capture that holds it, and of the last that wrote it */
-    uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
-    uint64_t written_at, whole_at; /* the last write; the last write that has no entry in `writes` */
-    te__write *writes;         /* writes to parts of it since a node has saved it, the oldest first */
+    te__event *used; /* the event after the last copy of the buffer on another stream (a reference), or NULL */
+    struct te__offloaded *offloaded; /* the copy of the buffer in host memory (tape/offload.c), or NULL */
+    uint64_t kept_version; /* the version that tape/offload.c does not move to host memory */
+    uint64_t held, written;  /* held: id of the last capture that holds the buffer; written: id of the last one that
+                              * wrote it */
+    uint64_t saved_at;         /* the time at which a tape node last saved a tensor in the buffer; 0: never */
+    uint64_t written_at, whole_at; /* written_at: the time of the last write; whole_at: the time of the last write that
+                                    * has no entry in `writes` */
+    te__write *writes;         /* writes to parts of the buffer since a node has saved it, the oldest first */
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A block of the pool that is free, in a list of blocks of the same capacity; or a released block that another stream
- * still uses, in the pool's list `pending`. */
+/* A released block of the pool. Either it is free and in a list of blocks of the same capacity, or another stream still
+ * uses it and it is in the pool's list `pending`. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
-    size_t capacity; /* capacity and used (a reference to the event): set for pending blocks only */
+    size_t capacity; /* capacity and used (a reference to the event) are set for pending blocks only */
     te__event *used;
 } te__free_block;
 typedef struct te__free_list {
@@ -97,24 +101,25 @@ typedef struct te__pool {
 } te__pool;
 
 /* The memory of a graph. Blocks that were free when the capture ended stay in the arena, since only the graph's kernels
- * may write there. The arena outlives the graph as long as buffers of the arena live; blocks released after the graph's
- * end go to the context's pool. */
+ * may write there. The arena outlives the graph while buffers in the arena's memory exist. Blocks that are released
+ * after the graph's end go to the context's pool. */
 typedef struct te__arena {
     int refs; /* one for the graph, and one for every living buffer of the arena */
-    bool open; /* the graph exists */
-    uint64_t launches; /* launches of the graph; each writes the buffers that outlived the capture */
+    bool open; /* the graph still exists */
+    uint64_t launches; /* the number of launches of the graph; each launch writes the buffers that outlived the
+                        * capture */
     uint64_t launched_at; /* te->writes at the last launch */
     te__pool pool;     /* only `lists` and `spare` are used */
 } te__arena;
 
-/* The copy of a buffer in host memory, for tape nodes that have saved tensors of it (tape/offload.c). */
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors in this buffer (tape/offload.c). */
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* neighbours in the order in which nodes last saved the buffers */
-    int refs;          /* saved tensors that need the copy */
-    te__buffer *buffer; /* the buffer in device memory: a reference while `inside`; otherwise only watched, and NULL
-                         * once the buffer is freed or written */
-    uint64_t version;  /* the version of `buffer` that has these bytes */
-    bool inside;       /* inside the window of tape/offload.c */
+    int refs;          /* the number of saved tensors that need the copy */
+    te__buffer *buffer; /* the buffer in device memory. While `inside` is true this is a reference; otherwise it is not
+                         * counted, and becomes NULL when the buffer is freed or written */
+    uint64_t version;  /* the version of `buffer` that was copied */
+    bool inside;       /* the buffer is among those that tape/offload.c still keeps in device memory */
     size_t bytes;
     te__pinned *host;
 } te__offloaded;
@@ -123,28 +128,29 @@ typedef struct te__offloaded {
 
 enum { TE__MAX_PARTS = 6 };
 
-/* The tape's record of a tensor: a slot for its gradient. Views of one value have variables of their own. */
+/* The tape's record of a tensor, called its variable: it holds the tensor's gradient. Views of the same value have
+ * separate variables. */
 typedef struct te__var {
     int refs;
-    bool leaf;       /* a parameter, or an input marked by the user: keeps its gradient */
-    bool played;     /* the node that made the tensor has been played backwards and is gone */
+    bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
+    bool played;     /* the backward function of the node that made the tensor has run, and the node is gone */
     bool fresh;      /* in te->tape.fresh */
-    bool passing;    /* made inside a backward function: an outer te_backward that fails need not drop a gradient that
-                      * an inner one has begun here */
-    uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach it */
-    te_tensor *grad; /* of a leaf: the sum so far; else: the gradient on its way, during te_backward */
+    bool passing;    /* made inside a backward function. If an outer te_backward fails, it need not drop a gradient that
+                      * an inner te_backward has put here */
+    uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach the variable */
+    te_tensor *grad; /* for a leaf, the sum so far; else the gradient that te_backward has computed up to now */
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
-/* Functions that handle a tensor that is not plain, such as a quantized one. The room (a part of the library above
- * core/) that made the tensor supplies them. */
+/* The functions for a tensor that is not plain, such as a quantized one. The room (a part of the library above core/)
+ * that made the tensor supplies them. */
 typedef struct te__form {
-    /* Stores into `slot` the addresses of the plain tensors that hold the value of x (some of the tensors may be NULL).
-     * Returns their number. */
+    /* Finds the plain tensors that hold the value of x: stores the addresses of x's pointers to them in `slot`, and
+     * returns their number. Some of the pointers may be NULL. */
     int (*parts)(te_tensor *x, te_tensor **slot[TE__MAX_PARTS]);
     te_tensor *(*decode)(te_tensor *x, te_dtype dtype); /* returns the value as a plain tensor, recorded on the tape */
-    bool (*share)(const te_tensor *x, te_tensor *y);    /* gives y, a tensor without memory, the value of x; false: out
-                                                         * of memory */
+    bool (*share)(const te_tensor *x, te_tensor *y);    /* makes y, a tensor without memory, share the value of x;
+                                                         * returns false if memory runs out */
     void (*release)(te_tensor *x);                      /* x is being freed */
 } te__form;
 
@@ -154,23 +160,24 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: x is quantized, or a shape without memory (te_tensor_describe) */
+    te__buffer *buffer; /* NULL if the tensor is quantized, or has a shape without memory (te_tensor_describe) */
     int64_t offset;     /* bytes */
     bool requires_grad;
-    bool is_weight;   /* a copy of a parameter: not offered to hooks on saved tensors */
-    bool is_gradient; /* a variable keeps this tensor as gradient, main gradient or decoupled gradient */
-    bool sequence_parallel; /* its gradient covers one rank's part of the sequence (te_tensor_sequence_parallel) */
+    bool is_weight;   /* a copy of a parameter; hooks on saved tensors do not get it */
+    bool is_gradient; /* a variable holds this tensor as its gradient, main gradient or decoupled gradient */
+    bool sequence_parallel; /* the tensor's gradient covers only one rank's part of the sequence
+                             * (te_tensor_sequence_parallel) */
     bool sharded;           /* set by te_tensor_set_sharded */
     te__var *var;             /* NULL until the tape needs one */
     const te__form *form; /* NULL: a plain tensor */
-    struct te__quantized *quantized; /* quant/kinds.h: the data of a quantized tensor's form, or NULL */
+    struct te__quantized *quantized; /* the data of a quantized tensor (quant/kinds.h), or NULL */
     char *name;
 };
 
 /* ---- plans ---- */
 
-/* The limits of a plan. A plan holds its first launches and arguments inside itself; the further ones (of lists of
- * thousands of tensors) lie in host memory. */
+/* The limits of a plan. A plan holds its first launches and arguments inside itself. Further ones, as for lists of
+ * thousands of tensors, lie in host memory. */
 enum { TE__MAX_OPTIONS = 12, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
@@ -178,7 +185,7 @@ typedef struct te__option {
     int value;
 } te__option;
 
-/* A source text of kernels: its path below src/, and the text, which ends with a 0. */
+/* A source file of kernels: its path below src/, and its text, which ends with a NUL. */
 typedef struct te__kernel_file {
     const char *path, *text;
 } te__kernel_file;
@@ -189,8 +196,10 @@ typedef struct te__launch {
     int num_options;
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
-    bool cooperative; /* all blocks must run at once, else the launch fails (for te_grid_wait) */
-    bool follows;     /* the kernel calls te_follow (cuda/kernels.c), so it may start before the previous kernel ends */
+    bool cooperative; /* all blocks must run at the same time, because they wait for each other (te_grid_wait); else the
+                       * launch fails */
+    bool follows;     /* the kernel may start before the previous kernel ends, since it calls te_follow
+                       * (cuda/kernels.c) */
     void *function;   /* cuda/launch.c: the kernel, once it is loaded */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
@@ -201,10 +210,9 @@ typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
     bool hopper;   /* sm_90a kernels are available */
-    bool edits_maps; /* kernels that change tensor maps are available: they need PTX 8.3, which NVRTC has from 12.3
-                      * on */
-    bool baseline; /* only kernels marked te:baseline are available, and these without options */
-    bool explain;  /* the plan will not run, so its addresses mean nothing */
+    bool edits_maps; /* kernels that change tensor maps are available. They need PTX 8.3, so NVRTC 12.3 or later */
+    bool baseline; /* only kernels marked te:baseline are available, without options */
+    bool explain;  /* the plan will not run, so the addresses in it need not be valid */
     bool native, deterministic;
     void *counter; /* the memory of te__plan_counter */
     void *outside; /* the memory of te__plan_outside */
@@ -212,7 +220,7 @@ typedef struct te__plan {
     const char *why;
     size_t workspace_bytes;
     int num_workspaces, num_launches, cap_launches;
-    te__launch *launch; /* points to own_launch, or to host memory when there are more */
+    te__launch *launch; /* points to own_launch, or to host memory if there are more launches */
     uint32_t args_used;
     /* te__plan_begin does not clear the fields from here on. */
     te__buffer *workspace[TE__MAX_WORKSPACES];
@@ -229,14 +237,14 @@ typedef te_result (*te__op_check_fn)(te_ctx *te, void *args);
 typedef te_result (*te__op_cpu_fn)(te_ctx *te, const void *args);
 typedef te_result (*te__op_plan_fn)(te__plan *p, const void *args);
 
-/* An operation as devices see it: a row of ops/table.c. */
+/* What a device needs of an operation: one row of the table in ops/table.c. */
 typedef struct te__op_info {
     te_op op;
     size_t args_size;
     te__op_check_fn check;
     te__op_cpu_fn cpu;
     te__op_plan_fn plan;
-    /* for the CPU: stores a call with checked args in te->capture */
+    /* on the CPU: records a call, whose args are checked, in te->capture */
     te_result (*record)(te_ctx *te, const struct te__op_info *op, const void *args);
 } te__op_info;
 
@@ -245,37 +253,42 @@ typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
     void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*release)(te_ctx *te, void *data, size_t bytes);
-    /* the caller may reuse `host` on return */
+    /* copies from host memory; the caller may reuse `host` when it returns */
     te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);
     te_result (*download)(te_ctx *te, void *host, const void *src, size_t bytes); /* waits */
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes); /* NULL: host memory */
-    void *(*word)(te_ctx *te, int i); /* returns the i-th of 4 words of device memory: 8 bytes, 0 at first, kept until
-                                       * the end; NULL: the device uses host memory */
+    void *(*word)(te_ctx *te, int i); /* returns the address of word number i of 4 words in device memory. A word has 8
+                                       * bytes, is 0 at first, and is kept until the end. NULL: the device uses host
+                                       * memory */
     te_result (*run)(te_ctx *te, const te__op_info *op, const void *args); /* args are checked */
-    te_result (*enter)(te_ctx *te, bool *entered); /* makes the calls until `leave` cheaper; NULL: not needed */
+    te_result (*enter)(te_ctx *te, bool *entered); /* makes the calls until `leave` cheaper; NULL: the device does not
+                                                    * need it */
     void (*leave)(bool entered);
-    te_result (*settle)(te_ctx *te); /* queues the launches that wait for their kernels; NULL: launches never wait */
-    te_result (*warm)(te_ctx *te); /* compiles the kernels noted since te_warmup_begin; NULL: the device has no
-                                    * kernels */
+    te_result (*settle)(te_ctx *te); /* queues the launches that wait for the compilation of their kernels; NULL:
+                                      * launches never wait */
+    te_result (*warm)(te_ctx *te); /* compiles the kernels that were listed since te_warmup_begin; NULL: the device has
+                                    * no kernels */
     void (*close)(te_ctx *te);
-    te_result (*capture_begin)(te_ctx *te); /* operations are noted in te->capture from here on, and not run */
-    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; g NULL: drops the noted
+    te_result (*capture_begin)(te_ctx *te); /* begins a capture: from now on operations are recorded in te->capture and
+                                             * do not run */
+    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; if g is NULL, drops the recorded
                                                         * operations */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
-    /* Streams and events: only core/stream.c and core/transfer.c call these. `s` NULL: the context's own stream. */
+    /* Streams and events. Only core/stream.c and core/transfer.c call these functions. If `s` is NULL, the stream is
+     * the context's own. */
     te_result (*stream_create)(te_ctx *te, void **stream);
     void (*stream_destroy)(te_ctx *te, void *stream);
     te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* s is not NULL */
-    /* has later work on the stream run after the event */
+    /* makes later work on the stream wait for the event */
     te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event);
     te_result (*event_create)(te_ctx *te, void **event);
     void (*event_destroy)(te_ctx *te, void *event);
     te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
-    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* sets *passed without waiting; passed NULL: the
-                                                                     * host waits for the event */
+    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* sets *passed and does not wait; if `passed` is
+                                                                     * NULL, the host waits for the event */
     /* queues a copy between device memory and pinned host memory */
     te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host);
     void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
@@ -287,7 +300,7 @@ typedef struct te__threads te__threads;     /* cpu/parallel.c */
 
 /* ---- tape ---- */
 
-/* The path of the module whose forward recorded nodes: these nodes share one text. */
+/* The path of the module whose forward recorded nodes. All these nodes share one text. */
 typedef struct te__path {
     int refs;
     char text[256];
@@ -303,8 +316,8 @@ typedef struct te__packed_as {
 typedef struct te__node {
     const char *name;
     te__path *path;      /* or NULL */
-    uint64_t saved_at;   /* te->writes when it was recorded */
-    te__arena *arena;    /* the arena of the capture in which it was recorded (a reference), or NULL */
+    uint64_t saved_at;   /* the value of te->writes when the node was recorded */
+    te__arena *arena;    /* the arena of the capture in which the node was recorded (a reference), or NULL */
     te__var **inputs, **outputs;
     int num_inputs, num_outputs;
     te_tensor **saved;
@@ -313,38 +326,41 @@ typedef struct te__node {
     void *state;
     size_t state_size;
     void (*release)(te_ctx *te, void *state); /* or NULL */
-    bool takes_quantized; /* the backward function takes quantized gradients; for other nodes they are decoded */
+    bool takes_quantized; /* the backward function accepts quantized gradients; for other nodes they are decoded
+                           * first */
     te_saved_tensors_hooks hooks; /* the hooks that made `packed` */
-    void **packed;                /* [num_saved] handles of packed tensors, NULL where a tensor was not packed; or NULL:
-                                   * no hooks */
+    void **packed;                /* [num_saved] the handles that the hooks made of saved tensors; an entry is NULL if
+                                   * that tensor was not packed. The list is NULL if there are no hooks */
     te__packed_as *packed_as;
 } te__node;
 
-/* A list of nodes in the order of recording. The context has one segment. A backward function records into a segment of
- * its own, which is played or dropped before the function's node is done. */
+/* A list of nodes in the order of recording. The context has one segment. While the backward function of a node runs,
+ * it records into a separate segment. This segment is empty again, run backwards or dropped, before that node is
+ * done. */
 typedef struct te__segment {
     struct te__segment *outer;
-    te__node **nodes; /* NULL: the node is being played, or has been */
+    te__node **nodes; /* an entry is NULL if the node's backward function is running or has run */
     int num_nodes, cap_nodes;
-    int plays; /* calls of te_backward that are playing this segment */
+    int plays; /* the number of calls of te_backward that are running on this segment */
 } te__segment;
 
 enum { TE__MAX_GRAD_REGIONS = 64, TE__MAX_HOOKS = 16 };
 typedef struct te__tape {
-    te__segment root, *segment; /* segment: the innermost one, into which nodes are recorded */
-    int no_grad, hidden_no_grad; /* hidden_no_grad: the part of no_grad that comes from first runs of te_checkpoint, in
-                                  * which a training step goes on */
-    int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* the value of no_grad outside of each open
-                                                                * te_enable_grad_begin */
-    int plays; /* calls of te_backward that are under way */
-    uint64_t passes; /* backward passes whose reach data_parallel/sharding.c has marked */
-    te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* of the open regions of te_saved_tensors_begin */
+    te__segment root, *segment; /* segment: the innermost segment, which gets the nodes that are recorded */
+    int no_grad, hidden_no_grad; /* no_grad > 0: nothing is recorded. hidden_no_grad is the part of this count that
+                                  * comes from first runs of te_checkpoint; a training step goes on in them */
+    int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* for each open region of te_enable_grad_begin, the
+                                                                * value of no_grad outside of it */
+    int plays; /* the number of calls of te_backward that have not returned yet */
+    uint64_t passes; /* the number of backward passes for which data_parallel/sharding.c has marked the variables that
+                      * they reach */
+    te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* the hooks of the open regions of te_saved_tensors_begin */
     int num_hooks;
-    te__var **fresh; /* leaves that got their first gradient in the te_backward under way (references) */
+    te__var **fresh; /* leaves that got their first gradient in the current te_backward (references) */
     int num_fresh, cap_fresh;
     int unscoped, unscoped_live; /* used by te__watch_scopes */
-    int replays; /* second runs of checkpointed functions that are under way */
-    int quiet;   /* > 0: rooms are not told of backward passes, since these are not the program's own */
+    int replays; /* the number of checkpointed functions whose second run is going on */
+    int quiet;   /* > 0: the library itself runs backward passes, and rooms are not told of them */
     te__var **warm_vars; /* leaves that got their first gradient since te_warmup_begin */
     int num_warm_vars, cap_warm_vars;
 } te__tape;
@@ -358,18 +374,18 @@ typedef struct te__scope {
 
 /* ---- graphs ---- */
 
-/* A part of a graph: host state that changes with each launch, such as an optimizer's count of steps. The functions get
- * `owner` and `data`. */
+/* A part of a graph: host state that changes with each launch, such as an optimizer's count of steps. `owner` and
+ * `data` are handed to the functions. */
 typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory that the graph owns */
     size_t bytes;
     bool random; /* true: a random state; false: a step of an optimizer */
-    te_result (*before)(te_graph *g, void *owner, void *data); /* before a launch: fills the part's words in g->word,
-                                                                * and may run operations */
+    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes the part's words in
+                                                                * g->word, and may run operations */
     void (*after)(te_graph *g, void *owner, void *data);
-    void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: takes back the counting done
-                                                             * during it */
+    void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: undoes the counting of
+                                                             * steps that happened during it */
 } te__graph_part;
 
 /* The size of a graph's state in 8-byte words. The state is an array of numbers in device memory that the host writes
@@ -384,13 +400,13 @@ struct te_graph {
     bool failed; /* a call inside the capture has failed */
     const char *broken; /* the reason why it cannot be launched any more, or NULL */
     te__arena *arena;
-    te__buffer **held; /* buffers that existed before the capture and that the captured operations use; the
-                        * operations write the first num_written of them */
+    te__buffer **held; /* buffers from before the capture that the captured operations use. The operations write the
+                        * first num_written of them */
     int num_held, cap_held, num_written;
     te_tensor *state, *rng; /* state: u8 [8 * TE__GRAPH_WORDS]; rng: its first two words as i64 [2] */
     uint64_t word[TE__GRAPH_WORDS];
     int num_words;
-    bool draws; /* its operations use random numbers */
+    bool draws; /* the operations of the graph use random numbers */
     uint64_t rng_begin, rng_used;
     uint64_t tracker_begin[TE_MAX_RNG_TRACKERS]; /* rng_begin of each named state */
     te__graph_part *parts;
@@ -410,68 +426,71 @@ typedef struct te__rng_tracker {
     char name[64];
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
-enum { TE__MAX_FORKS = 32 }; /* the most regions of te_rng_fork_begin that may be open */
-/* All random states of a context. A copy lets a call that fails put them back, and lets a function run again with the
- * same numbers. Regions of te_rng_fork_begin name trackers by their index. */
+enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
+/* All random states of a context. With a copy of it, a call that fails can restore the states, and a function can run
+ * again with the same random numbers. Regions of te_rng_fork_begin refer to a tracker by its index. */
 typedef struct te__rng_state {
-    uint64_t seed, offset;         /* in a copy: te->seed and te->rng_offset */
-    uint64_t own_seed, own_offset; /* the context's own state, while a named state is in force */
+    uint64_t seed, offset;         /* used in copies only: the values of te->seed and te->rng_offset */
+    uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */
     te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
     int num_trackers;
-    int fork; /* the named state in force, counted from 1; 0: the context's own */
-    int outer_fork[TE__MAX_FORKS], num_forks; /* the value of `fork` outside of each open region */
+    int fork; /* the number, from 1 on, of the named state in use; 0: the context's own state */
+    int outer_fork[TE__MAX_FORKS], num_forks; /* for each open region, the value of `fork` outside of it */
 } te__rng_state;
 
 enum { TE__MAX_THREADS = 64 };
 
 /* ---- rooms above ---- */
 
-/* The text of te_report, which is cut where the caller's buffer ends; `used` counts on. */
+/* The text of te_report. It is cut off where the caller's buffer ends, but `used` counts the whole text. */
 typedef struct te__report_text {
     char *buffer;
     size_t size, used;
 } te__report_text;
 
-/* The size of the state that a room keeps in each context. The state is cleared when the context opens, and te__slot_of
- * returns it. */
+/* Describes the state that a room keeps in each context: its size. The state is cleared when the context opens, and
+ * te__slot_of returns it. */
 typedef struct te__slot {
     size_t bytes;
 } te__slot;
 
 /* A room: a part of the library above core/ that keeps state in a context and is told of events. Each function is
- * called when its event happens; NULL: the room does not need it. The table of rooms is in open.c. */
+ * called when its event happens; NULL: the room does not need the event. The table of rooms is in open.c. */
 typedef struct te__room {
     const te__slot *slot;
-    void (*open)(te_ctx *te);    /* the device is open */
-    void (*close)(te_ctx *te);   /* the context closes; the device and all tensors still exist */
-    te_result (*capture)(te_ctx *te, bool begins); /* a capture is about to begin or end: may refuse with an error */
-    te_result (*step_begins)(te_ctx *te);          /* a training step may begin here, or is already under way */
-    te_result (*step_undone)(te_ctx *te);          /* te_clear_error: undoes a training step that has failed */
-    void (*reads)(te_ctx *te, te_tensor *x);       /* in the first run of a checkpoint: a function takes x (or NULL) */
-    /* an outermost te_backward begins, on `count` tensors y of segment s */
+    void (*open)(te_ctx *te);    /* called when the device is open */
+    void (*close)(te_ctx *te);   /* called when the context closes; the device and all tensors still exist */
+    te_result (*capture)(te_ctx *te, bool begins); /* called before a capture begins or ends; may refuse with an
+                                                    * error */
+    te_result (*step_begins)(te_ctx *te);          /* called where a training step may begin, or already runs */
+    te_result (*step_undone)(te_ctx *te);          /* called by te_clear_error; undoes a training step that has
+                                                    * failed */
+    void (*reads)(te_ctx *te, te_tensor *x);       /* called in the first run of a checkpoint, when a function takes x
+                                                    * (or NULL) */
+    /* called when an outermost te_backward begins, on `count` tensors y of segment s */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
-    void (*backward_done)(te_ctx *te); /* the outermost te_backward has succeeded */
-    /* A backward pass ends. result: of the pass. m: the module of a te_backward_dw; NULL: a te_backward. Returns
-     * `result`, or the room's own error. */
+    void (*backward_done)(te_ctx *te); /* called when the outermost te_backward has succeeded */
+    /* Called when a backward pass ends. `result` is the pass's result. m is the module of a te_backward_dw; it is NULL
+     * for a te_backward. Returns `result`, or the room's own error. */
     te_result (*backward_ends)(te_ctx *te, const te_module *m, te_result result);
     void (*report)(te_ctx *te, te__report_text *t); /* adds lines to te_report */
 } te__room;
-/* Initializes a room that is told only of the opening and closing of contexts. */
+/* Initializes a room that only needs to know when contexts open and close. */
 #define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 enum { TE__MAX_ROOMS = 16 };
 
 struct te_ctx {
     te_result error_code;
     char *error;
-    char module_path[256]; /* the path of the module whose forward runs, for messages */
+    char module_path[256]; /* the path of the module whose forward is running; used in messages */
     te_log_fn log;
     void *log_user;
     te_log_level log_level;
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
-    int regions; /* calls of te__device_enter that te__device_leave has not ended yet: a forward, a backward, an
-                  * optimizer step */
+    int regions; /* how many calls of te__device_enter have not been ended by te__device_leave yet. The two surround a
+                  * forward, a backward or an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;
@@ -486,13 +505,16 @@ struct te_ctx {
     te__tape tape;
     te__node *playing; /* the node whose backward function runs, or NULL */
     struct te__deferred *deferred; /* tape/deferred.c: the first of a list */
-    te__path *path;    /* a copy of module_path that nodes share; NULL until a node needs it */
-    uint64_t writes;   /* the number of writes to any buffer so far; serves as a clock */
-    uint64_t seed, rng_offset; /* the random state in force */
-    te__rng_state rng; /* the named states, and the number of the one in force */
-    bool exporting;  /* onnx/export.c is noting the calls for a file, which must also work for inputs of other sizes */
-    bool empty_is_unallocated; /* te_set_empty_is_unallocated: a tensor without elements counts as one without memory */
-    bool in_step, step_failed; /* a step of training, from an outermost te_autocast_begin to a te_optimizer_step */
+    te__path *path;    /* a copy of module_path, which nodes share; NULL until a node needs it */
+    uint64_t writes;   /* the number of writes to all buffers so far, used as a clock */
+    uint64_t seed, rng_offset; /* the random state in use */
+    te__rng_state rng; /* the named states, and the number of the one in use */
+    bool exporting;  /* onnx/export.c is recording calls for a file. The file must also work for inputs of other
+                      * sizes */
+    bool empty_is_unallocated; /* a tensor without elements counts as one without memory
+                                * (te_set_empty_is_unallocated) */
+    bool in_step, step_failed; /* in_step: a training step is going on (from an outermost te_autocast_begin to a
+                                * te_optimizer_step); step_failed: it has failed */
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te_jit_stats jit_stats;
     int64_t live_buffers;
@@ -503,14 +525,14 @@ struct te_ctx {
     struct te__offload *offload; /* tape/offload.c; NULL before the first region */
     te__block *blocks;   /* every piece of host memory of the context */
     te__closable *closables;
-    int64_t process_id; /* of the process that made the context */
-    int forks;          /* te__forks of that process when it made the context */
+    int64_t process_id; /* the process that made the context */
+    int forks;          /* the value of te__forks when that process made the context */
     te_trace_fn trace; /* set by te_set_trace */
     void *trace_user;
     bool tracing; /* the trace hook is running */
     te_graph *capture; /* the graph between te_graph_begin and te_graph_end; else NULL */
     te_graph *graphs;  /* every graph of the context that exists */
-    uint64_t captures; /* the number of captures so far, and the id of the latest */
+    uint64_t captures; /* the number of captures so far, which is also the id of the latest one */
     const te__room *const *rooms; /* open.c */
     int num_rooms;
     void *state[TE__MAX_ROOMS]; /* the state of each room */

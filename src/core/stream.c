@@ -1,5 +1,5 @@
-/* core/stream.c: streams other than the context's own, events, and pinned host memory. Knows the device only through
- * te__device; must not know tensors or the pool.
+/* core/stream.c: streams other than the context's own, events, and pinned host memory. This part may use the device
+ * only through te__device. It must not depend on tensors or the pool.
  *
  * Operations run only on the context's own stream. A second stream copies between device memory and pinned host memory
  * while operations run (core/transfer.c). An event marks a point in the work of one stream; the host or another stream
@@ -13,7 +13,8 @@ static te_result te__refuse_stream(te_ctx *te) {
 
 /* ---- events ---- */
 
-/* Returns an event with one reference that has not been recorded yet; NULL with an error. */
+/* Returns an event that is not recorded yet, and gives the caller one reference. On failure returns NULL and sets the
+ * error. */
 static te__event *te__event_create(te_ctx *te) {
     te__event *e = te->spare_events;
     if (e) {
@@ -36,8 +37,8 @@ static te__event *te__event_retain(te__event *e) {
     e->refs++;
     return e;
 }
-/* Releases a reference; an event without references is kept for reuse. Waits that are queued for the event stay valid:
- * they wait for its last record, and reuse records the event anew. */
+/* Releases a reference. An event without references is kept, and te__event_create hands it out again. A stream that
+ * already waits for the event is not disturbed when the event is recorded anew. */
 static void te__event_release(te__event *e) {
     if (!e || --e->refs > 0) return;
     e->next = e->te->spare_events;
@@ -54,8 +55,8 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->awaited = false;
     return TE_OK;
 }
-/* Has the work that is queued on `s` from here on wait for the event; the host does not wait. Does nothing in a
- * capture: no event is recorded there, and te_graph_begin has waited for all earlier events. */
+/* Makes all work that is queued on `s` after this call wait for the event. The host does not wait. During a capture
+ * this function does nothing: a capture records no events, and te_graph_begin has waited for all earlier ones. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s || (!s && e->awaited) || te->capture) return TE_OK;
@@ -64,8 +65,8 @@ static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     if (result == TE_OK && !s) e->awaited = true;
     return result;
 }
-/* Returns whether the event has passed, without waiting. Also returns true, with an error set, when the device has
- * failed, since no more work will run. */
+/* Returns true if all work before the event is done; does not wait. If the device has failed, sets an error and also
+ * returns true, because no more work will run. */
 static bool te__event_passed(te__event *e) {
     bool passed = true;
     if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK)
@@ -83,7 +84,8 @@ static te_result te__event_synchronize(te__event *e) {
 
 /* ---- streams ---- */
 
-/* Returns a new stream; NULL with an error. te__stream_destroy or the end of the context destroys it. */
+/* Returns a new stream. On failure returns NULL and sets the error. The stream lives until te__stream_destroy or the
+ * end of the context. */
 static inline te__stream *te__stream_create(te_ctx *te) {
     te__stream *s;
     if (te__refuse_stream(te) != TE_OK) return NULL;
@@ -121,9 +123,10 @@ static te_result te__streams_synchronize(te_ctx *te) {
 
 /* ---- pinned host memory ---- */
 
-/* Returns a pinned block of at least `bytes`, to be given back by te__pinned_give; NULL with an error. The driver
- * allocates pinned memory slowly and waits for the device, so blocks are kept for reuse. A copy may still be running on
- * a block that was given back: later copies wait for that copy on the device, and the host waits in te__pinned_wait. */
+/* Returns a block of pinned memory with at least `bytes` bytes. On failure returns NULL and sets the error. The caller
+ * gives the block back with te__pinned_give. Allocating pinned memory is slow and waits for the device, so blocks are
+ * kept for reuse. A copy may still be running on a block that was given back. Later copies wait for that copy on the
+ * device; the host waits for it in te__pinned_wait. */
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)
@@ -173,7 +176,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
     }
 }
 
-/* te__streams_close and te__events_close run when the context is destroyed. */
+/* te__streams_close and te__events_close are called when the context is destroyed. */
 static void te__streams_close(te_ctx *te) {
     while (te->streams) te__stream_destroy(te->streams);
 }

@@ -1,5 +1,5 @@
-/* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: functions that need one are in
- * tape/access.c and tape/values.c. */
+/* core/tensor.c: the basic functions on tensors: shapes, memory, references and scopes. This part must not call
+ * operations. Functions that need an operation are in tape/access.c and tape/values.c. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
     static const char *const names[TE_DTYPE_COUNT] = {"none", "f32",  "f16", "bf16", "e4m3", "e5m2",
@@ -34,8 +34,8 @@ static TE__NOINLINE int64_t te__numel(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) n *= x->shape[i];
     return n;
 }
-/* Returns the bytes of a row of `cols` elements. Each row begins at a whole byte: a row of 4-bit elements is padded to
- * one. */
+/* Returns the number of bytes of a row with `cols` elements. Every row begins at a whole byte: a row of 4-bit elements
+ * is padded to whole bytes. */
 static size_t te__row_bytes(te_dtype dtype, int64_t cols) {
     return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8);
 }
@@ -47,7 +47,8 @@ static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     return n * te__row_bytes(dtype, ndim ? shape[ndim - 1] : 1);
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
-/* Returns the product of all sizes but the last, also when the last size is 0. */
+/* Returns the number of rows of x, which is the product of all sizes except the last. A last size of 0 does not make it
+ * 0. */
 static TE__NOINLINE int64_t te__rows(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -70,8 +71,8 @@ static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
 static TE__NOINLINE void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
-/* Returns the offset, in bytes of x's buffer, behind the last element of x. Strided tensors have elements of whole
- * bytes. */
+/* Returns the position just after the last element of x, in bytes from the start of x's buffer. A strided tensor never
+ * has 4-bit elements. */
 static int64_t te__end(const te_tensor *x) {
     int64_t last = 0;
     int i;
@@ -79,13 +80,13 @@ static int64_t te__end(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
     return x->offset + (last + 1) * te__dtype_size(x->dtype);
 }
-/* Notes that the memory of x was written, or is about to be. */
+/* Records that the memory of x was written, or will be written next. */
 static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
     if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream may still read the old bytes */
     if (x->te->capture) b->written = x->te->capture->id;
-    /* a node may have saved another part of the buffer, so the written range matters */
+    /* a tape node may have saved a tensor in another part of the buffer, so only the written byte range is marked */
     if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) {
         int64_t end = te__end(x);
         if (x->offset > 0 || end < (int64_t)b->bytes) {
@@ -96,8 +97,9 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* Stores into `slot` the addresses of the plain tensors that hold the value of *x: x itself, or the parts of its form
- * (some of the parts may be NULL). Returns their number. */
+/* A tensor with a form (for example a quantized one) keeps its value in several plain tensors, its parts. Stores into
+ * `slot` the addresses of the pointers to these parts; some of the pointers may be NULL. A tensor without a form is its
+ * own only part. Returns the number of parts. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;
@@ -108,7 +110,7 @@ static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
     for (i = 0; i < n; i++) part[i] = *slot[i];
     return n;
 }
-/* Notes that a tape node saves x now. */
+/* Records that a tape node saves x now. */
 static void te__note_saved(te_tensor *x) {
     te_tensor *part[TE__MAX_PARTS];
     int i, n = te__parts(x, part);
@@ -152,11 +154,12 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
                             : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, "
                               "and for modules that answer with a shape");
 }
-/* Returns whether x is a shape without memory (or NULL). For such an input a module returns a shape without memory. */
+/* Returns whether x is NULL or has a shape but no memory. For such an input a module returns a tensor without
+ * memory. */
 static bool te__is_unallocated(const te_tensor *x) {
     return !x || (!x->buffer && !x->form) || (x->te->empty_is_unallocated && te__numel(x) == 0);
 }
-/* Fails for tensors without memory (te_tensor_describe); quantized tensors pass. */
+/* Fails if x has no memory, as after te_tensor_describe. A quantized tensor passes. */
 static te_result te__need_memory(const te_tensor *x, const char *who) {
     return x->buffer || x->form ? TE_OK : te__no_plain_memory(x, who);
 }
@@ -203,7 +206,8 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* The largest number of elements of a tensor: with 64 bits each, its bytes still fit into an int64_t. */
+/* The largest number of elements of a tensor. With elements of 64 bits, the number of bytes still fits into an
+ * int64_t. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
 /* Returns a tensor without memory, which belongs to the innermost scope. */
@@ -309,8 +313,8 @@ TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int
     return x;
 }
 
-/* Returns a contiguous tensor of another dtype and shape over the memory of x, from byte `offset` of x on, without
- * history. */
+/* Returns a contiguous tensor of `dtype` and `shape` that shares the memory of x, starting `offset` bytes after the
+ * start of x. The result has no history on the tape. */
 static te_tensor *te__alias_as(const te_tensor *x, int64_t offset, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *y = te__tensor_shell(x->te, dtype, ndim, shape);
     if (!y) return NULL;
@@ -329,14 +333,14 @@ static te_tensor *te__alias_2d(const te_tensor *x, int64_t offset, te_dtype dtyp
     return te__alias_as(x, offset, dtype, 2, shape);
 }
 
-/* Returns another tensor over the memory of x, without history. */
+/* Returns another tensor that shares the memory of x and has no history on the tape. */
 static te_tensor *te__alias(const te_tensor *x) {
     te_tensor *y = te__alias_as(x, 0, x->dtype, x->ndim, x->shape);
     if (y) memcpy(y->stride, x->stride, sizeof(x->stride));
     return y;
 }
 
-/* Returns another tensor with the value of x, plain or not, without history. */
+/* Returns another tensor that shares the value of x and has no history on the tape. x may be quantized. */
 static te_tensor *te__alias_any(const te_tensor *x) {
     te_tensor *y;
     if (!x->form) return te__alias(x);
@@ -352,7 +356,7 @@ static void te__path_release(te_ctx *te, te__path *path) {
     if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
 }
 
-/* Drops the handles of the tensors that hooks have packed (tape/saved.c). */
+/* Drops the handles that the pack hooks returned for the saved tensors of a node (tape/saved.c). */
 static void te__saved_free(te_ctx *te, te__node *node) {
     int i;
     if (!node->packed) return;
@@ -386,8 +390,8 @@ static void te__segment_cut(te_ctx *te, te__segment *s, int first_node) {
 
 /* ---- scopes ---- */
 
-/* Begins a frame, which is a scope inside the library: its temporaries are released when it ends, but the nodes
- * recorded in it stay. */
+/* Begins a frame: a scope that the library opens for itself. When a frame ends, its temporary tensors are released, but
+ * the tape nodes recorded in it stay. */
 static void te__frame_begin(te_ctx *te) {
     int depth = te->num_scopes++;
     if (depth >= TE__MAX_SCOPES) {
@@ -400,12 +404,13 @@ static void te__frame_begin(te_ctx *te) {
     te->scopes[depth].first_node = te->tape.segment->num_nodes;
 }
 
-/* Ends a frame. Its tensors that are listed in `keep` (which may contain NULL) move to the scope outside; the rest is
- * released. */
+/* Ends a frame. Tensors of the frame that are listed in `keep` move to the enclosing scope; all others are released.
+ * `keep` may contain NULL. */
 static TE__NOINLINE void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     int first, i, k, kept;
-    if (--te->num_scopes >= TE__MAX_SCOPES) return; /* this frame was never begun (too many were open): its tensors
-                                                     * belong to the last frame that was */
+    /* Too many scopes were open, so te__frame_begin did not begin this frame. The live tensors belong to an enclosing
+     * frame. */
+    if (--te->num_scopes >= TE__MAX_SCOPES) return;
     first = kept = te->scopes[te->num_scopes].first_tensor;
     for (i = first; i < te->num_live; i++) {
         te_tensor *x = te->live[i];
@@ -422,7 +427,7 @@ static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
     te__frame_end(te, keep, num_keep);
     te->num_scopes++;
 }
-/* Ends a frame and returns x, which moves to the scope outside. */
+/* Ends a frame and returns x, which moves to the enclosing scope. */
 static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {
     te__frame_end(te, &x, 1);
     return x;

@@ -1,18 +1,18 @@
-/* core/transfer.c: copies between tensors and pinned host memory on a stream other than the context's own. Knows
- * buffers and streams; must not know the tape, nor the purpose of a copy.
+/* core/transfer.c: copies between tensors and pinned host memory on a stream other than the context's own. This part
+ * may use buffers and streams. It must not depend on the tape or on the purpose of a copy.
  *
  *     te__copy_out(s, host, at, x)   copies the bytes of x to pinned memory
  *     te__copy_in(s, x, host, at)    copies them back
- *     te__await(x)                   has operations queued from here on wait for the bytes that were copied in
+ *     te__await(x)                   makes later operations wait until te__copy_in has filled x
  *
- * Both copies run after everything that the context has queued so far, and after earlier copies on the same memory, on
- * whatever stream these ran. Neither the host nor an operation waits for a copy. The buffer and the pinned block
- * remember the event behind their last copy. Memory that is released before that event is reused only after the event
- * has passed, or once the context's own stream waits for it (te__pool_release); so x may be released at once. A write
- * to x (te__touch) waits on the device for the copy. An operation that reads x between te__copy_in and te__await reads
- * undefined bytes. */
+ * A copy starts after all work that the context has queued so far, and after earlier copies of the same memory on any
+ * stream. Neither the host nor an operation waits for a copy. The buffer of x and the pinned block both store the event
+ * that was recorded after their last copy. x may be released at once: its memory is reused only after that event, or
+ * after the context's own stream waits for that event (te__pool_release). A write to x (te__touch) waits on the device
+ * for the copy. An operation that reads x between te__copy_in and te__await reads undefined bytes. */
 
-/* Queues the copy behind all earlier work, and behind the copy the event that the buffer and the block remember. */
+/* Queues the copy after all earlier work. Records an event after the copy, and stores the event in the buffer and in
+ * the pinned block. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes,
                                     bool out) {
     te_ctx *te = s->te;
@@ -32,8 +32,8 @@ static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p,
             b->used = te__event_retain(after);
             p->used = te__event_retain(after);
         } else {
-            te->device->stream_synchronize(te, s); /* no event could be recorded: only this wait ensures that the copy
-                                                    * has run */
+            /* The event could not be recorded, so wait here until the copy is done. */
+            te->device->stream_synchronize(te, s);
         }
     }
     te__event_release(before);

@@ -1,5 +1,5 @@
-/* cpu/device.c: the CPU as a device: host memory, operations that run at once, and graphs as lists of stored calls.
- * Knows contexts; must not know which operations there are. */
+/* cpu/device.c: the CPU as a device. It uses host memory, runs each operation at once, and keeps a graph as a list of
+ * stored calls. This part may use contexts. It must not depend on which operations exist. */
 
 /* ---- the calls of a graph ---- */
 
@@ -7,7 +7,7 @@ typedef struct te__call {
     const te__op_info *op; /* NULL: this call sets `bytes` bytes at `clear` to 0 */
     void *clear;
     size_t bytes;
-    void *args; /* `args_bytes` bytes: the args, and behind them copies of everything that they point to */
+    void *args; /* `args_bytes` bytes: the args, followed by copies of everything that they point to */
     size_t args_bytes;
 } te__call;
 
@@ -71,7 +71,8 @@ static te_result te__cpu_clear(te_ctx *te, void *dst, size_t bytes) {
 static te_result te__cpu_synchronize(te_ctx *te) { return te->capture ? te__refuse_wait(te) : te__refuse_fork(te); }
 static te_result te__cpu_run(te_ctx *te, const te__op_info *op, const void *args) {
     if (te__is_forked(te)) return te__refuse_fork(te);
-    if (te->warming) return TE_OK; /* a warm-up has nothing to compile here, and may change nothing */
+    /* The CPU compiles no kernels, so a warm-up does nothing. */
+    if (te->warming) return TE_OK;
     te->jit_stats.launches++;
     return te->capture ? op->record(te, op, args) : op->cpu(te, args);
 }
@@ -94,8 +95,8 @@ static te_result te__cpu_graph_launch(te_ctx *te, te_graph *g) {
     return result;
 }
 
-/* Makes a stream or an event, whose handle is always NULL: a copy is done when its call returns, so there is nothing to
- * wait for. */
+/* Creates a stream or an event. The handle is always NULL: on the CPU a copy is done when its call returns, so nothing
+ * has to be waited for. */
 static te_result te__cpu_handle(te_ctx *te, void **handle) {
     *handle = NULL;
     return te__refuse_fork(te);

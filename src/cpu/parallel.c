@@ -1,10 +1,11 @@
-/* cpu/parallel.c: a parallel for loop over worker threads. Knows threads; must not know tensors. Results must not
- * depend on how the range was cut: each index belongs to one call, and no call writes what another call reads. */
+/* cpu/parallel.c: a parallel for loop over worker threads. This part may use threads. It must not depend on tensors.
+ * The results must not depend on how the range is split: each index belongs to one call of the function, and no call
+ * writes what another call reads. */
 
 typedef void (*te__range_fn)(void *user, int64_t begin, int64_t end);
 
-/* The worker threads of a context. There is one job at a time: the threads take pieces of its range from a shared
- * counter until none is left. */
+/* The worker threads of a context. Only one job runs at a time. The threads take pieces of the job's range from a
+ * shared counter until none is left. */
 struct te__threads {
     te__mutex mutex;
     te__cond work, done;
@@ -31,7 +32,8 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
-    te__floats_begin(); /* a new thread inherits the floating-point mode of the one that started it */
+    /* A new thread starts with the floating-point mode of the thread that created it, so this thread sets its own. */
+    te__floats_begin();
     te__mutex_lock(&t->mutex);
     for (;;) {
         while (!t->quit && t->job == seen) te__cond_wait(&t->work, &t->mutex);
@@ -64,7 +66,7 @@ static void te__threads_close(te_ctx *te) {
     te->threads = NULL;
 }
 
-/* Starts the worker threads. If memory or threads cannot be had, the calling thread does all work alone. */
+/* Starts the worker threads. If memory or threads are not available, the calling thread does all work alone. */
 static void te__threads_open(te_ctx *te) {
     te__threads *t;
     int i;
@@ -87,8 +89,7 @@ static void te__threads_open(te_ctx *te) {
     }
 }
 
-/* Calls fn(user, begin, end) on ranges that together cover 0 .. n-1. Makes no more than n / `grain` ranges, rounded
- * up. */
+/* Calls fn(user, begin, end) for ranges that together cover 0 .. n-1. Makes at most ceil(n / `grain`) ranges. */
 static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn fn, void *user) {
     te__threads *t = te->threads;
     int64_t pieces;
@@ -98,7 +99,7 @@ static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn 
         fn(user, 0, n);
         return;
     }
-    /* four pieces a thread, so that a slow thread delays the end little */
+    /* about four pieces per thread: then a slow thread delays the end only a little */
     pieces = te__min(te__div_up(n, grain), 4 * (int64_t)(t->num_threads + 1));
     te__mutex_lock(&t->mutex);
     t->fn = fn;

@@ -1,5 +1,5 @@
-/* cpu/rows.c: converts runs of elements of any dtype to and from f32. This is the only place of the CPU backend that
- * switches over dtypes. Knows base/numbers.h; must not know operations. */
+/* cpu/rows.c: converts runs of elements of any dtype to and from f32. No other part of the CPU backend has a switch
+ * over dtypes. This part may use base/numbers.h. It must not depend on operations. */
 
 /* Converts the elements index .. index + n - 1 of an array of `dtype` to f32. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
@@ -32,7 +32,8 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
         for (i = 0; i < n; i++) out[i] = te__e8m0_to_f32(p[i]);
         break;
     }
-    case TE_F4E2M1: { /* all of one row: elements of even index are in the low half of a byte */
+    /* All elements are of one row. The low half of a byte holds the element with the even index. */
+    case TE_F4E2M1: {
         const uint8_t *p = (const uint8_t *)data;
         for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(p[(index + i) / 2] >> (index + i) % 2 * 4 & 15));
         break;
@@ -61,7 +62,7 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
     }
 }
 
-/* Converts to an integer dtype: truncates and saturates like the GPU; NaN gives 0. */
+/* Converts f to an integer dtype. Truncates and saturates like the GPU; converts NaN to 0. */
 static int64_t te__truncate(float f, te_dtype dtype) {
     if (f != f) return 0;
     if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
@@ -124,8 +125,7 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
 }
 
 static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
-/* Replaces every NaN by the NaN of the GPU: which NaN a sum or a product gives would otherwise depend on the
- * processor. */
+/* Replaces every NaN by the NaN that the GPU produces. Otherwise the bits of a NaN would depend on the processor. */
 static void te__one_nan(float *v, int64_t n) {
     int64_t i;
     for (i = 0; i < n; i++)

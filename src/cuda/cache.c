@@ -1,9 +1,10 @@
-/* cuda/cache.c: the cache of compiled kernels on disk. Knows files, folders and locks; must not know the driver, NVRTC
- * or contexts.
+/* cuda/cache.c: the cache of compiled kernels on disk. This part may use files, folders and locks. It must not depend
+ * on the driver, NVRTC or contexts.
  *
- * An entry is the file ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a header of a few lines of text,
- * then the image. The header repeats the whole key, so `head` shows it, and comparing it bytewise detects a wrong or
- * damaged entry. Entries are code that will run, so a folder that other users can write to is not used. */
+ * An entry is a file such as ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin. The file has a header of a
+ * few lines of text, then the compiled image. The header contains the whole key. So a byte comparison of the header
+ * detects a wrong or damaged entry, and `head` shows the key to a person. Entries are code that will run, so the cache
+ * never uses a folder that other users can write to. */
 
 enum { TE__CACHE_FORMAT = 1, TE__CACHE_PATH = 1024, TE__CACHE_ENTRY_LIMIT = 256 << 20 };
 
@@ -23,9 +24,9 @@ typedef struct te__cache_key {
 
 /* ---- folders ------------------------------------------------------------------------------------------------- */
 
-/* Sets c->root to the environment variable TE_CACHE_DIR (empty: no cache), or $XDG_CACHE_HOME/te, or ~/.cache/te. If
- * the folder cannot be used, returns false with the reason and an empty root: every process then compiles its own
- * kernels. */
+/* Sets c->root to the environment variable TE_CACHE_DIR, or to $XDG_CACHE_HOME/te, or to ~/.cache/te. An empty
+ * TE_CACHE_DIR means that there is no cache. If the folder cannot be used, returns false, stores the reason in *why and
+ * leaves the root empty; then every process compiles its own kernels. */
 static bool te__cache_open(te__cache *c, te__text *why) {
     const char *dir = getenv("TE_CACHE_DIR"), *base = te__env("XDG_CACHE_HOME"), *extra = te__env("TE_CACHE_READONLY"),
                *below = "/te";
@@ -57,7 +58,8 @@ static bool te__cache_open(te__cache *c, te__text *why) {
     return why->n == 0;
 }
 
-/* Copies the first folder of a list like PATH, and moves *list behind it. Returns false at the end of the list. */
+/* Copies to `folder` the first folder of *list, a list like PATH, and moves *list past it. Returns false at the end of
+ * the list. */
 static bool te__cache_next_folder(const char **list, char *folder, size_t size) {
     const char *end;
     while (**list == TE__PATH_SEPARATOR) ++*list;
@@ -76,7 +78,7 @@ static void te__cache_folder(const char *root, const te__cache_key *key, te__tex
     te__text_printf(out, "%s/%s/%.*s", root, key->arch, (int)strcspn(key->kernel, "/"), key->kernel);
 }
 
-/* Writes the start of an entry's name, up to the compiler: norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
+/* Writes the start of an entry's file name, up to the compiler, such as norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
 static void te__cache_stem(const te__cache_key *key, te__text *out) {
     const char *kernel = strchr(key->kernel, '/');
     char digest[TE__DIGEST_CHARS + 1];
@@ -104,7 +106,7 @@ static void te__cache_path(const char *root, const te__cache_key *key, te__text 
     te__text_put(out, te__cache_suffix(key));
 }
 
-/* A search among entries that differ only in their compiler: finds the name that is last in the alphabet, so that the
+/* A search among entries that differ only in their compiler. It finds the last file name in alphabetical order, so the
  * choice is always the same. */
 typedef struct te__cache_search {
     const char *stem, *suffix;
@@ -119,8 +121,8 @@ static bool te__cache_consider(void *user, const char *name) {
     return true;
 }
 
-/* Fills in the compiler of a key without one, from the entries of the folder. Returns false if no entry fits the
- * key. */
+/* Fills in key->compiler, which is empty, from the names of the entries in the folder. Returns false if no entry fits
+ * the key. */
 static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
     te__text folder = TE_ZERO, stem = TE_ZERO;
     te__cache_search search = TE_ZERO;
@@ -156,7 +158,8 @@ static void te__cache_header(const te__cache_key *key, const char *image, size_t
                     (unsigned long long)size, digest);
 }
 
-/* Removes the header of an entry. Returns false if the entry is damaged or has another key. */
+/* Checks the header of an entry and removes it from *entry. Returns false if the entry is damaged or belongs to another
+ * key. */
 static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     te__text header = TE_ZERO;
     const char *end = entry->n ? strstr(entry->s, "\n\n") : NULL;
@@ -173,8 +176,8 @@ static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     return true;
 }
 
-/* Reads the image for a key from one folder into `image`. Returns false if there is none, or a damaged one
- * (*damaged). */
+/* Reads the image for a key from the cache folder `root` into `image`. Returns false if there is no valid entry. Sets
+ * *damaged to true if the entry is damaged. */
 static bool te__cache_load_from(const char *root, const te__cache_key *key, te__text *image, bool *damaged) {
     te__cache_key whole = *key;
     te__text path = TE_ZERO;
@@ -191,8 +194,8 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* Reads the compiled kernel for a key; PTX ends with a 0. Returns false if there is none, or only a damaged one
- * (*damaged), which the next te__cache_store replaces. */
+/* Reads the compiled kernel for a key from any cache folder. PTX text ends with a 0 byte. Returns false if there is no
+ * valid entry. Sets *damaged to true if a damaged entry was found; the next te__cache_store replaces it. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];
@@ -202,8 +205,8 @@ static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__tex
     return c->root[0] && te__cache_load_from(c->root, key, image, damaged);
 }
 
-/* Stores the compiled kernel for a key, atomically: a process that dies here, a full disk or a second writer leaves no
- * partial entry. */
+/* Stores the compiled kernel for a key. The store is atomic: no partial entry remains if the process dies, the disk is
+ * full or another process writes at the same time. */
 static bool te__cache_store(const te__cache *c, const te__cache_key *key, const te__text *image, te__text *why) {
     te__text folder = TE_ZERO, path = TE_ZERO, header = TE_ZERO;
     te__file_out out;
@@ -257,8 +260,8 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* Releases the lock and removes its file. A process that waits for the lock then holds the lock of a file without a
- * name, reads the entry, and releases the lock. */
+/* Releases the lock and removes its file. Another process may be waiting for this lock. It then gets the lock of the
+ * removed file, reads the entry, and releases the lock. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);

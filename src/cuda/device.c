@@ -1,5 +1,5 @@
-/* cuda/device.c: a GPU as a device: plans each operation, then queues the plan. Knows the driver and plans; must not
- * know which operations there are. */
+/* cuda/device.c: a GPU as a device: plans each operation, then queues the plan. This part may use the driver and plans.
+ * It must not depend on which operations exist. */
 
 /* Plans one operation on te's GPU. First plans with all kernels; if these can be neither compiled nor read from a
  * cache, plans again with the embedded kernels only. */

@@ -1,6 +1,6 @@
-/* cuda/driver.c: libcuda: its functions, a context's device, memory, copies, errors, tensor maps. Knows the driver;
- * must not know kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and including one
- * causes no conflict. */
+/* cuda/driver.c: the interface to libcuda: its functions, a context's device, memory, copies, errors and tensor maps.
+ * This part may call the driver. It must not depend on kernels or on how they are compiled. te.h declares the types of
+ * the driver itself, so no CUDA header is needed; a program that includes one has no conflict. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
@@ -27,8 +27,8 @@ typedef struct te__cu_launch_config { /* CUlaunchConfig */
     unsigned num_attributes;
 } te__cu_launch_config;
 
-/* The values of CUDA_ERROR_*, CU_DEVICE_ATTRIBUTE_*, CU_FUNC_ATTRIBUTE_*, CU_LAUNCH_ATTRIBUTE_* and flags that te.h
- * uses. */
+/* The values of the driver's constants and flags that te.h uses: CUDA_ERROR_*, CU_DEVICE_ATTRIBUTE_*,
+ * CU_FUNC_ATTRIBUTE_*, CU_LAUNCH_ATTRIBUTE_* and others. */
 enum {
     TE__CU_OUT_OF_MEMORY = 2,
     TE__CU_NO_DEVICE = 100,
@@ -45,11 +45,12 @@ enum {
     TE__CU_EVENT_NO_TIMING = 2,
     TE__CU_HOST_MAPPED = 2,
     TE__CU_STREAM_NON_BLOCKING = 1,
-    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded during the
-                                * capture */
+    TE__CU_CAPTURE_RELAXED = 2 /* a CUstreamCaptureMode: during the capture, memory may be allocated and kernels may be
+                                * loaded */
 };
 
-/* Every function of libcuda that te.h calls: 1 if it is required, te.h's name, symbol, arguments. */
+/* Every function of libcuda that te.h calls. An entry gives: 1 if the function is required, else 0; the name in te.h;
+ * the symbol; the arguments. */
 #define TE__CU_LIST(X)                                                                                                 \
     X(1, Init, "cuInit", (unsigned flags))                                                                             \
     X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                       \
@@ -123,9 +124,10 @@ typedef struct te__driver {
     bool ready;
 } te__driver;
 
-static te__driver te__cu; /* call its functions only once te__driver_open has returned TE_OK */
+static te__driver te__cu; /* its functions may be called only after te__driver_open has returned TE_OK */
 static te__mutex te__driver_mutex = TE__MUTEX_INIT;
-static int te__driver_forks; /* te__forks when the driver was opened: a forked child cannot use the driver */
+static int te__driver_forks; /* the value of te__forks when the driver was opened: a forked child cannot use the
+                              * driver */
 
 enum { TE__DRIVER_MIN = 12000 };
 
@@ -214,7 +216,7 @@ enum {
     TE__SMALL_UPLOAD = 4096
 };
 
-/* Everything that a tensor map depends on. The struct has no padding, since memcmp compares it. */
+/* Everything that a tensor map depends on. The struct must have no padding, because memcmp compares it. */
 typedef struct te__map_key {
     uint64_t address, dims[5], strides[5];
     uint32_t box[5];
@@ -224,14 +226,14 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
-/* A set of the associative cache of tensor maps. With a single slot, two maps of the same set would be encoded again in
- * every step. */
+/* A set of the associative cache of tensor maps. It has several slots because otherwise two maps of the same set would
+ * replace each other and be encoded again in every step. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
-    unsigned turn; /* counts new maps, to choose the slot that the next one overwrites */
+    unsigned turn; /* counts the new maps; determines which slot the next map overwrites */
 } te__map_set;
 
-/* The cache of planning results (te__cuda_memo); keys and values are opaque bytes. */
+/* The cache of planning results (te__cuda_memo). Its keys and values are uninterpreted bytes. */
 enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
@@ -242,35 +244,38 @@ struct te__cuda {
     te__cu_device device;
     te__cu_handle context, stream;
     bool retained_context, own_stream; /* false: the caller's */
-    int sm, num_sms, max_shared;       /* max_shared: the most shared memory of a block, in bytes */
+    int sm, num_sms, max_shared;       /* max_shared: the largest amount of shared memory that a block can have, in
+                                        * bytes */
     size_t total_bytes;
     char name[128];
-    unsigned char *stage; /* pinned memory: a ring of TE__STAGES pieces, through which large uploads are copied */
-    te__cu_handle staged[TE__STAGES]; /* the event behind the last copy from each piece */
+    unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces: large uploads are copied through it */
+    te__cu_handle staged[TE__STAGES]; /* the event recorded after the last copy from each piece */
     uint64_t uploads;
-    void *counter; /* the memory of te__plan_counter and te__cuda_word */
+    void *counter; /* device memory for the counters of te__plan_counter and the words of te__cuda_word */
     te__outside *outside; /* core/outside.c, in pinned memory */
     te__map_set *maps;
     te__memo_slot *memo;
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
     struct te__warm_list *warm_list; /* cuda/launch.c: launches noted between te_warmup_begin and te_warmup_end */
-    bool stream_shown;       /* te_ctx_cu_stream has returned the stream: the caller may queue work on it */
-    /* queue, settle, enqueue: set while launches wait for their kernels (cuda/queue.c), else NULL.
-     * settle: waits for the kernels and launches everything.
-     * enqueue: appends a write of `bytes` to dst behind the launches, from a copy of `host`, or of zeros if host is
-     * NULL. */
+    bool stream_shown;       /* te_ctx_cu_stream was called, so the caller may queue work on the stream */
+    /* The next three are set while launches wait for their kernels to be compiled (cuda/queue.c); otherwise they are
+     * NULL.
+     * settle: waits for the kernels and launches everything that is queued.
+     * enqueue: queues a write of `bytes` bytes to dst after the launches. Copies `host` for it; if `host` is NULL, it
+     * writes zeros. */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
     te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
-/* Reports an error of the driver. `call` is the name of the function, with its subject in front if that helps. */
+/* Reports an error of the driver. `call` names the driver function, preceded by the object or field concerned where
+ * that helps. */
 static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
     const char *name = NULL, *text = NULL, *more = "";
     te__cu.GetErrorName(code, &name);
     te__cu.GetErrorString(code, &text);
-    /* after ECC errors, traps and faults of a kernel, every later call in the CUcontext fails in the same way */
+    /* after these errors (ECC, traps and faults of a kernel) every later call in the CUcontext fails in the same way */
     if (code == 214 || code == 220 || code == 700 || code == 702 || (code >= 714 && code <= 719) || code == 721)
         more = ". The GPU's context is lost; this process has to end. TE_DEBUG_SYNC=1 tells which kernel it was, "
                "compute-sanitizer where";
@@ -278,8 +283,8 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
                     te->device_name, call, name ? name : "unknown error", text ? text : "?", more);
 }
 
-/* Makes te's CUcontext current until te__cuda_leave, which makes the caller's current again. *pushed must be handed to
- * te__cuda_leave. */
+/* Makes te's CUcontext current. te__cuda_leave makes the caller's CUcontext current again; it needs the value of
+ * *pushed. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
     te__cu_result code;
@@ -297,8 +302,8 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
 
-/* Launches everything that waits for its kernel. Does nothing in a forked child: the compiling threads belong to the
- * parent, and a wait for them would never end. */
+/* Launches everything that still waits for its kernel to be compiled. Does nothing in a forked child: the compiling
+ * threads exist only in the parent, so waiting for them would never end. */
 static te_result te__cuda_settle(te_ctx *te) {
     return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK;
 }
@@ -330,7 +335,7 @@ static int te__cu_attribute(te__cu_device device, int attribute) {
     return value;
 }
 
-/* Sets c->context to the caller's CUcontext, or to the device's primary one. */
+/* Sets c->context to the caller's CUcontext, or to the primary context of the device. */
 static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context) {
     te__cuda *c = te->cuda;
     te__cu_result code;
@@ -361,8 +366,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     return TE_OK;
 }
 
-/* Sets c->stream to the caller's stream, or to a new one that synchronizes with the legacy default stream, on which
- * callers without a stream of their own work. te's CUcontext must be current. */
+/* Sets c->stream to the caller's stream, or to a new stream. The new stream synchronizes with the legacy default
+ * stream, which callers without their own stream use. te's CUcontext must be current. */
 static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     te__cuda *c = te->cuda;
     te__cu_handle owner = NULL;
@@ -384,7 +389,7 @@ static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     return TE_OK;
 }
 
-/* Allocates the cleared counter memory (te__plan_counter, te__cuda_word). te's CUcontext must be current. */
+/* Allocates the counter memory (te__plan_counter, te__cuda_word) and sets it to 0. te's CUcontext must be current. */
 static te_result te__cuda_take_counter(te_ctx *te) {
     te__cu_address address = 0;
     te__cu_result code = te__cu.MemAlloc(&address, 256);
@@ -392,8 +397,8 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
-/* Allocates the counts of ids out of range in pinned memory. Addresses are unified: kernels use the address of the
- * host. */
+/* Allocates in pinned memory the counters of ids that were out of range. Kernels and the host use the same address
+ * (unified addressing). */
 static te_result te__cuda_take_outside(te_ctx *te) {
     void *host = NULL;
     te__cu_result code = te__cu.MemHostAlloc(&host, TE__OUTSIDE_COUNT * sizeof(te__outside), TE__CU_HOST_MAPPED);
@@ -401,14 +406,14 @@ static te_result te__cuda_take_outside(te_ctx *te) {
     te->cuda->outside = (te__outside *)memset(host, 0, TE__OUTSIDE_COUNT * sizeof(te__outside));
     return TE_OK;
 }
-/* Returns the result of a wait for the stream: the wait's own error, or the error of ids out of range that kernels have
- * found. */
+/* Returns the result after a wait for the stream: an error of the wait itself, or an error if kernels have found ids
+ * out of range. */
 static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result code, const char *call) {
     if (code) return te__cu_fail(te, call, code);
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
 }
 
-/* Returns the i-th word, counted from the end of the counter's memory. */
+/* Returns 8-byte word number i of the counter memory, counted from its end. */
 static void *te__cuda_word(te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Opens the device and fills te->cuda. On failure te->cuda is NULL. */
@@ -458,8 +463,8 @@ TE_API void *te_ctx_cu_stream(const te_ctx *te) {
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-/* Returns device memory, or NULL without an error when there is none: the pool then releases its free blocks, tries
- * again, and reports the error. */
+/* Allocates device memory. Returns NULL without an error if there is not enough: the pool then releases its free
+ * blocks, tries again, and reports the error. */
 static void *te__cuda_mem_alloc(te_ctx *te, size_t bytes) {
     te__cu_address address = 0;
     te__cu_result code;
@@ -519,9 +524,9 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Copies to the device through pinned memory, so that the caller may reuse `src` on return, and no copy waits for the
- * kernels queued before it. Small copies come from memory that is not pinned: for these the driver does the same
- * itself, and never waits for room. */
+/* Copies `src` to the device through a ring of pinned memory, so the caller may reuse `src` on return. The host waits
+ * for earlier work on the stream only if the whole ring is in use. A small copy is made from memory that is not pinned:
+ * then the driver itself stages the bytes, and nothing waits for room in the ring. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -535,7 +540,7 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     if (result != TE_OK) return result;
     te__cuda_settle(te);
     if (bytes <= TE__SMALL_UPLOAD) {
-        unsigned char staged[TE__SMALL_UPLOAD]; /* a copy on the stack, since the caller's memory may be pinned */
+        unsigned char staged[TE__SMALL_UPLOAD]; /* a copy on the stack, because `src` may be pinned memory */
         memcpy(staged, src, bytes);
         code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, staged, bytes, c->stream);
         te__cuda_leave(pushed);
@@ -641,7 +646,7 @@ static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
 static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
-    /* CUtensorMapDataType of each dtype; elements of 8 bits or less are copied as bytes */
+    /* the CUtensorMapDataType of each dtype; elements of 8 bits or less are copied as bytes */
     static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5, 1};
     static const uint32_t steps[5] = {1, 1, 1, 1, 1};
     union {
@@ -650,7 +655,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver requires 64-byte
                                                                                          * alignment */
-    uint64_t starts = k->address; /* address | strides: all bits that the address of a row can have */
+    uint64_t starts = k->address; /* the bitwise OR of the address and all strides; its trailing zero bits are zero in
+                                   * every row address */
     int i, promotion,
         swizzle = k->swizzle_bytes == 128  ? 3
                   : k->swizzle_bytes == 64 ? 2
@@ -679,11 +685,11 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     return TE_OK;
 }
 
-/* Writes a CUtensorMap (128 bytes) for TMA. dims[rank] in elements and box[rank], innermost first; strides_bytes[rank -
- * 1] of the outer dimensions; swizzle_bytes 0, 32, 64 or 128. Writes zeros when the plan is only explained. Recent maps
- * are kept, since encoding a map costs time on the host. The L2 cache fetches 256 bytes at a time
- * (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 where a row does not start at a multiple of 32 bytes:
- * tests/bench/notes.md. */
+/* Writes a CUtensorMap of 128 bytes, for TMA, to `out128`. dims[rank] and box[rank] are in elements, innermost
+ * dimension first. strides_bytes[rank - 1] are the strides of the outer dimensions. swizzle_bytes is 0, 32, 64 or 128.
+ * Writes zeros if the plan is only explained. Recent maps are cached because encoding a map takes host time. The L2
+ * cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B). If a row may start at an address that is not
+ * a multiple of 32 bytes, it fetches 128 bytes instead (tests/bench/notes.md). */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
                                      const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,
                                      int swizzle_bytes) {
@@ -722,8 +728,9 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
 
 /* ---- a cache of planning ------------------------------------------------------------------------------------- */
 
-/* Returns the TE__MEMO_VALUE bytes kept for `key` (TE__MEMO_KEY bytes, not all 0). If *known is false, the caller must
- * fill them. Returns NULL when nothing is kept for this plan. A value must depend only on the key and the device. */
+/* Returns the TE__MEMO_VALUE bytes that are cached for `key`, which is TE__MEMO_KEY bytes, not all 0. If *known is
+ * false, the caller must fill in the returned bytes. Returns NULL if nothing can be cached for this plan. A value must
+ * depend only on the key and the device. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;

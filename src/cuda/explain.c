@@ -1,9 +1,9 @@
-/* cuda/explain.c: plans that are only described, not run, and the report on drivers, GPUs and the compiler. Knows
- * plans, the driver and the cache; must not know which operations there are. */
+/* cuda/explain.c: describes plans without running them, and writes the report on drivers, GPUs and the compiler. This
+ * part may use plans, the driver and the cache. It must not depend on which operations exist. */
 
 /* ---- explanations ---- */
 
-/* Returns the number of multiprocessors of a typical GPU of an architecture, for plans without a GPU. */
+/* Returns the number of multiprocessors of a typical GPU of an architecture. It is used for plans without a GPU. */
 static int te__arch_sms(int sm) {
     return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148;
 }
@@ -26,8 +26,8 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
     snprintf(out->why, sizeof(out->why), "%s", p->why);
 }
 
-/* Plans a call with checked args for an architecture (80 ...) without a GPU, or with sm 0 for the context's GPU, and
- * describes the plan in `out`. */
+/* Plans a call and describes the plan in `out`. The args are already checked. `sm` is the architecture to plan for,
+ * such as 80, and no GPU is needed. With `sm` 0 the plan is for the context's GPU. */
 static te_result te__cuda_explain(te_ctx *te, const te__op_info *op, const void *args, int sm, te_explanation *out) {
     te__plan plan;
     te_result result;

@@ -1,10 +1,10 @@
-/* cuda/jit.c: finds the driver's function for a launch in the process's table of loaded kernels, which is filled from
- * the cache, NVRTC or embedded PTX.
- * Knows everything in this folder but how to launch; must not know what kernels compute. */
+/* cuda/jit.c: finds the driver's function for a launch in the process's table of loaded kernels. Fills the table from
+ * the cache, from NVRTC or from embedded PTX. This part may use everything in this folder except the launching of
+ * kernels. It must not depend on what kernels compute. */
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
-/* Writes the options of a launch in alphabetical order: "X_DT=3,Y_DT=3". Returns false when the text is too long. */
+/* Writes the options of a launch, sorted by name, as in "X_DT=3,Y_DT=3". Returns false if the text is too long. */
 static bool te__options_text(const te__launch *l, char out[TE__OPTIONS_TEXT]) {
     const te__option *sorted[TE__MAX_OPTIONS];
     size_t used = 0;
@@ -25,7 +25,7 @@ static bool te__options_text(const te__launch *l, char out[TE__OPTIONS_TEXT]) {
 
 enum { TE__LAUNCH_TEXT = TE__OPTIONS_TEXT + 128 };
 
-/* Returns the name of a launch for messages: "norm/norm_fwd X_DT=3,Y_DT=3". */
+/* Writes to `out` the name of a launch for messages, such as "norm/norm_fwd X_DT=3,Y_DT=3", and returns `out`. */
 static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT]) {
     char options[TE__OPTIONS_TEXT];
     te__options_text(l, options);
@@ -35,38 +35,40 @@ static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT
 
 /* ---- the table ----------------------------------------------------------------------------------------------- */
 
-/* A kernel that is loaded in a CUcontext, or known to be unavailable there. family, kernel and option names are static
- * strings. */
+/* A kernel that is loaded in a CUcontext, or one that is known to be unavailable there. The names of family, kernel and
+ * options are static strings. */
 typedef struct te__jit_entry {
     struct te__jit_entry *next;
     uint64_t hash;
-    te__cu_handle context, module, function; /* function NULL: unavailable, since there is neither NVRTC nor a cubin */
+    te__cu_handle context, module, function; /* If `function` is NULL, the kernel is unavailable: there is neither NVRTC
+                                              * nor a cubin. */
     const char *family, *kernel;
     te__option option[TE__MAX_OPTIONS];
     int num_options;
     bool baseline;         /* from the embedded PTX */
     bool follows;          /* see te__launch */
-    unsigned shared_bytes; /* the function's present limit of dynamic shared memory */
+    unsigned shared_bytes; /* the current limit of dynamic shared memory of `function`, in bytes */
 } te__jit_entry;
 
-/* Counts te.h's contexts that use a CUcontext. When the last of them leaves, the modules of the CUcontext are unloaded:
- * the caller may then destroy the CUcontext, and the driver may give its address to a new one. */
+/* The number of te_ctx contexts that use a CUcontext. When the last one is destroyed, the modules loaded in the
+ * CUcontext are unloaded. This is necessary because the caller may then destroy the CUcontext, and the driver may
+ * create a new one at the same address. */
 typedef struct te__jit_user {
     struct te__jit_user *next;
     te__cu_handle context;
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE: a launch with at most this much dynamic shared memory needs no function attribute. The driver's
- * limit without it is 48 KB, less the kernel's static shared memory. */
+/* TE__SHARED_FREE is the largest dynamic shared memory, in bytes, that needs no function attribute. Without the
+ * attribute the driver allows 48 KB, minus the static shared memory of the kernel. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
 static te__jit_entry *te__jit_table[TE__JIT_BUCKETS];
 static te__jit_user *te__jit_users;
 
-/* Hashes a launch. The names of options are left out: all launches of one kernel have the same names in the same
- * order. */
+/* Hashes a launch. The names of the options are not hashed: they are the same, in the same order, in all launches of a
+ * kernel. */
 static uint64_t te__jit_hash(te__cu_handle context, const te__launch *l, bool baseline) {
     uint64_t words[TE__MAX_OPTIONS + 2];
     words[0] = (uint64_t)(uintptr_t)context;
@@ -86,8 +88,8 @@ static bool te__same_launch(const te__launch *a, const char *family, const char 
     return true;
 }
 
-/* Returns the entry of a launch, or NULL. The mutex must be held. Entries stay until the last user of their CUcontext
- * leaves. */
+/* Returns the table entry of a launch, or NULL. The caller must hold the mutex. An entry stays until no context uses
+ * its CUcontext. */
 static te__jit_entry *te__jit_search(te__cu_handle context, const te__launch *l, bool baseline, uint64_t hash) {
     te__jit_entry *e = te__jit_table[hash % TE__JIT_BUCKETS];
     while (e && !(e->hash == hash && e->context == context && e->baseline == baseline &&
@@ -104,8 +106,8 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds a loaded kernel to the table. If another thread has added it meanwhile, that entry stays and this module is
- * unloaded. Returns false when out of memory. */
+/* Adds a loaded kernel to the table. If another thread has added the kernel in the meantime, keeps the entry of that
+ * thread and unloads `module`. Returns false if memory runs out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows,
                            te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
@@ -152,7 +154,8 @@ static bool te__jit_enter(te__cu_handle context) {
     return u != NULL;
 }
 
-/* Removes one user of a CUcontext; with the last user the modules are unloaded. The CUcontext must be current. */
+/* Removes one user of a CUcontext. When no user is left, unloads the modules of the CUcontext. The CUcontext must be
+ * current. */
 static void te__jit_leave(te__cu_handle context) {
     te__jit_user **at, *u;
     te__mutex_lock(&te__jit_mutex);
@@ -180,16 +183,16 @@ static void te__jit_leave(te__cu_handle context) {
 
 /* ---- images -------------------------------------------------------------------------------------------------- */
 
-/* The compilation of one kernel. te__jit_job_run fills in the fields from `image` on, on any thread. */
+/* The compilation of one kernel. te__jit_job_run sets the fields from `image` on; it may run on any thread. */
 typedef struct te__jit_job {
     const te__launch *launch;
     const te__cache *cache; /* NULL: none */
-    const te__nvrtc *nvrtc; /* NULL: none, so the kernel can come only from the cache */
+    const te__nvrtc *nvrtc; /* NULL: there is no NVRTC, so the kernel can come only from the cache */
     int sm;
-    bool fresh;             /* do not read the cache: its entry is unusable */
+    bool fresh;             /* true: the entry in the cache is unusable, so the cache is not read */
     te__text image, why, cache_why;
     te_result result;
-    bool compiled, missing, damaged; /* missing: no NVRTC and no cubin, but no other error */
+    bool compiled, missing, damaged; /* missing: the only error is that there is neither NVRTC nor a cubin */
     double seconds;
     char arch[24];
 } te__jit_job;
@@ -215,7 +218,8 @@ static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *
     return done ? TE_OK : TE_ERR_COMPILE;
 }
 
-/* Reads the kernel from the cache or compiles it. Of several processes only one compiles. */
+/* Reads the kernel from the cache or compiles it. If several processes need the same kernel, one compiles it and the
+ * others wait. */
 static te_result te__jit_cache_or_compile(te__jit_job *j, const te__unit *u, const te__cache_key *key) {
     te__cache_lock lock;
     te_result result = TE_OK;
@@ -272,14 +276,14 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_COMPILE;
     }
     result = te__jit_cache_or_compile(j, &unit, &key);
-    /* the compiler's messages show only macros, not the user's code */
+    /* the messages of the compiler show only macros, so the user's code is added to them */
     if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text);
     return result;
 }
 
 static void te__jit_job_run(te__jit_job *j) { j->result = te__jit_job_try(j); }
 
-/* A list of jobs for several threads: each thread runs the next job until none is left. */
+/* A list of jobs that several threads work on. Each thread runs the next job until none is left. */
 typedef struct te__jit_queue {
     te__jit_job *jobs;
     int64_t count;
@@ -303,8 +307,9 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Loads an image and adds its kernel to the table; the driver compiles PTX here. te's CUcontext must be current. maker:
- * the source of the image, for messages. quiet: the driver's refusal is returned without setting an error. */
+/* Loads an image and adds its kernel to the table. For a PTX image the driver compiles the kernel here. te's CUcontext
+ * must be current. `maker` is the source of the image, for messages. With `quiet`, an image that the driver rejects
+ * gives TE_ERR_DEVICE without a message. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image,
                                     const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
@@ -354,8 +359,9 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
-        bool again = !j->compiled && j->nvrtc; /* the driver may refuse an image that an earlier process made for
-                                                * another driver */
+        /* The cached image may have been compiled for another driver. If this driver rejects it, compile the kernel
+         * again. */
+        bool again = !j->compiled && j->nvrtc;
         result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
             te->jit_stats.from_cache--;
@@ -371,15 +377,16 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
                  te__text_str(&j->cache_why));
         te->cuda->cache->root[0] = 0;
     }
-    if (j->missing) /* an entry without a function, so that the next plan does not search the disk again */
+    /* Adds an entry without a function, so that the next plan does not search the disk again. */
+    if (j->missing)
         return te__jit_insert(te->cuda->context, j->launch, false, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));
 }
 
 static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
 
-/* Brings kernels into the table, with several threads. te's CUcontext must be current. A kernel that is missing because
- * there is no NVRTC is no failure here: its table entry has no function. */
+/* Loads or compiles kernels on several threads and adds them to the table. te's CUcontext must be current. A kernel
+ * that is missing because there is no NVRTC is not an error here: it gets a table entry without a function. */
 static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
     te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
     te_result result = TE_OK;
@@ -414,7 +421,7 @@ static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
     return result;
 }
 
-/* Loads a kernel without options from the embedded PTX. te's CUcontext must be current. */
+/* Loads a kernel from the embedded PTX, which has no options. te's CUcontext must be current. */
 static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
     te__text ptx = TE_ZERO;
     bool there = te__baseline_find(l->family, l->kernel, &ptx);
@@ -427,7 +434,7 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
 
 /* ---- for launch.c ---------------------------------------------------------------------------------- */
 
-/* Raises the function's limit of dynamic shared memory if this launch needs more than all launches before it. */
+/* Raises the dynamic shared memory limit of the function if this launch needs more than all earlier launches. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
     char call[TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     te__cu_result code = 0;
@@ -443,8 +450,9 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* Sets *function to the function of a launch and *result to TE_OK or an error, and returns true, if the kernel is in
- * the table; else returns false. baseline: the kernel from the embedded PTX. te's CUcontext must be current. */
+/* Searches the table for the kernel of a launch, or with `baseline` for its version from the embedded PTX. Returns
+ * false if the table does not have it. Otherwise returns true, sets *result to TE_OK or an error, and with TE_OK sets
+ * *function. te's CUcontext must be current. */
 static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
     if (!e) return false;
@@ -456,7 +464,8 @@ static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_
         *result = te__jit_fail_missing(te, l);
     return true;
 }
-/* Sets *function to the function of a launch. A kernel that is not in the table is read from the cache or compiled. */
+/* Sets *function to the function of a launch. If the kernel is not in the table, reads it from the cache or compiles
+ * it. */
 static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     const te__launch *one = l;
     te_result result;
@@ -466,8 +475,8 @@ static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_ha
     return te__jit_get_loaded(te, l, baseline, function, &result) ? result : te__jit_fail_missing(te, l);
 }
 
-/* Returns whether the kernels of all launches are available: with NVRTC always, without NVRTC only if a cache has them
- * all. te's CUcontext must be current. */
+/* Returns whether the kernels of all launches are available. With NVRTC they always are. Without NVRTC, a cache must
+ * have all of them. te's CUcontext must be current. */
 static bool te__jit_has(te_ctx *te, const te__launch *launches, int count) {
     if (te__nvrtc_open(te__driver_major(), NULL)) return true;
     for (int i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-/* cuda/kernels.c: the source text of every kernel, and the marks in it. Knows files by their path below src/; must not
- * know the driver or NVRTC. */
+/* cuda/kernels.c: the source text of every kernel, and the "// te:" marks in the text. This part identifies files by
+ * their path below src/. It must not depend on the driver or NVRTC. */
 
 typedef struct te__source {
     const char *path; /* below src/ */
@@ -33,7 +33,8 @@ static const te__kernel_file *te__kernels_find(const te__kernels *k, const char 
     return NULL;
 }
 
-/* Replaces embedded files by the sections of a te_kernels.cu.inc. `text` is cut into pieces in place. */
+/* Replaces the embedded files by the sections of a te_kernels.cu.inc. `text` is the content of that file; it is
+ * modified, and the sections point into it. */
 static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     static const char mark[] = "//// file: ";
     const size_t mark_size = sizeof(mark) - 1;
@@ -63,8 +64,8 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     return sections > 0;
 }
 
-/* Joins the embedded lines to the texts of all files. replacement: NULL, or the path of a te_kernels.cu.inc. Returns
- * NULL with the reason when that fails. */
+/* Joins the embedded lines to one text per file. `replacement` is NULL or the path of a te_kernels.cu.inc that replaces
+ * some of the files. On failure returns NULL and stores the reason in `why`. */
 static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
     te__kernels *k = (te__kernels *)calloc(1, sizeof(te__kernels));
     size_t used = 0;
@@ -103,7 +104,7 @@ static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
 static te__mutex te__kernels_mutex = TE__MUTEX_INIT;
 static te__kernels *te__kernels_of_process;
 
-/* Returns the kernels of the process, which are made once, and never changed or freed. */
+/* Returns the kernel sources of the process. They are built once, and are never changed or freed. */
 static const te__kernels *te__kernels_get(te__text *why) {
     const te__kernels *k;
     te__mutex_lock(&te__kernels_mutex);
@@ -115,8 +116,9 @@ static const te__kernels *te__kernels_get(te__text *why) {
 
 /* ---- marks --------------------------------------------------------------------------------------------------- */
 
-/* Finds the index-th line "// te:NAME value" of the comment at the start of a kernel's text, and copies the value, cut
- * to fit. Returns false if there is none. */
+/* The comment at the start of a kernel's text may have several lines of the form "// te:NAME value". Copies the value
+ * of the line with this name and this index (0 is the first), truncated to fit. Returns false if there is no such
+ * line. */
 static bool te__kernel_mark(const char *text, const char *name, int index, char *value, size_t size) {
     size_t n = strlen(name);
     while (strncmp(text, "//", 2) == 0) {
@@ -153,8 +155,8 @@ static te__kernel_marks te__kernel_marks_of(const char *text) {
     return m;
 }
 
-/* Returns whether the kernel itself waits for the kernels before it (te_follow, device/base.cuh). The launch then need
- * not wait. */
+/* Returns whether the kernel calls te_follow (device/base.cuh), which waits for the earlier kernels. Such a kernel may
+ * be launched before the previous kernel ends. */
 static bool te__kernel_follows(const char *family, const char *kernel) {
     static const char entry[] = "extern \"C\" __global__";
     te__text why = TE_ZERO;
@@ -182,8 +184,8 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds the files that the text of u->file[index] includes. Conditional includes are added too: the digest may depend on
- * more files than needed, never on fewer. */
+/* Adds to the unit all files that the text of u->file[index] includes, also by a conditional #include. So the digest
+ * may depend on too many files, but never on too few. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
@@ -220,7 +222,7 @@ static bool te__unit_open(const te__kernels *k, const char *family, const char *
     return true;
 }
 
-/* Replaces the file of the unit that has the path of `file`. Does nothing if `file` is NULL. */
+/* Replaces, in the unit, the file that has the same path as `file`. Does nothing if `file` is NULL. */
 static void te__unit_replace(te__unit *u, const te__kernel_file *file) {
     for (int i = 0; file && i < u->num_files; i++)
         if (strcmp(u->file[i]->path, file->path) == 0) u->file[i] = file;

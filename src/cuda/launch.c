@@ -1,9 +1,9 @@
-/* cuda/launch.c: opens and closes a context's CUDA device, runs plans, warms up. Knows plans, functions and the stream;
- * must not know operations. */
+/* cuda/launch.c: opens and closes a context's CUDA device, runs plans, and loads kernels in a warm-up. This part may
+ * use plans, functions of the driver and the stream. It must not depend on operations. */
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
 
-/* The launches whose kernels te_warmup_end will load or compile. */
+/* The launches noted by a warm-up. te_warmup_end loads or compiles their kernels. */
 typedef struct te__warm_list {
     te__launch *launches; /* launches of embedded PTX have no options */
     bool *baseline;
@@ -57,7 +57,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
-/* Fills in the device's properties for planning. A plan is first made as if every kernel were available. */
+/* Sets the properties of the device in a plan. The first plan assumes that every kernel is available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
@@ -70,8 +70,8 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->baseline = false;
 }
 
-/* Returns whether kernels of the plan can neither be compiled (no NVRTC) nor read from a cache. Such a plan must be
- * made again with p->baseline, for the embedded kernels. */
+/* Returns whether some kernel of the plan can neither be compiled, because NVRTC is missing, nor be read from a cache.
+ * The caller must then plan again with p->baseline, which uses only embedded kernels. */
 static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     bool pushed, lacks;
     if (p->baseline || te__nvrtc_open(te__driver_major(), NULL) || te__cuda_enter(te, &pushed) != TE_OK) return false;
@@ -80,15 +80,15 @@ static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     return lacks;
 }
 
-/* Removes the options of a baseline plan, since embedded PTX has none. */
+/* Removes the options from the launches of a baseline plan, because embedded PTX has no options. */
 static void te__cuda_drop_options(te__plan *p) {
     for (int i = 0; p->baseline && i < p->num_launches; i++) p->launch[i].num_options = 0;
 }
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the plan's launches on te's stream. te's CUcontext must be current. Nothing is queued unless every kernel is
- * loaded or being compiled. */
+/* Queues the launches of the plan on te's stream. te's CUcontext must be current. If any kernel is neither loaded nor
+ * being compiled, queues nothing. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te_result result = TE_OK;
     te__cuda_drop_options(p);
@@ -117,7 +117,7 @@ static bool te__warm_list_has(const te__warm_list *w, const te__launch *l, bool 
     return false;
 }
 
-/* Notes a plan's kernels for te__cuda_warm; the plan is not run. */
+/* Records the kernels of a plan for te__cuda_warm. Does not run the plan. */
 static te_result te__cuda_note(te_ctx *te, te__plan *p) {
     te__warm_list *w = te->cuda->warm_list;
     if (!w) w = te->cuda->warm_list = (te__warm_list *)te__alloc_zero(te, sizeof(te__warm_list));
@@ -135,7 +135,7 @@ static te_result te__cuda_note(te_ctx *te, te__plan *p) {
     return TE_OK;
 }
 
-/* Loads the noted kernels: reads them from the cache or compiles them, on several threads. */
+/* Loads the kernels that te__cuda_note has recorded: reads them from the cache or compiles them, on several threads. */
 static te_result te__cuda_warm(te_ctx *te) {
     te__warm_list *w = te->cuda->warm_list;
     const te__launch **compile;

@@ -1,4 +1,4 @@
-/* cuda/no_ptx.c: takes the place of cuda/ptx.c when TE_NO_PTX leaves the embedded PTX out. */
+/* cuda/no_ptx.c: used in place of cuda/ptx.c if TE_NO_PTX is defined: then there is no embedded PTX. */
 
 enum { te__num_baselines = 0 };
 /* Returns false: there is no embedded PTX. */

@@ -1,6 +1,6 @@
-/* cuda/nvrtc.c: libnvrtc: compiles a kernel's text to a cubin, or to PTX if NVRTC does not know the GPU yet. Knows
- * NVRTC and the kernels' texts; must not know the driver, contexts or files. Every function may be called from any
- * thread. */
+/* cuda/nvrtc.c: the interface to libnvrtc. It compiles a kernel's text to a cubin, or to PTX if NVRTC does not support
+ * the GPU yet. This part may use NVRTC and the kernels' texts. It must not depend on the driver, contexts or files.
+ * Every function may be called from any thread. */
 
 typedef int te__nvrtc_result;
 typedef void *te__nvrtc_program;
@@ -32,7 +32,7 @@ typedef struct te__nvrtc {
     te__lib lib;
     int major, minor;
     int archs[TE__MAX_ARCHS], num_archs;
-    char compiler[40]; /* "nvrtc13.0-1a2b3c4d": version and build; part of a cubin's key and file name */
+    char compiler[40]; /* version and build, such as "nvrtc13.0-1a2b3c4d"; part of the key and file name of a cubin */
 } te__nvrtc;
 
 #define TE__NVRTC_INSTALL                                                                                     \
@@ -85,11 +85,12 @@ static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
 
 static te__mutex te__nvrtc_mutex = TE__MUTEX_INIT;
 static te__nvrtc te__nvrtc_of_process;
-static int te__nvrtc_state; /* 0: not searched for yet; 1: found; -1: not found, for the reason in te__nvrtc_reason */
+static int te__nvrtc_state; /* 0: not searched yet; 1: found; -1: not found, and te__nvrtc_reason says why */
 static te__text te__nvrtc_reason;
 
-/* Returns NVRTC, which is searched for once per process. If no usable NVRTC is found, returns NULL and adds the reason
- * to `why` (may be NULL). newest: the newest CUDA major version whose cubins the driver accepts; 0: any. */
+/* Returns NVRTC. It is searched for once per process. If no usable NVRTC is found, returns NULL and adds the reason to
+ * `why`, which may be NULL. `newest` is the newest major version of CUDA whose cubins the driver accepts; with 0 any
+ * version is usable. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);
@@ -103,9 +104,10 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     return state > 0 ? &te__nvrtc_of_process : NULL;
 }
 
-/* Writes the target of NVRTC for a GPU of this architecture: "sm_90a", which includes the features of that architecture
- * alone; or "compute_90" (PTX, which the driver compiles) when the GPU is newer than NVRTC. n NULL: the name that
- * cubins made elsewhere have. Returns false if no architecture of NVRTC fits. */
+/* Writes to `name` the target that NVRTC compiles for, given a GPU of architecture `sm`. The target is for example
+ * "sm_90a", with the features that only this architecture has. If the GPU is newer than NVRTC, the target is PTX that
+ * the driver then compiles, for example "compute_90". If `n` is NULL, writes the target of cubins that were compiled
+ * elsewhere. Returns false if NVRTC has no suitable architecture. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;
@@ -131,7 +133,8 @@ typedef struct te__nvrtc_options {
     te__text text; /* the options, each with a NUL behind it */
 } te__nvrtc_options;
 
-/* Makes the list of compiler options. options: "X_DT=3,Y_DT=3". extra: NULL, or one more compiler option. */
+/* Builds the list of compiler options. `options` is a text such as "X_DT=3,Y_DT=3". `extra` is NULL or one more
+ * compiler option. */
 static bool te__nvrtc_options_make(te__nvrtc_options *o, const char *options, const char *arch, const char *extra) {
     memset(o, 0, sizeof(*o));
     te__text_printf(&o->text, "-arch=%s%c-std=c++17%c", arch, 0, 0);
@@ -159,9 +162,9 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
     return true;
 }
 
-/* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a", which gives a cubin, or "compute_80", which gives PTX
- * with a 0 at the end. extra: NULL, or one more compiler option. Adds the compiler's messages to `log`, also after
- * success. */
+/* Compiles a unit. `options` is a text such as "X_DT=3,Y_DT=3". With an `arch` such as "sm_90a" the image is a cubin.
+ * With an `arch` such as "compute_80" it is PTX that ends with a 0 byte. `extra` is NULL or one more compiler option.
+ * Adds the compiler's messages to `log`, even on success. */
 static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch,
                               const char *extra, te__text *image, te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];

@@ -1,23 +1,25 @@
-/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. Knows only its own text. */
+/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. This part depends on no other
+ * part of te.h but basic text functions. */
 
-/* The PTX of one kernel marked te:baseline. All PTX is one packed text, since kernels have much in common. */
+/* The PTX of one kernel marked te:baseline. The PTX of all kernels is packed as one text, because the kernels have much
+ * in common. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
     const char *text_digest; /* te__unit_digest of its source */
-    uint32_t offset;         /* where the PTX begins in the unpacked text; a 0 ends it */
+    uint32_t offset;         /* the offset of the PTX in the unpacked text; the PTX ends with a 0 byte */
 } te__baseline;
 #include "cuda/baseline.inc"
 
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
- * The compiler numbers registers and labels through a whole kernel, so equal pieces of code are never equal text. In
- * the embedded text each number is replaced by its signed difference to the previous number of the same kind ("%f+1",
- * "%rd-12"), which packs better. tools/te_ptx.c writes this text. */
+ * The compiler numbers the registers and labels of a whole kernel in sequence, so equal pieces of code have different
+ * texts. To pack better, the embedded text has differences in place of numbers: each number is replaced by its signed
+ * difference from the previous number of the same kind, as in "%f+1" or "%rd-12". tools/te_ptx.c writes this text. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 
-/* Returns the kind of register or label whose name begins here; -1 if none does. *size: the length of the part before
- * the number; the number begins with a digit or a sign. */
+/* Returns the kind of the register or label whose name begins at `text`, or -1 if no name begins there. Sets *size to
+ * the length of the name before its number. The number begins with a digit or a sign. */
 static int te__ptx_kind(const char *text, size_t *size) {
     if (*text != '%' && *text != '$') return -1;
     for (int i = 0; i < TE__COUNT(te__ptx_kinds); i++) {
@@ -63,7 +65,8 @@ static char *te__baseline_unpack(void) {
     return (char *)text;
 }
 
-/* Adds the PTX of a kernel. Returns false if there is none. The packed text is unpacked once per process, and kept. */
+/* Adds the PTX of a kernel to `ptx`. Returns false if there is none. The packed text is unpacked once per process and
+ * then kept. */
 static bool te__baseline_find(const char *family, const char *kernel, te__text *ptx) {
     const char *text;
     char name[160];

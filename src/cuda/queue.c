@@ -1,11 +1,12 @@
-/* cuda/queue.c: sends planned launches to the stream, at once or through a queue while other threads compile their
- * kernels. Knows the table of kernels and the stream; must not know operations.
+/* cuda/queue.c: launches the kernels of a plan on the stream, at once or through a queue while other threads compile
+ * the kernels. This part may use the table of kernels and the stream. It must not depend on operations.
  *
- * The first step of a model needs dozens of kernels that no cache has, and compiling them one after another would take
- * long. So inside a forward, a backward or an optimizer step, a launch whose kernel is missing waits in a queue, a
- * thread starts to compile the kernel, and the host goes on planning. All later work for the stream is queued behind
- * that launch, so the order stays the same. The queue is emptied as far as kernels are ready, and completely whenever
- * the host needs the device: for a copy to the host, te_synchronize, te_ok, a release of memory, a graph. */
+ * The first step of a model needs dozens of kernels that no cache has. Compiling them one after another would take
+ * long. So inside a forward, a backward or an optimizer step, a launch whose kernel is missing waits in a queue. A
+ * thread starts to compile the kernel, and the host continues with the next operations. All later work for the stream
+ * is queued after that launch, so the order stays the same. The queue sends launches as soon as their kernels are
+ * ready. It is emptied completely when the host needs the device: for a copy to the host, te_synchronize, te_ok, a
+ * release of memory, or a graph. */
 
 /* ---- one launch ---------------------------------------------------------------------------------------------- */
 
@@ -15,8 +16,8 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    /* `follows`: the launch may start before the previous kernel ends. A cooperative launch may not, since it needs the
-     * whole GPU; in a capture the attribute needs a driver for CUDA 12.4. */
+    /* `follows`: the launch may start before the previous kernel ends. A cooperative launch needs the whole GPU, so it
+     * may not. In a capture, this attribute needs a driver for CUDA 12.4 or later. */
     bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
     if (l->cluster > 1 || l->cooperative || follows) {
         te__cu_launch_attribute attribute[3];
@@ -62,24 +63,30 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
 
 /* ---- kernels to be compiled ---------------------------------------------------------------------------------- */
 
-/* The state of an order. Waiting: no thread has begun to compile. Taken: a thread compiles. Made: the job has run. */
+/* The state of an order, which is a kernel to be compiled.
+ * - WAITING: no thread has started to compile it.
+ * - TAKEN: a thread compiles it.
+ * - MADE: the compilation has ended, with success or not. */
 typedef enum te__order_state { TE__ORDER_WAITING, TE__ORDER_TAKEN, TE__ORDER_MADE } te__order_state;
 typedef struct te__jit_order {
     struct te__jit_order *next;
     te__launch launch; /* the launch, without its arguments */
     te__jit_job job;
     te__order_state state; /* guarded by the queue's mutex */
-    bool closed;           /* used only by the context's thread: the kernel is in the table, or `result` is an error */
+    bool closed;           /* true: the kernel is in the table, or `result` is an error; only the context's thread uses
+                            * this field */
     te_result result;
-    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that first needed the kernel, for messages */
+    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* the module path of the call that first needed the kernel,
+                                                           * for messages */
 } te__jit_order;
 
-/* An entry of the queue: a launch, or a write to device memory (launch.kernel NULL). The launch's arguments or the
- * bytes to write follow the struct. */
+/* An entry of the queue: a launch, or a write to device memory if launch.kernel is NULL. The arguments of the launch or
+ * the bytes to write follow this struct in memory. */
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* the size of this allocation */
-    uint64_t plan; /* the number of its plan: after a failed launch, the other launches of the plan are dropped */
+    uint64_t plan; /* the number of the entry's plan: after a failed launch, the other launches of the same plan are
+                    * dropped */
     te__jit_order *order; /* NULL: the kernel is in the table */
     te__launch launch;
     bool baseline;
@@ -88,7 +95,7 @@ typedef struct te__queued {
     size_t bytes;
 } te__queued;
 
-enum { TE__QUEUE_MOST = 8192 }; /* the most entries, to bound the host memory */
+enum { TE__QUEUE_MOST = 8192 }; /* the largest number of entries, which limits the host memory */
 typedef struct te__queue {
     te__mutex mutex;
     te__cond changed;
@@ -127,7 +134,7 @@ static void te__queue_worker(void *user) {
     te__mutex_unlock(&q->mutex);
 }
 
-/* Returns the order for this launch's kernel, which is made if there is none; NULL when out of memory. */
+/* Returns the order for this launch's kernel. Creates the order if there is none. Returns NULL if memory runs out. */
 static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *l) {
     te__jit_order *o, **end = &q->orders;
     for (; (o = *end) != NULL; end = &o->next)
@@ -153,8 +160,9 @@ static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *
     return o;
 }
 
-/* Closes the order if its kernel is compiled: adds the kernel to the table, or sets o->result to an error. `wait`:
- * compiles the kernel or waits for it. Returns whether the order is closed. */
+/* Closes the order if its kernel has been compiled: adds the kernel to the table, or sets o->result to an error. With
+ * `wait`, first compiles the kernel or waits until another thread has compiled it. Returns whether the order is
+ * closed. */
 static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wait) {
     char path[sizeof(te->module_path)];
     bool made;
@@ -189,11 +197,13 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
     return code ? te__cu_fail(te, e->host ? "copy to the device: cuMemcpyHtoDAsync" : "cuMemsetD8Async", code) : TE_OK;
 }
 
-/* Launches entries from the front of the queue as far as their kernels are compiled, or with `wait` all entries. te's
- * CUcontext must be current. */
+/* Launches entries from the front of the queue until one has a kernel that is not compiled yet. With `wait`, waits for
+ * such kernels and launches all entries. te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
-    q->sending = true; /* a log function may call te_ok, which must not settle the queue meanwhile */
+    /* A log function that is called below may call te_ok. While `sending` is true, that call does not settle the
+     * queue. */
+    q->sending = true;
     while (q->first) {
         te__queued *e = q->first;
         te_result result;
@@ -292,17 +302,17 @@ static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t
     return TE_OK;
 }
 
-/* Returns whether launches are waiting, so that later work must be queued behind them. */
+/* Returns whether the queue holds launches. If so, later work must be queued after them. */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
-/* Returns whether a plan may wait for missing kernels. It may not where other code can queue work on the stream or
- * inspect it. */
+/* Returns whether a plan may wait in the queue for missing kernels. It may not if other code can queue work on the
+ * stream or inspect the stream. */
 static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
     return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->debug_sync && !te->capture &&
            !p->baseline && te__nvrtc_open(te__driver_major(), NULL);
 }
 
-/* Queues a plan. Returns false, with nothing queued, when out of memory. te's CUcontext must be current. */
+/* Queues a plan. If memory runs out, returns false and queues nothing. te's CUcontext must be current. */
 static bool te__queue_add(te_ctx *te, te__plan *p) {
     te__queue *q = te__queue_open(te);
     te__queued *made = NULL, *e;

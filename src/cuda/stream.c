@@ -1,23 +1,23 @@
-/* cuda/stream.c: streams other than the context's own, events and pinned memory, behind the interface of te__device.
- * Knows the driver; must not know kernels.
+/* cuda/stream.c: the functions of te__device for streams other than the context's own, for events and for pinned
+ * memory. This part may call the driver. It must not depend on kernels.
  *
- * Launches may wait for their kernels (cuda/queue.c). They are launched before an event is recorded on the context's
- * own stream, and before that stream waits for an event. */
+ * Launches may still wait in a queue for their kernels (cuda/queue.c). They are launched before an event is recorded on
+ * the context's own stream, and before that stream waits for an event. */
 
-/* Returns the driver's handle of a stream; s NULL: the context's own stream, after the waiting launches were
- * launched. */
+/* Returns the driver's handle of a stream. If s is NULL, first launches everything that waits for its kernel, and
+ * returns the handle of the context's own stream. */
 static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
     if (s) return s->handle;
-    te__cuda_settle(te); /* a kernel that does not compile sets its own error */
+    te__cuda_settle(te); /* if a kernel does not compile, this call sets the error */
     return te->cuda->stream;
 }
-/* Leaves te's CUcontext, and reports the error if `call` has failed. */
+/* Leaves te's CUcontext. If `code` is an error, reports that the driver function named `call` has failed. */
 static te_result te__cuda_leave_with(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, call, code) : TE_OK;
 }
 
-/* Makes a stream that does not synchronize with the legacy default stream. */
+/* Creates a stream that does not synchronize with the legacy default stream. */
 static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);

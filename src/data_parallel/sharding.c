@@ -1,16 +1,17 @@
-/* data_parallel/sharding.c: units (modules whose gradients ranks exchange together), their flags, and the exchanges of
- * a pipeline stage. Knows the module tree, groups and gradients; must not know what a module computes. */
+/* data_parallel/sharding.c: units, their flags, and the gradient exchanges of a pipeline stage. A unit is a module
+ * whose gradients the ranks exchange together. This part may use the module tree, groups and gradients. It must not
+ * depend on what a module computes. */
 
 #define TE__UNIT "te.unit" /* the module attribute that holds the te__dp_unit */
 typedef struct te__dp_unit {
-    struct te__dp_unit *next; /* the list of units, in the order in which they were made */
+    struct te__dp_unit *next; /* the next unit in the list, which is in order of creation */
     te_module *module;
     te_data_parallel_desc desc;
-    bool whole; /* made by te_data_parallel; false: by te_fsdp_unit */
+    bool whole; /* true: created by te_data_parallel; false: created by te_fsdp_unit */
     bool reached; /* the last backward pass has written a gradient */
     bool chosen;  /* chosen by te__units_choose */
     te_fsdp_state state;
-    uint64_t exchanged_at; /* te->writes behind the last exchange */
+    uint64_t exchanged_at; /* the value of te->writes after the last exchange */
 } te__dp_unit;
 
 typedef struct te__sharding_state {
@@ -77,7 +78,7 @@ static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) 
     return false;
 }
 
-/* Computes out = factor * x, elementwise as vectors; x and out have the same number of elements. */
+/* Computes out = factor * x. Treats both as vectors; x and out have the same number of elements. */
 static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     te_op_axpby_args a = TE_ZERO;
     if (te__numel(x) == 0) return TE_OK;
@@ -86,9 +87,9 @@ static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     a.alpha = factor;
     return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
 }
-/* Returns all gradients in f32, one behind the other (zeros where a parameter has none), and behind them one number for
- * each parameter: 1 if it has a gradient, else 0. After the all-reduce, each number counts the ranks that have a
- * gradient. */
+/* Returns one f32 vector. It holds all gradients one after another, with zeros for a parameter that has no gradient.
+ * Then follows one number per parameter: 1 if this rank has a gradient for it, else 0. After an all-reduce, this number
+ * is the number of ranks that have a gradient for it. Sets *lacks to true if a gradient is missing on this rank. */
 static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
     te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
     int64_t at = 0;
@@ -109,7 +110,8 @@ static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor 
     }
     return result == TE_OK ? flat : NULL;
 }
-/* Stores the sums as gradients. A parameter without a gradient gets one if another rank has one. */
+/* Stores the summed gradients, times `factor`, as the gradients of the parameters. A parameter without a gradient on
+ * this rank gets one if another rank has one. */
 static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads,
                                  bool lacks, float factor) {
     te_ctx *te = u->module->te;
@@ -162,7 +164,7 @@ static te_result te__unit_exchange(te__dp_unit *u) {
         result = te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
     else if (u->desc.post_backward) {
         result = te__returned(te, u->desc.post_backward(u->desc.user, u->module), "the post_backward", u->module->name);
-        /* takes effect only if the callback has set no error itself */
+        /* if the callback has already set an error, that error stays */
         if (result != TE_OK)
             te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
     } else
@@ -172,8 +174,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-/* Marks, before a backward pass from y, the leaves that the pass can reach. After the pass its nodes are gone, but a
- * rank whose pass has failed must still know which ranks to tell. */
+/* Called before a backward pass from the tensors y. Marks the leaves that the pass can reach. The marks are needed if
+ * the pass fails: its nodes are gone then, but this rank must still find the groups whose ranks it must inform. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;
@@ -200,15 +202,15 @@ static bool te__units_are_marked(const te_module *m, uint64_t pass) {
     for (i = 0; i < m->num_children && !marked; i++) marked = te__units_are_marked(m->children[i], pass);
     return marked;
 }
-/* Returns whether te_backward_dw has yet to compute weight gradients of this tree. */
+/* Returns whether te_backward_dw still has to compute weight gradients of this tree. */
 static bool te__units_are_deferred(const te_module *root) {
     const te__deferred *d = root->te->deferred;
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* Exchanges the gradients at the end of a backward pass. Different ranks may reach different units of a model, but all
- * ranks reach the model. So all units of the model exchange, or none does. After a failure, only the ranks in the group
- * of the same model are told, since only these wait for this rank. */
+/* Exchanges the gradients at the end of a backward pass. Different ranks may reach different units of a model, but
+ * every rank reaches some unit of it. So either all units of a model are exchanged or none. If the backward pass has
+ * failed, informs only the group of the same model, because only the ranks of that group wait for this rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -216,8 +218,8 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
         te__unit_params p = TE_ZERO;
         p.unit = u->module;
         u->reached = false;
-        if (te__units_are_deferred(te__root_of(u->module))) continue; /* the exchange follows te_backward_dw, which
-                                                                       * computes the remaining gradients */
+        /* te_backward_dw will compute the remaining gradients and exchange them. */
+        if (te__units_are_deferred(te__root_of(u->module))) continue;
         if (!te__unit_list(&p, u->module)) result = te_error_code(te);
         u->reached = result == TE_OK && te__unit_is_reached(u, &p);
         te__unit_params_free(te, &p);
@@ -371,7 +373,8 @@ static bool te__is_multimodal(const char *name) {
         if (strcmp(name, names[i]) == 0) return true;
     return false;
 }
-/* Visits the topmost towers and projectors below m, with all modules below them. */
+/* Searches the tree below m for multimodal towers and projectors. Visits each of them together with all modules below
+ * it. Does not search inside one. */
 static void te__units_multimodal(te__unit_walk *w, te_module *m) {
     int i;
     for (i = 0; i < m->num_children; i++) {
@@ -444,7 +447,7 @@ static te_result te__unit_root_callback(te__dp_unit *u) {
                            ? te__returned(u->module->te, u->desc.root_post_backward(u->desc.user, u->module),
                                           "the root_post_backward", u->module->name)
                            : TE_OK;
-    /* takes effect only if the callback has set no error itself */
+    /* if the callback has already set an error, that error stays */
     if (result != TE_OK)
         te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name,
                  te_result_name(result));
@@ -463,7 +466,7 @@ TE_API te_result te_fsdp_post_backward(te_module *unit) {
     return result == TE_OK ? te__unit_root_callback(u) : result;
 }
 
-/* Chooses the units of a tree, which te__units_exchange_chosen then exchanges. */
+/* Marks module m as chosen if it is a unit. te__units_exchange_chosen then exchanges the chosen units. */
 static bool te__unit_choose(void *user, te_module *m) {
     te__dp_unit *u = te__unit_of(m);
     (void)user;
@@ -474,7 +477,7 @@ static bool te__units_choose(void *user, te_module *m) {
     te_module_visit(m, te__unit_choose, user);
     return true;
 }
-/* Exchanges the chosen units, each once. */
+/* Exchanges every chosen unit once, and clears the choice. */
 static te_result te__units_exchange_chosen(te_ctx *te) {
     te_result result = TE_OK;
     te__dp_unit *u;
@@ -484,7 +487,8 @@ static te_result te__units_exchange_chosen(te_ctx *te) {
     }
     return result;
 }
-/* Tells the ranks that wait in the first exchange of the chosen units that this rank's backward pass has failed. */
+/* Informs the other ranks, which wait in the exchange of the first chosen unit, that the backward pass of this rank has
+ * failed. */
 static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
     te__dp_unit *u, *first = NULL;
     for (u = te__sharding_of(te)->units; u; u = u->next) {
@@ -523,8 +527,8 @@ static te_result te__stage_check(te_module *stage, const te_stage_backward_desc 
         "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed",
         d->num_outputs, d->stage_outputs ? "has a NULL" : "is NULL");
 }
-/* Runs the backward pass of a stage that is one unit. Its outputs reach the parameters one after another, so gradients
- * are exchanged only once, behind the last output. */
+/* Runs the backward pass of a stage that is one unit. There is one backward pass per output, so the gradients are
+ * exchanged only once, after the last output. */
 static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
     const te_fsdp_state before = u->state;
     te_result result;

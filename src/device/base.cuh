@@ -1,8 +1,8 @@
-// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math. Knows no
-// operation.
+// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math functions.
+// This file must not depend on any operation.
 //
-// NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture
-// has them and the integer code of base/numbers.h elsewhere; both give the same bits.
+// NVRTC compiles this file without any toolkit header. Conversions use hardware instructions on architectures that have
+// them, and the integer code of base/numbers.h on others. Both give the same bits.
 #pragma once
 #include "api/enums.h"
 #include "base/numbers.h"
@@ -16,9 +16,10 @@ typedef unsigned long long te_u64;
 typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
-// Embedded PTX is a part of te.h, so it must be small. te_ptx defines TE_SMALL for it. Then
-//   TE_DEV_CALL      functions are called, not inlined: conversions of formats known at run time, used in many places
-//   TE_UNROLL(n)     loops are not unrolled
+// Embedded PTX is a part of te.h, so it must be small. te_ptx defines TE_SMALL when it compiles it. This changes three
+// macros:
+//   TE_DEV_CALL      makes a function called, not inlined; used for format conversions that are called in many places
+//   TE_UNROLL(n)     does not unroll the loop
 //   TE_WIDE(vector)  is 0: rows are read element by element
 #ifdef TE_SMALL
 #define TE_DEV_CALL static __device__ __noinline__
@@ -40,13 +41,13 @@ typedef long long te_i64;
 #define TE_HAS_FP8_CVT 0
 #endif
 
-// Waits until the kernels before this one in the stream have ended and their writes are visible. It is a statement of
-// its own at the top level of a kernel, the first unless there is work that needs no memory. A kernel that has it is
-// launched so that its blocks may become resident while the kernel before it ends (programmatic dependent launch).
-// Before this call it must access no memory of the device but its arguments.
-// A kernel of at most 64 blocks then lets the next kernel become resident at once, not only near its own end. With more
-// blocks, the waiting blocks would slow down the running ones: tests/bench/notes.md. This comes after the kernel's own
-// wait. So the next kernel, which waits for this one alone, starts after all earlier ones, too.
+// Waits until all earlier kernels in the stream have ended and their writes are visible. Write the call as a statement
+// of its own at the top level of a kernel. Only work that needs no memory may come before it. A kernel that contains
+// this call is launched early: its blocks may become resident while the previous kernel ends (programmatic dependent
+// launch). Before the call, the kernel must not access device memory other than its arguments.
+// A kernel of at most 64 blocks then lets the next kernel become resident at once, instead of near its own end. With
+// more blocks, the waiting blocks would slow down the running ones (tests/bench/notes.md). The order of kernels stays
+// safe: the next kernel waits for this one, and this one has already waited for all earlier ones.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -72,15 +73,15 @@ TE_DEV te_u16 te_f32_to_f16(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
-// Converts two f32 to two numbers of a 16-bit format, `a` in the low half, by one instruction in place of three.
+// Converts two f32 to two numbers of a 16-bit format, with `a` in the low half. Uses one instruction instead of three.
 TE_DEV te_u32 te_f32x2_to_half(float a, float b, int dt) {
     te_u32 r;
     if (dt == TE_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     return r;
 }
-// Converts two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values
-// alike and keeps NaN.
+// Converts two f32 to two FP8 codes, with `a` in the low byte. The cvt instruction saturates large finite values and
+// infinities, and keeps NaN.
 TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #if TE_HAS_FP8_CVT
     te_u16 r;
@@ -95,7 +96,8 @@ TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #endif
 }
 TE_DEV_CALL float te_fp8_to_f32(te_u8 c, int dt) { return dt == TE_F8E4M3 ? te__e4m3_to_f32(c) : te__e5m2_to_f32(c); }
-// Converts two fp8 codes to f32, the low byte to *lo. Every FP8 value is an f16 value, too.
+// Converts two FP8 codes to f32: the low byte to *lo, the high byte to *hi. Every FP8 value is exact in f16, which is
+// the intermediate format.
 TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 #if TE_HAS_FP8_CVT
     te_u32 h;
@@ -107,7 +109,8 @@ TE_DEV void te_fp8x2_to_f32(te_u32 codes, int dt, float *lo, float *hi) {
 #endif
 }
 
-// Returns element i of an array in format dt, as f32. With a literal dt the switch folds away.
+// Returns element i of an array in format dt, as f32. If dt is a compile-time constant, the compiler removes the
+// switch.
 TE_DEV_CALL float te_load(const void *p, te_i64 i, int dt) {
     switch (dt) {
     case TE_F32: return ((const float *)p)[i];
@@ -140,7 +143,9 @@ TE_DEV te_i64 te_load_index(const void *p, te_i64 i, int dt) {
 }
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
-// Every thread of the warp or block calls these functions and gets the result. The thread index alone fixes the order.
+//
+// All threads of the warp or block must call these functions, and all get the result. The order of summation depends
+// only on the thread indices.
 
 TE_DEV float te_warp_sum(float v) {
 #pragma unroll
@@ -152,8 +157,8 @@ TE_DEV float te_warp_max(float v) {
     for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;
 }
-// Returns the sums of v.x and of v.y over a warp. One half of the warp reduces x and the other half y: seven shuffles
-// in place of ten.
+// Returns the sum of v.x and the sum of v.y over a warp. Half of the warp reduces x and the other half y. This takes
+// seven shuffles instead of ten.
 TE_DEV float2 te_warp_sum2(float2 v) {
     bool second = threadIdx.x & 16;
     float mine = second ? v.y : v.x;
@@ -162,8 +167,8 @@ TE_DEV float2 te_warp_sum2(float2 v) {
     for (int d = 8; d; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     return make_float2(__shfl_sync(0xffffffffu, mine, 0), __shfl_sync(0xffffffffu, mine, 16));
 }
-// Returns the sum (te_block_max: the maximum) of v over a block. scratch: 32 floats of shared memory, free for reuse
-// when the call returns. blockDim.x must be a multiple of 32.
+// Returns the sum of v over a block; te_block_max returns the maximum. `scratch` is 32 floats of shared memory, which
+// may be reused after the call. blockDim.x must be a multiple of 32.
 TE_DEV float te_block_sum(float v, float *scratch) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     v = te_warp_sum(v);
@@ -184,8 +189,8 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
-// Returns true in every thread of the block that arrives last. That block sees the writes of thread 0 of every other
-// block, and leaves the counter (te__plan_counter) at 0.
+// Returns true in all threads of the last block to call it, and false in all other blocks. In the last block, the
+// writes of thread 0 of every other block are visible. The counter (te__plan_counter) is 0 again afterwards.
 TE_DEV bool te_last_block(te_u32 *counter) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
@@ -196,8 +201,8 @@ TE_DEV bool te_last_block(te_u32 *counter) {
     __syncthreads();
     return last;
 }
-// Returns once every block of a cooperative launch has arrived. Earlier writes by thread 0 of every block are visible
-// then. counter[1] counts the barriers.
+// Waits until every block of a cooperative launch has called this function. Then earlier writes by thread 0 of every
+// block are visible. counter[1] counts how often the grid has waited.
 TE_DEV void te_grid_wait(te_u32 *counter) {
     if (threadIdx.x == 0) {
         volatile te_u32 *times = counter + 1;
@@ -213,8 +218,9 @@ TE_DEV void te_grid_wait(te_u32 *counter) {
     }
     __syncthreads();
 }
-// Computes *amax = max(*amax, v) for v >= 0, atomically; the result does not depend on the order. Non-negative floats
-// are ordered as their bits are. v must not be NaN: fmaxf drops NaN before.
+// Atomically computes *amax = max(*amax, v) for v >= 0. The result does not depend on the order of calls. The bits of
+// non-negative floats, read as integers, have the same order as the floats. v must not be NaN; callers use fmaxf
+// before, which drops NaN.
 TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }
 
 // ---- small math ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// device/hopper.cuh: features of sm_90a alone: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither
-// operations nor tiles.
+// device/hopper.cuh: features that only sm_90a has: mbarriers, TMA loads, wgmma, register counts of a warpgroup. This
+// file must not depend on operations or tiles.
 #pragma once
 #include "device/mma.cuh"
 
@@ -8,17 +8,17 @@
 TE_DEV void te_mbar_init(te_u32 bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
-// Makes initialized mbarriers visible to other threads and TMA: after the inits, before the barrier that lets others
-// use them.
+// Makes initialized mbarriers visible to other threads and to TMA. Call it after the last te_mbar_init and before the
+// barrier after which other threads use the mbarriers.
 TE_DEV void te_mbar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 TE_DEV void te_mbar_arrive(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-// Arrives, and makes the phase wait for `bytes` bytes of copies, too.
+// Arrives at the mbarrier. The current phase also waits for copies of `bytes` bytes.
 TE_DEV void te_mbar_expect(te_u32 bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// Returns when the phase of this parity is over; on a fresh barrier parity 1 is over already.
+// Waits until the phase with this parity is over. On a new mbarrier the phase with parity 1 counts as over.
 TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
     int done;
     do {
@@ -38,30 +38,30 @@ TE_DEV te_u32 te_cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Waits for all threads of all blocks of the cluster. Afterwards the other blocks see mbarriers that
-// te_mbar_init_done() has released, but perhaps no other writes. An arrival that releases all writes, as it does by
-// default, would cost a fence of the whole device.
+// Waits for all threads of all blocks of the cluster. Afterwards the other blocks see mbarriers that were published by
+// te_mbar_init_done(), but may not see other writes. A default arrival would publish all writes, at the cost of a fence
+// for the whole device.
 TE_DEV void te_cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// Returns the address in block `rank` of the cluster that corresponds to shared address `at` of this block. An offset
-// to `at` is the same offset to the result.
+// Translates a shared address `at` of this block to the address of the same variable in block `rank` of the cluster.
+// The offset between two addresses stays the same.
 TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     te_u32 r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
     return r;
 }
-// Arrives at a barrier of another block, whose address is from te_cluster_at. Orders TMA and wgmma accesses that this
-// thread has waited for, but not the thread's own writes to other blocks: a release at the scope of a cluster costs a
-// fence of the whole device.
+// Arrives at an mbarrier of another block; `bar` is an address from te_cluster_at. TMA and wgmma accesses that this
+// thread has waited for are complete before the arrival. The thread's own writes to other blocks are not ordered: that
+// would need a release at cluster scope, which costs a fence for the whole device.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// Stores a word at the same address in block `rank` of the cluster. Its four bytes count towards the barrier `bar`
-// there. (PTX 8.1)
+// Stores a 4-byte word at shared address `at` of block `rank` of the cluster. The 4 bytes count towards the mbarrier at
+// address `bar` of that block. Needs PTX 8.1.
 TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
     asm volatile("{ .reg .b32 to, there;\n"
                  "mapa.shared::cluster.u32 to, %0, %3;\n"
@@ -74,27 +74,28 @@ TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
 // ---- TMA ------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-// Changes a tensor map in device memory: dimension DIM (0 or 1) ends at `size`, a positive number. (PTX 8.3)
+// Changes the size of dimension DIM (0 or 1) of a tensor map in device memory to `size`, a positive number. Needs PTX
+// 8.3.
 template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
     asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size)
                  : "memory");
 }
-// te_tma_map_release follows changes of a tensor map. te_tma_map_acquire comes before the first use of the changed map,
+// Call te_tma_map_release after changing a tensor map. Call te_tma_map_acquire before the first use of the changed map,
 // in the thread that uses it.
 TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
 TE_DEV void te_tma_map_acquire(const void *map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
-// Loads the map's box at element (x, y), x along the contiguous dimension. The box's bytes count towards bar. Elements
-// outside of the tensor become zeros.
+// Loads the box of the tensor at element (x, y), where x counts along the contiguous dimension. The map gives the size
+// of the box. The bytes of the box count towards the mbarrier `bar`. Elements outside of the tensor become zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
                  "%3}], [%4];" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar)
                  : "memory");
 }
-// Loads the box of te_tma_load2 into every block of the cluster whose bit is set in `blocks`, at the same address and
-// with the same barrier in each.
+// Like te_tma_load2, but loads the box into every block of the cluster whose bit is set in `blocks`. The box goes to
+// the same shared address, and counts towards the same mbarrier, in each of these blocks.
 TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
@@ -113,15 +114,16 @@ TE_DEV void te_tma_load4(te_u32 dst, const void *map, int x, int y, int z, int w
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
                  : "memory");
 }
-// Brings the box of te_tma_load4 to the L2 cache only.
+// Prefetches the box that te_tma_load4 would load, into the L2 cache only.
 TE_DEV void te_tma_prefetch4(const void *map, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
                  "r"(z), "r"(w)
                  : "memory");
 }
-// Stores shared memory to the map's box at (x, y, z); te_tma_add3 adds it to the box. Elements outside of the tensor
-// are not written, except in a piece of 16 bytes that the tensor's end cuts: a row must end with a whole piece, or have
-// nothing behind it. Before this, all threads that wrote call te_async_fence(), and there is a barrier.
+// Stores shared memory to the box of the tensor at (x, y, z); te_tma_add3 adds to the box instead. Elements outside of
+// the tensor are not written, with one exception: if the end of a row lies inside a piece of 16 bytes, the whole piece
+// is written. So each row must end with a whole piece, or the memory behind its end must be unused. Before the call,
+// all threads that wrote the shared memory must call te_async_fence() and then meet at a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                  "r"(x), "r"(y), "r"(z), "r"(src)
@@ -138,7 +140,8 @@ TE_DEV void te_tma_store4(const void *map, te_u32 src, int x, int y, int z, int 
                  "r"(x), "r"(y), "r"(z), "r"(w), "r"(src)
                  : "memory");
 }
-// Stores `bytes` bytes (a multiple of 16) of shared memory to device memory; te_bulk_add adds them to f32 there.
+// Stores `bytes` bytes, a multiple of 16, from shared memory to device memory. te_bulk_add instead adds them, as f32
+// numbers, to device memory.
 TE_DEV void te_bulk_store(void *dst, te_u32 src, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
                  : "memory");
@@ -149,13 +152,13 @@ TE_DEV void te_bulk_add(void *dst, te_u32 src, int bytes) {
                  : "memory");
 }
 TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until all but the latest N of this thread's groups of stores have read shared memory.
+// Waits until this thread's groups of stores, except the latest N groups, have read shared memory.
 template <int N> TE_DEV void te_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-// Waits until all but the latest N of this thread's groups of stores have written device memory.
+// Waits until this thread's groups of stores, except the latest N groups, have written device memory.
 template <int N> TE_DEV void te_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
-// Orders later accesses of device memory by TMA after what this thread has acquired.
+// Makes writes that this thread has acquired visible to later TMA accesses to device memory.
 TE_DEV void te_async_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 TE_DEV int te_load_acquire(const int *p) {
     int v;
@@ -165,11 +168,11 @@ TE_DEV int te_load_acquire(const int *p) {
 TE_DEV void te_add_release(int *p, int v) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// Makes this thread's writes to shared memory visible to TMA and wgmma, once a barrier follows.
+// Makes this thread's writes to shared memory visible to TMA and wgmma. A barrier must follow.
 TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Loads `bytes` bytes (a multiple of 16) from src to dst in shared memory, both at multiples of 16. They count towards
-// bar.
+// Copies `bytes` bytes, a multiple of 16, from src to dst in shared memory. Both addresses must be multiples of 16. The
+// bytes count towards the mbarrier `bar`.
 TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar)
@@ -178,20 +181,20 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 
 // ---- warpgroups -----------------------------------------------------------------------------------------------------
 
-// Changes the registers of each thread of a warpgroup to N. The sum of all threads' registers must not exceed the sum
-// at the start of the block: 3 x 168 with three warpgroups.
+// Sets the number of registers of each thread of a warpgroup to N. The sum of the registers of all threads must never
+// exceed the sum at the start of the block. With three warpgroups that is 3 * 128 threads * 168 registers.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-// Waits at the named barrier `id` (1 to 15) for COUNT threads, which are whole warps.
+// Waits at the named barrier `id` (1 to 15) until COUNT threads, which are whole warps, have arrived.
 template <int COUNT> TE_DEV void te_meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
-// Arrives at the named barrier `id` of COUNT threads without waiting.
+// Arrives at the named barrier `id` without waiting. COUNT is the number of threads that use the barrier.
 template <int COUNT> TE_DEV void te_meet_later(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
-// Stores four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the
-// addresses of the rows of matrix i.
+// Stores four 8x8 matrices of 16-bit words to shared memory; this is the inverse of te_ldmatrix4. Lanes 8 i to 8 i + 7
+// pass the addresses of the rows of matrix i.
 TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3])
@@ -199,14 +202,19 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
-// A warpgroup computes D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N]. Descriptors say where A and B lie in
-// shared memory. Warp w has rows 16 w .. 16 w + 15. A lane 4 g + t has d[4 j], d[4 j + 1] at (row g, columns 8 j + 2 t
-// and + 1) and d[4 j + 2], d[4 j + 3] in row g + 8.
+// A warpgroup computes D += A B, where A has 64 rows and 32 bytes of k, B has 32 bytes of k and N columns, and D is
+// [64, N]. Descriptors tell where A and B are in shared memory.
 //
-// Descriptors here are for tiles with the 128-byte swizzle that start at multiples of 1024 bytes:
-//   K-major   rows of 128 bytes along k, 8 rows to an atom of 1024 bytes. Descriptor + 2 is the next 32 bytes of k.
-//   MN-major  (16-bit types) rows of 64 elements along m or n, one for each k, 8 of them to an atom. group_bytes is the
-//             distance to the next 64 elements of m or n. Descriptor + 128 is the next 16 of k.
+// Accumulators: warp w has rows 16 w to 16 w + 15 of D. In that warp, lane 4 g + t has
+//   d[4 j], d[4 j + 1]       row g, columns 8 j + 2 t and 8 j + 2 t + 1
+//   d[4 j + 2], d[4 j + 3]   row g + 8, the same columns
+//
+// The descriptors here are for tiles with the 128-byte swizzle. A tile starts at a multiple of 1024 bytes.
+//   K-major   A tile has rows of 128 bytes along k. 8 rows form an atom of 1024 bytes. Adding 2 to the descriptor
+//             advances 32 bytes along k.
+//   MN-major  (16-bit types) A tile has one row for each k, with 64 elements along m or n. 8 rows form an atom.
+//             group_bytes is the distance to the next 64 elements of m or n. Adding 128 to the descriptor advances 16
+//             along k.
 
 TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
     return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 |
@@ -215,8 +223,8 @@ TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
 TE_DEV void te_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_DEV void te_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> TE_DEV void te_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Keeps the compiler from moving uses of registers across a wait. For sums, call it between the wait and the first use.
-// For an operand in registers, call it after the wait and before the operand is written again.
+// Keeps the compiler from moving uses of registers across a wait. For accumulators, call it between the wait and their
+// first use. For an operand in registers, call it after the wait, before the operand is written again.
 template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -250,9 +258,11 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 #define TE__FLOATS_32(out, d, i) TE__FLOATS_16(out, d, i), TE__FLOATS_16(out, d, i + 16)
 #define TE__FLOATS_64(out, d, i) TE__FLOATS_32(out, d, i), TE__FLOATS_32(out, d, i + 32)
 
-// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep: 0
-// for D = A B, else D += A B. out: "+f", or "=f" if keep is always 0, which tells the compiler that the old D is not
-// read.
+// Arguments of the macros:
+//   types  the instruction's shape and types, such as "k16.f32.bf16.bf16"
+//   flags  ", 1, 1"; for 16-bit types also ", trans-a, trans-b", where 1 means MN-major
+//   keep   0: D = A B; otherwise D += A B
+//   out    "+f"; or "=f" if keep is always 0: then the compiler knows that the old D is not read
 #define TE_WGMMA_64(types, flags, d, a, b, keep) TE_WGMMA_TO_64("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_96(types, flags, d, a, b, keep) TE_WGMMA_TO_96("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_128(types, flags, d, a, b, keep) TE_WGMMA_TO_128("+f", types, flags, d, a, b, keep)
@@ -284,10 +294,13 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
                  : TE__FLOATS_64(out, d, 0), TE__FLOATS_64(out, d, 64)                                              \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 
-// TE_WGMMA_N with A in registers. a[0] .. a[3] are the lane's pairs of 16-bit values of 64 x 16 elements, as
-// te_ldmatrix4 gives them to each warp: two neighbouring columns of row g, the same columns of row g + 8, then both
-// with columns + 8. An accumulator's sums in two neighbouring groups of eight columns, rounded, have this order. flags:
-// ", 1, 1, trans-b".
+// Like TE_WGMMA_N, but A, which is 64 x 16, is in registers. Its 16-bit values are paired in a[0] to a[3] as
+// te_ldmatrix4 loads them for each warp:
+//   a[0]        two neighbouring columns of row g
+//   a[1]        the same columns of row g + 8
+//   a[2], a[3]  the same two rows, 8 columns further
+// The accumulators of two neighbouring groups of eight columns, rounded to 16 bits, have this order. `flags` is ", 1,
+// 1, trans-b".
 #define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
 #define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                 \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                        \

@@ -1,14 +1,15 @@
-// device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. Knows neither operations nor
-// tiles.
+// device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. This file must not depend on
+// operations or tiles.
 //
-// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t. A "word" is 32 bits of neighbours along k (one f32, two
-// 16-bit or four 8-bit values):
+// Fragments of mma.sync m16n8k(32 bytes), for lane = 4 g + t. A "word" is 32 bits of neighbours along k: one f32, two
+// 16-bit or four 8-bit values.
 //   A  a[0] (row g,     word t)       a[1] (row g + 8, word t)
 //      a[2] (row g,     word t + 4)   a[3] (row g + 8, word t + 4)
 //   B  b[0] (column g,  word t)       b[1] (column g,  word t + 4)
-//   D  d[0] (row g, column 2t)    d[1] (row g, column 2t + 1)    d[2], d[3] the same in row g + 8
-// ldmatrix loads exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit
-// elements whose rows run along m or n.
+//   D  d[0] (row g, column 2t)        d[1] (row g, column 2t + 1)
+//      d[2] (row g + 8, column 2t)    d[3] (row g + 8, column 2t + 1)
+// ldmatrix loads exactly these words if the rows of 16 bytes in shared memory run along k. The .trans form of ldmatrix
+// loads them if the elements have 16 bits and the rows run along m or n.
 #pragma once
 #include "device/base.cuh"
 
@@ -17,17 +18,17 @@ TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p
 
 // ---- copies from device to shared memory ----------------------------------------------------------------------------
 
-// Starts a copy of 16 bytes to shared memory: the first `bytes` (0 .. 16) are read, the others become zero. Both
-// addresses are multiples of 16.
+// Starts a copy of 16 bytes to shared memory. Only the first `bytes` bytes (0 to 16) are read; the others become zero.
+// Both addresses must be multiples of 16.
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-// Starts the copy of te_cp_async16; the L2 cache also fetches the 256 bytes around src, which are loaded next.
+// Like te_cp_async16, but the L2 cache also fetches the aligned 256 bytes around src, because they are loaded next.
 TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 TE_DEV void te_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until all but the latest N groups of this thread's copies have arrived.
+// Waits until this thread's groups of copies, except the latest N groups, have arrived.
 template <int N> TE_DEV void te_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 TE_DEV void te_sts16(te_u32 dst, uint4 v) {
@@ -61,8 +62,8 @@ TE_DEV te_u32 te_lds4(te_u32 src) {
 }
 
 // ---- fragments from shared memory -----------------------------------------------------------------------------------
-// Loads four 8x8 matrices of 16-bit words. Lanes 8 i .. 8 i + 7 give the addresses of the rows of matrix i, which lands
-// in r[i]; te_ldmatrix4_trans transposes each matrix.
+// Loads four 8x8 matrices of 16-bit words. Lanes 8 i to 8 i + 7 pass the addresses of the rows of matrix i. Matrix i
+// goes to r[i]. te_ldmatrix4_trans also transposes each matrix.
 
 TE_DEV void te_ldmatrix4(te_u32 r[4], te_u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -94,7 +95,7 @@ TE_DEV void te_mma_tf32(float d[4], const te_u32 a[4], const te_u32 b[2]) {
     TE__MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b);
 }
 
-// Rounds an f32 to TF32 (nearest, ties away from zero); the result has the bits of an f32.
+// Rounds an f32 to TF32, to the nearest value and ties away from zero. The result is in f32 format.
 TE_DEV te_u32 te_tf32(te_u32 f) {
     te_u32 r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__int_as_float((int)f)));
@@ -103,8 +104,8 @@ TE_DEV te_u32 te_tf32(te_u32 f) {
 
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
 
-// Converts the lower (half = 0) or upper two of four fp8 codes to two f16 values. This is exact: every code of both
-// formats, infinities and NaN included, has an f16 value.
+// Converts two of four FP8 codes to two f16 values: the lower two if half is 0, else the upper two. The conversion is
+// exact: both FP8 formats, including infinities and NaN, are subsets of f16.
 TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code becomes the upper byte of an f16, which is
                                                               // right for E5M2
@@ -116,8 +117,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
         : "=r"(r)
         : "r"(half ? codes >> 16 : codes));
 #else
-    // The bits S.EEEE.MMM moved to S.0EEEE.MMM0000000 are the value times 2^-8, denormals included; the code S.1111.111
-    // is NaN.
+    // The E4M3 bits S.EEEE.MMM, moved to S.0EEEE.MMM0000000, are an f16 of the value times 2^-8, also for denormals.
+    // The code S.1111.111 is NaN.
     te_u32 nan = ((r & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
     r = (r & 0x80008000u) | ((r & 0x7f007f00u) >> 1);
     asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));
@@ -126,8 +127,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     return r;
 }
 
-// mma.sync of fp8 on the tensor cores that have it. Elsewhere it does not exist, or the compiler translates it into f16
-// products.
+// mma.sync for FP8, on GPUs whose tensor cores have it. On others the instruction does not exist, or the compiler
+// translates it into f16 products.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define TE_HAS_FP8_MMA 1
 TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) {

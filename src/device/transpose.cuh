@@ -1,16 +1,17 @@
-// device/transpose.cuh: transposes a tile through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must not
-// know what they mean.
+// device/transpose.cuh: transposes a tile through shared memory, with writes of 4 bytes and reads of 16 bytes. This
+// file moves bytes. It must not depend on their meaning.
 //
-// A tile has 64 columns. A column is 32 words of 4 bytes in shared memory, and a word holds 4 / size elements of
-// neighbouring rows. So a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.
+// A tile has 64 columns. In shared memory, a column is 32 words of 4 bytes. Each word holds 4 / size elements of
+// neighbouring rows, where size is the bytes of an element. So a tile has 128 rows of 8-bit, 64 rows of 16-bit or 32
+// rows of 32-bit elements.
 //
-//   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight
-//              words
-//   reading    a thread reads 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the
-//              transpose
+//   writing    Thread t has tx = t % 8 and ty = t / 8. It writes word ty of each of the columns 8 tx to 8 tx + 7.
+//   reading    A thread reads 16 bytes: words 4 c to 4 c + 3 of one column. In the transpose they are 16 neighbouring
+//              bytes.
 //
-// Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the
-// 8 lanes that read one column 16 bytes each.
+// Word w of a column j is stored at index w ^ (4 * (j / 8 % 8)) of the column. So in a write, the 32 lanes, which have
+// 8 values of tx and 4 values of ty, use 32 different banks. In a read, 8 lanes read the 128 bytes of one column; they
+// use different banks, too.
 #pragma once
 #include "device/base.cuh"
 
@@ -26,7 +27,7 @@ TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {
     out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
 }
 
-// Writes the word of thread (tx, ty) for its column j, 0 .. 7.
+// Writes the word of thread (tx, ty) for column number j, 0 to 7, of this thread's eight columns.
 TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) {
     tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word;
 }
@@ -34,14 +35,15 @@ TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {
     return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));
 }
 
-// Returns words 2 pair and 2 pair + 1 of a column: half of a chunk of te_tile_get.
+// Returns the words 2 * pair and 2 * pair + 1 of a column, which are half of a chunk of te_tile_get.
 TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
     return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));
 }
 
-// Writes the finished tile: column j goes to dst + (first_col + j) * ld + first_row, in elements of `size` bytes.
-// Nothing beyond `cols` columns and `rows` rows is written. vector: dst allows stores of 16 bytes. 256 threads call it,
-// and this is number t; the caller has synchronised.
+// Writes the finished tile to dst. Column j of the tile becomes the elements from dst + (first_col + j) * ld +
+// first_row on; an element has `size` bytes. Writes nothing beyond `cols` columns and `rows` rows. `vector` means that
+// dst allows stores of 16 bytes. 256 threads call this function, and t is the number of this thread. The caller must
+// synchronize the threads before.
 TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row,
                                te_i64 first_col, te_i64 cols, int size, bool vector, int t = threadIdx.x) {
     int per_chunk = 16 / size;
@@ -70,7 +72,7 @@ TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 
         }
     }
 }
-// te_tile_store_part for a dst whose rows hold exactly `ld` elements: rows = ld.
+// Like te_tile_store_part, for a dst whose rows have exactly `ld` elements.
 TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols,
                           int size, bool vector, int t = threadIdx.x) {
     te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);
@@ -78,8 +80,8 @@ TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first
 
 // ---- sums of a tile's columns ---------------------------------------------------------------------------------------
 
-// Adds the 2n sums of two lanes that differ in lane_bit. Each lane keeps n of the results: the upper n if its bit is
-// set.
+// Adds the 2n sums of two lanes whose numbers differ in the bit lane_bit. Each lane keeps n of the results: the upper n
+// if this bit of its lane number is set, else the lower n.
 template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll
@@ -88,8 +90,8 @@ template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
         v[i] = (upper ? v[i + n] : v[i]) + other;
     }
 }
-// Writes the sums of the tile's columns before `cols` to `to`. v: this thread's sums of its eight columns over its
-// rows. sums: 8 x 64 floats of shared memory.
+// Writes the column sums of the tile to `to`, for the columns below `cols`. v: this thread's sums of its eight columns
+// over its own rows. sums: 8 x 64 floats of shared memory.
 TE_DEV void te_tile_column_sums(float v[8], float *sums, float *to, te_i64 cols) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_tile_add_halves<4>(v, 16);

@@ -1,9 +1,9 @@
-// device/vector.cuh: loads and stores of 4 or 8 neighbouring elements of a row, and registers that hold them in their
-// own format.
-// Knows formats and where an array ends; must not know the operation.
+// device/vector.cuh: loads and stores of 4 or 8 neighbouring elements of a row, and registers that hold elements in
+// their stored format. This file may depend on formats and on the length of an array. It must not depend on the
+// operation.
 //
-// An element in such registers is converted when it is used. Until then 16-bit formats stay packed, which takes half
-// the registers and one instruction an element.
+// An element in such registers is converted when it is used. Until then 16-bit formats stay packed. This takes half the
+// registers, and costs one instruction per element.
 #pragma once
 #include "device/base.cuh"
 
@@ -11,15 +11,16 @@
 
 template <int FORMAT> constexpr int te_size = FORMAT == TE_F32 ? 4 : 2; // bytes of an element
 
-// N neighbouring elements in registers, in format FORMAT. With TE_ANY, 16-bit formats fill the first half of the words,
-// 8-bit formats the first quarter.
+// N neighbouring elements in registers, in format FORMAT. With FORMAT TE_ANY, 16-bit formats use only the first half of
+// the words, and 8-bit formats the first quarter.
 template <int FORMAT, int N = 8> struct te_raw {
     enum { words = FORMAT == TE_F16 || FORMAT == TE_BF16 ? N / 2 : N };
     te_u32 w[words];
 };
 
 // ---- the format at run time -----------------------------------------------------------------------------------------
-// p + i must be aligned to the number of bytes that are read or written, at most to 16.
+// In these functions, p + i must be aligned to the number of bytes that are read or written. If these are more than 16
+// bytes, an alignment of 16 is enough.
 
 template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, int dt) {
     te_raw<TE_ANY, N> b;
@@ -41,7 +42,8 @@ template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, in
     }
     return b;
 }
-// te_raw_ask for f32 and 16-bit formats and any alignment. Only n of the elements exist; the others become 0.
+// Like te_raw_ask, for f32 and 16-bit formats and for any alignment. Only the first n elements are loaded; the others
+// become 0.
 template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask_part(const void *p, te_i64 i, int dt, te_i64 n) {
     te_raw<TE_ANY, N> b = {};
 #pragma unroll
@@ -98,8 +100,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// Stores the first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of
-// a kernel, for less code.
+// Stores the first n of eight numbers. `vector` means that p + i is aligned as te_store8 requires. UNROLL is 1 in the
+// general version of a kernel, for less code.
 template <int UNROLL = 8>
 TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
@@ -116,7 +118,8 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
     for (int j = 0; j < te_raw<FORMAT>::words; j++) r.w[j] = 0;
     return r;
 }
-// Loads eight elements of format dt and holds them in format FORMAT: dt itself, or TE_F32, to which the load converts.
+// Loads eight elements that are stored in format dt, and keeps them in format FORMAT. FORMAT is dt, or TE_F32: then the
+// load converts.
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i, int dt) {
     te_raw<FORMAT> r;
     if constexpr (FORMAT != TE_F32) {
@@ -130,7 +133,7 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i,
     }
     return r;
 }
-// te_raw_load for any alignment. Only n of the elements exist; the others become 0.
+// Like te_raw_load, for any alignment. Only the first n elements are loaded; the others become 0.
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i64 i, int dt, te_i64 n) {
     te_raw<FORMAT> r = te_raw_zero<FORMAT>();
 #pragma unroll
@@ -141,10 +144,10 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i
     }
     return r;
 }
-// How 16 bytes are loaded:
-//   CONSTANT   nothing writes the bytes while the kernel runs, so the compiler may move the load up
-//   ONCE       as CONSTANT, and the bytes are read once, so they leave the L1 cache to bytes that all rows share
-//   HERE       the load stays at its place; otherwise the compiler moves all loads of a loop to its start and spills
+// The way in which 16 bytes are loaded:
+//   CONSTANT   Nothing writes the bytes while the kernel runs, so the compiler may move the load up.
+//   ONCE       Like CONSTANT. The bytes are read only once, so they are not kept in the L1 cache.
+//   HERE       The load stays where it is. Otherwise the compiler moves all loads of a loop to its start and spills.
 enum te_load_hint { TE_LOAD_CONSTANT, TE_LOAD_ONCE, TE_LOAD_HERE };
 #define TE__LOAD16(kind, w, at)                                                                               \
     kind ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"((w)[0]), "=r"((w)[1]), "=r"((w)[2]), "=r"((w)[3]) : "l"(at)
@@ -153,7 +156,7 @@ template <te_load_hint HINT> TE_DEV void te_load16(te_u32 *w, const void *at) {
     else if constexpr (HINT == TE_LOAD_ONCE) asm(TE__LOAD16("ld.global.L1::no_allocate", w, at));
     else asm volatile(TE__LOAD16("ld.global", w, at) : "memory");
 }
-// Loads eight elements from element i on; p + i is aligned to 16 bytes.
+// Loads eight elements, starting with element i. p + i must be aligned to 16 bytes.
 template <int FORMAT, te_load_hint HINT> TE_DEV te_raw<FORMAT> te_raw_load_hinted(const void *p, te_i64 i) {
     te_raw<FORMAT> r;
     const char *q = (const char *)p + i * te_size<FORMAT>;
@@ -161,14 +164,15 @@ template <int FORMAT, te_load_hint HINT> TE_DEV te_raw<FORMAT> te_raw_load_hinte
     for (int k = 0; k < te_raw<FORMAT>::words; k += 4) te_load16<HINT>(r.w + k, q + 4 * k);
     return r;
 }
-// Returns element j, which must be a literal once the loop around it is unrolled.
+// Returns element j. After unrolling, j must be a compile-time constant.
 template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
     if constexpr (FORMAT == TE_F32) return __int_as_float((int)r.w[j]);
     if constexpr (FORMAT == TE_BF16)
         return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
-// Keeps the compiler from unpacking elements once for several passes, which would take twice the registers.
+// Makes the compiler unpack the elements again in each pass. If it unpacked them once for all passes, they would take
+// twice the registers.
 template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -176,20 +180,21 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Keeps the compiler from moving loads in front of this call down to where their elements are used, which would add up
-// the loads' latencies.
+// Keeps loads that come before this call from being moved down to the first use of their elements. Moved down, the
+// loads would wait one after another.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
 // ---- maxima ---------------------------------------------------------------------------------------------------------
 
-// Returns the larger value in each half of two words of a 16-bit format; of a number and NaN, the number.
+// Returns, for each half of two words of a 16-bit format, the larger of the two values. If one value is NaN, returns
+// the other.
 TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {
     te_u32 c;
     if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     else asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 }
-// Returns the largest |v| of eight; NaN drops out.
+// Returns the largest |v[i]| of eight values; ignores NaN.
 TE_DEV float te_largest8(const float v[8]) {
     float m[4];
 #pragma unroll

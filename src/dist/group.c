@@ -1,5 +1,6 @@
-/* dist/group.c: groups of ranks: the public functions of the collectives, which check a call and pass it to the group's
- * implementation. Knows tensors and captures; must not know modules and recipes. */
+/* dist/group.c: groups of ranks: the public functions of the collectives. Each function checks the call and then calls
+ * the implementation of the group. This part may use tensors and captures. It must not depend on modules and
+ * recipes. */
 
 typedef enum te__collective {
     TE__ALL_REDUCE,
@@ -25,8 +26,8 @@ struct te_group {
     te_group_desc is;
     char *name; /* the memory of is.name */
     /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail too and do not
-     * wait. `peer`: the rank to which a te_send goes, or from which a te_recv comes. NULL: the implementation cannot do
-     * that. */
+     * wait. `peer` is the destination of a te_send or the source of a te_recv. If this pointer is NULL, the
+     * implementation cannot do that. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te__closable closable;
 };
@@ -89,8 +90,8 @@ TE_API int te_group_size(const te_group *group) { return te__group_size(group); 
 
 /* ---- collectives ---- */
 
-/* Checks that x belongs to the group's context and has plain contiguous memory. A NULL x fails without an error: the
- * call that returned it has set one. */
+/* Checks that x belongs to the group's context and has plain contiguous memory. If x is NULL, fails without setting an
+ * error, because the call that returned NULL has already set one. */
 static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
     te_ctx *te;
     te_result r;
@@ -114,7 +115,7 @@ static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_
                     te_dtype_name(x->dtype));
 }
 
-/* Checks that `whole` has room for exactly one `part` of each rank. */
+/* Checks that `whole` has exactly the size of one `part` for each rank. */
 static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole,
                                 const char *part_name, const te_tensor *part, int size) {
     const char *what = te__collective_name(kind);
@@ -136,7 +137,7 @@ static te_result te__want_parts(te__collective kind, const char *whole_name, con
     return TE_OK;
 }
 
-/* Tells the other ranks that this rank cannot make the call. Returns `code`. */
+/* Informs the other ranks that this rank cannot make the call. Returns `code`. */
 static te_result te__refuse_peer(te_group *group, te__collective kind, int peer, te_result code) {
     if (group && group->is.size > 1 && group->refuse && !group->te->warming && !te__is_forked(group->te))
         group->refuse(group->is.user, group->te, kind, peer, code);
@@ -145,12 +146,12 @@ static te_result te__refuse_peer(te_group *group, te__collective kind, int peer,
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
     return te__refuse_peer(group, kind, -1, code);
 }
-/* Returns whether there is nothing to exchange: a group of one rank, or a warm-up. In a warm-up there are no results,
- * and ranks warm up at different times. */
+/* Returns whether there is nothing to exchange, because the group has one rank or the call is a warm-up. A warm-up
+ * computes no results, and ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
-/* Checks that a collective may be called in the capture under way. Nothing runs in a capture, so the group's function
- * must only queue work on the stream. The graph keeps the memory that each launch reads and writes. */
+/* Checks that a collective may be called in the current capture. A capture only records work, so the group's function
+ * must only queue work on the stream. Makes the graph keep the memory that each launch reads and writes. */
 static te_result te__group_captures(te_group *group, te__collective kind, const te_tensor *read, te_tensor *written) {
     te_ctx *te = group ? group->te : NULL;
     char what[128];
@@ -166,7 +167,7 @@ static te_result te__group_captures(te_group *group, te__collective kind, const 
     return te__refuse_capture(te, what, "call it before te_graph_begin, or between two te_graph_launch");
 }
 
-/* Checks that the group has an optional function. member: its field in te_group_desc. */
+/* Checks that the group has an optional function. `member` is the name of the function's field in te_group_desc. */
 static te_result te__group_has(te_group *group, const char *what, const char *member, bool there) {
     if (te__is_alone(group) || there) return TE_OK;
     return te__fail(group->te, TE_ERR_UNSUPPORTED,
@@ -263,7 +264,8 @@ TE_API te_result te_barrier(te_group *group) {
 
 /* ---- all to all ---- */
 
-/* Returns the number of elements of a line. A line is all elements with the same index of the first dimension. */
+/* Returns the number of elements of a line of x. A line is x[i]: all elements with the same index i of the first
+ * dimension. */
 static int64_t te__line_numel(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -274,8 +276,8 @@ static int64_t te__line_bytes(const te_tensor *x) {
     return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1);
 }
 
-/* Writes to full[i] how many lines of x go to rank i, or come from it: `counts`, or equal numbers if counts is NULL.
- * Checks that they add up to the lines of x. */
+/* Sets full[i] to the number of lines of x that go to rank i or come from rank i. These numbers are `counts`, or all
+ * equal if `counts` is NULL. Checks that the numbers add up to the lines of x. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts,
                                 int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
@@ -393,27 +395,28 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
 
 /* ---- comparing ---- */
 
-/* Ranks that are about to do different things would compute wrong numbers, or wait for one another. So they compare a
- * text that describes what they are about to do: in the first call of a module, and in debug mode (TE_DEBUG_SYNC=1,
- * which must be the same for all ranks) in every call. A message has a checksum of the whole text, and its first
- * TE__COMPARED_TEXT bytes. */
+/* If ranks run different operations, they compute wrong numbers or wait for one another. So each rank describes in a
+ * text what it will do next, and the ranks compare their texts. They compare in the first call of a module. In debug
+ * mode (TE_DEBUG_SYNC=1, which must be the same on all ranks) they compare in every call. A message consists of a
+ * checksum of the whole text and the first TE__COMPARED_TEXT bytes of the text. */
 enum { TE__COMPARED_TEXT = 504, TE__COMPARED_BYTES = TE__COMPARED_TEXT + 8 };
 
-/* Returns whether the ranks compare in this call. `met`: they have compared in an earlier call. In a capture they do
- * not, since nothing runs. */
+/* Returns whether the ranks compare their texts in this call. `met` means that they have compared in an earlier call.
+ * During a capture they do not compare, because nothing runs. */
 static bool te__group_compares(const te_group *group, bool met) {
     return !te__is_alone(group) && !group->te->capture && (!met || group->te->debug_sync);
 }
 
-/* Gathers the messages of all ranks (checksum, then text) in host memory. */
+/* Gathers the messages of all ranks in host memory. A message is a checksum, then a text. */
 static te_result te__group_texts(te_group *group, const unsigned char own[TE__COMPARED_BYTES], unsigned char *all) {
     te_ctx *te = group->te;
     int64_t bytes = TE__COMPARED_BYTES;
     te_tensor *x, *out;
     te_result result;
     te__frame_begin(te);
-    result = te->device->synchronize(te); /* errors of earlier kernels must show before the exchange: then all ranks
-                                           * fail, and not this rank alone after the exchange */
+    /* This wait makes errors of earlier kernels show before the exchange. Then all ranks fail; otherwise this rank
+     * alone would fail later. */
+    result = te->device->synchronize(te);
     x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
     bytes *= group->is.size;
     out = x ? te_tensor_empty(te, TE_U8, 1, &bytes) : NULL;
@@ -423,9 +426,9 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     return result;
 }
 
-/* Checks that all ranks are about to do `what`. If not, all ranks fail with TE_ERR_STATE and two of the texts.
- * `result`: a failure of this rank before the comparison; the other ranks are told of it. If one rank fails, all ranks
- * fail, so none goes on to its next collective. */
+/* Checks that all ranks are about to do `what`. If they are not, all ranks fail with TE_ERR_STATE and a message that
+ * shows two of the texts. `result` may be an earlier failure of this rank; then the other ranks are informed. If one
+ * rank fails, all ranks fail, so no rank continues with its next collective. */
 static te_result te__group_compare(te_group *group, const char *what, te_result result) {
     te_ctx *te = group->te;
     unsigned char own[TE__COMPARED_BYTES], *all;
@@ -455,8 +458,8 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
 
 /* ---- aborting ---- */
 
-/* Another thread may be inside a collective of this group, so this function does not write to the context (except when
- * the group has no abort function). */
+/* This function does not write to the context, because another thread may be inside a collective of this group. The
+ * only exception is a group without an abort function. */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;
@@ -481,7 +484,8 @@ static te_result te__ranks_allowed(te_ctx *te, int ranks, const char *who, const
     (void)te, (void)ranks, (void)who, (void)what;
     return TE_OK;
 }
-/* Checks the group that the option `what` of call `who` gives (may be NULL): it must belong to this context. */
+/* Checks that `group` belongs to this context; `group` may be NULL. For the error message, `what` is the name of the
+ * option and `who` the name of the function. */
 static te_result te__group_allowed(te_ctx *te, const te_group *group, const char *who, const char *what) {
     if (!group || group->te == te) return TE_OK;
     return te__fail(te, TE_ERR_INVALID,

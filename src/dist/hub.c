@@ -1,10 +1,11 @@
-/* dist/hub.c: synchronizes the threads of a group: meetings of all ranks, messages between two ranks, and errors for
- * waits that would never end. Knows the names of the collectives; must not know tensors. */
+/* dist/hub.c: synchronizes the threads of a group. It provides meetings of all ranks, messages between two ranks, and
+ * errors for waits that would never end. This part may use the names of the collectives. It must not depend on
+ * tensors. */
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* A rank's part in a collective. The rank's own thread writes it before a meeting; other threads read it between that
- * meeting and the next one. */
+/* What one rank contributes to a collective. The thread of the rank writes it before a meeting. The other threads read
+ * it after that meeting and before the next one. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -21,7 +22,7 @@ typedef struct te__post {
     char why[TE__WHY_TEXT];
 } te__post;
 
-/* A message from one rank to another. Behind the struct follow the bytes of the tensor, or the text of a failure. */
+/* A message from one rank to another. The bytes of the tensor, or the error text, follow this struct in memory. */
 typedef struct te__mail {
     struct te__mail *next;
     te_result result; /* not TE_OK: there is no tensor */
@@ -33,10 +34,10 @@ typedef struct te__mail {
 static char *te__mail_data(te__mail *m) { return (char *)m + ((sizeof(te__mail) + 15) & ~(size_t)15); }
 typedef struct te__mailbox {
     te__mail *first, *last;
-    int skip; /* the number of later messages to drop, since their receives have failed already */
+    int skip; /* the number of future messages to drop, because their receives have already failed */
 } te__mailbox;
 
-/* The wait that a rank is in. If all ranks wait for one another, the hub ends their waits with an error. */
+/* What a rank is waiting for. If all ranks wait for one another, the hub ends their waits with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
@@ -57,13 +58,15 @@ struct te_thread_hub {
     te__wait *wait; /* [size] */
     te__mailbox *box; /* [from * size + to] */
     int num_receiving; /* ranks that wait for a message */
-    bool aborted;      /* a rank has aborted the group, for the reason in abort_text; until all ranks have left */
+    bool aborted;      /* true: a rank has aborted the group; abort_text has the reason. Stays true until all ranks have
+                        * left. */
     char abort_text[TE__WHY_TEXT];
     int num_taken, num_left, first_left;
-    bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees the hub */
-    int arrived;      /* ranks that have arrived at the meeting under way */
-    uint64_t meeting; /* counts meetings: a new number tells a waiting rank that all have arrived */
-    int forks;         /* te__forks when the hub was made: a forked child has none of its threads */
+    bool closed;      /* true: te_thread_hub_destroy was called; the last rank to leave frees the hub */
+    int arrived;      /* the number of ranks that have arrived at the current meeting */
+    uint64_t meeting; /* the number of meetings so far; when it changes, a waiting rank knows that all ranks have
+                       * arrived */
+    int forks;         /* the value of te__forks when the hub was created: a forked child has none of its threads */
     te_result verdict; /* the result of the last meeting */
     char text[TE__WHY_TEXT + 64];
 };
@@ -127,7 +130,7 @@ TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
 /* Returns whether no meeting will begin any more. */
 static bool te__hub_is_over(const te_thread_hub *hub) { return hub->closed || hub->aborted; }
 static bool te__hub_is_broken(const te_thread_hub *hub) { return te__hub_is_over(hub) || hub->num_left > 0; }
-/* Writes to `text` why the hub is over or broken. `left`: the rank that has left. */
+/* Writes to `text` the reason why the hub has been closed, aborted, or left by rank `left`. */
 static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text) {
     if (hub->aborted)
         snprintf(text, TE__WHY_TEXT, "%s", hub->abort_text);
@@ -167,8 +170,8 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     return TE_OK;
 }
 
-/* Checks that the posts of all ranks match; else hub->text says why they do not. Ranks are compared with rank 0 in
- * order, so all threads get the same error in every run. */
+/* Checks that the posts of all ranks match. If they do not, writes the reason to hub->text. Compares the ranks with
+ * rank 0, in order, so all threads get the same error in every run. */
 static te_result te__hub_judge(te_thread_hub *hub) {
     const te__post *a = &hub->post[0], *b = NULL;
     const char *what = te__collective_name(a->kind);
@@ -226,7 +229,7 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
              "the same order");
 }
 
-/* Returns whether rank i can go on, given the ranks that are already known to go on (`live`). */
+/* Returns whether rank i can continue. A rank whose wait has `live` set is already known to continue. */
 static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     const te__wait *w = &hub->wait[i];
     int k;
@@ -238,9 +241,9 @@ static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     return true;
 }
 
-/* Ends all waits with an error if the ranks would wait for one another for ever. Called when a rank is about to wait,
- * or has left. Does nothing as long as one rank can go on: that rank may make the call in which the others wait, and
- * all ranks of a collective must fail together. */
+/* Ends all waits with an error if the ranks would wait for one another forever. Called when a rank starts to wait or
+ * has left. Does nothing if at least one rank can continue: that rank may still make the call that the others wait for,
+ * and all ranks of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
@@ -265,9 +268,9 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     te__cond_broadcast(&hub->cond);
 }
 
-/* Waits until all ranks have arrived. All ranks return the same verdict, with a `text` if it is not TE_OK. If a rank
- * has left or aborted the group, only the `first` meeting of a collective fails. The later meetings do not: other ranks
- * may still read this rank's memory, which these meetings protect. */
+/* Waits until all ranks have arrived. All ranks return the same result; if it is not TE_OK, `text` gets the reason. If
+ * a rank has left or has aborted the group, the `first` meeting of a collective fails. Later meetings of the same
+ * collective do not fail for this reason: they protect this rank's memory, which other ranks may still read. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;
@@ -310,7 +313,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
 
 /* ---- messages ---- */
 
-/* Returns a message with room for `bytes`; NULL when out of memory. */
+/* Allocates a message with room for `bytes` bytes. Returns NULL if memory runs out. */
 static te__mail *te__mail_create(te_result result, size_t bytes) {
     size_t head = (sizeof(te__mail) + 15) & ~(size_t)15;
     te__mail *m = bytes <= SIZE_MAX - head ? (te__mail *)malloc(head + bytes) : NULL;
@@ -321,7 +324,7 @@ static te__mail *te__mail_create(te_result result, size_t bytes) {
     return m;
 }
 
-/* Queues a message, which belongs to the hub from here on. On failure `text` says why. */
+/* Queues a message and gives it to the hub, which frees it. On failure writes the reason to `text`. */
 static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te_result r = TE_OK;
@@ -349,8 +352,8 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* Waits for the next message from rank `from` to rank `to` and returns it; the caller frees it. Returns NULL, with the
- * reason in `text`, if none will come. A message whose sender has left meanwhile is still received. */
+/* Waits for the next message from rank `from` to rank `to` and returns it; the caller frees it. If no message will
+ * come, returns NULL and writes the reason to `text`. A message whose sender has already left is still received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];
@@ -374,7 +377,7 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     return m;
 }
 
-/* Drops the next message from rank `from` to rank `to`, since the receive has failed. */
+/* Drops the next message from rank `from` to rank `to`, because its receive has failed. */
 static void te__mail_skip(te_thread_hub *hub, int from, int to) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__mail *m;

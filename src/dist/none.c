@@ -1,5 +1,6 @@
-/* dist/none.c: takes the place of dist/ when TE_NO_DIST leaves ranks out. No group can be made, so every group is NULL
- * and counts as one rank. An option that asks for more ranks is refused with the name of the macro. */
+/* dist/none.c: used in place of the folder dist/ if TE_NO_DIST is defined: then there is only one rank. No group can be
+ * created, so every group is NULL and counts as one rank. An option that asks for more ranks gives an error that names
+ * TE_NO_DIST. */
 
 struct te_group {
     te_ctx *te;

@@ -1,5 +1,6 @@
-/* dist/threads.c: the group whose ranks are threads of this process. Copies tensors to host memory, and computes there
- * in rank order. Knows the hub and tensors; must not know modules and recipes. */
+/* dist/threads.c: the group whose ranks are threads of this process. It copies tensors to host memory and computes
+ * there, in the order of the ranks. This part may use the hub and tensors. It must not depend on modules and
+ * recipes. */
 
 /* ---- a rank of the thread group ---- */
 
@@ -32,8 +33,8 @@ static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const
     te__shape_text(x, post->shape);
     return post;
 }
-/* Returns the error text for the other ranks: the first error of this rank's context, which is the cause of later
- * ones. */
+/* Returns the error text for the other ranks. It is the first error of this rank's context, because later errors follow
+ * from the first. */
 static const char *te__rank_why(const te__thread_rank *me) {
     return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te);
 }
@@ -57,13 +58,13 @@ static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_resu
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank,
                     me->hub->size, text);
 }
-/* The first meeting of a collective: afterwards every rank's post is complete, or all ranks fail. */
+/* Holds the first meeting of a collective. Afterwards the post of every rank is complete, or all ranks fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* A later meeting of a collective: afterwards every rank has done its part, or all ranks fail. */
+/* Holds a later meeting of a collective. Afterwards every rank has done its part, or all ranks fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);
@@ -77,7 +78,7 @@ static te_result te__rank_end(te__thread_rank *me, te__post *post, te_result r) 
 
 /* ---- arithmetic: rank 0 first, then rank 1 ... ---- */
 
-enum { TE__REDUCE_RUN = 256 }; /* elements reduced at a time, so that they stay in the first-level cache */
+enum { TE__REDUCE_RUN = 256 }; /* the number of elements reduced at a time; they fit into the first-level cache */
 
 static void te__reduce_floats(const te_thread_hub *hub, te_dtype dtype, te_reduce_op op, int64_t at, int n, char *out) {
     float sum[TE__REDUCE_RUN], x[TE__REDUCE_RUN];
@@ -114,8 +115,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Replaces the elements begin .. end - 1 of this rank's copy by the result over all ranks. Each rank has its own range,
- * and no other rank reads or writes that range in any copy, so neither locks nor more memory are needed. */
+/* Replaces the elements `begin` to `end` - 1 of this rank's copy by the result over all ranks. Each rank has a range of
+ * its own, which no other rank reads or writes in any copy. So neither locks nor more memory are needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;
@@ -224,7 +225,7 @@ static te_result te__threads_all_to_all(void *user, te_ctx *te, const te_tensor 
     return te__rank_end(me, post, te__rank_meet(me, TE__ALL_TO_ALL));
 }
 
-/* Sends the error to rank `to`, which waits for a message. */
+/* Sends this rank's error to rank `to`, which waits for a message. */
 static void te__threads_send_failure(te__thread_rank *me, int to, te_result code) {
     const char *why = te__rank_why(me);
     char text[TE__WHY_TEXT];
@@ -299,7 +300,8 @@ static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int 
         return;
     }
     te__post_fail(me, te__post_open(me, kind), code);
-    te__hub_meet(me->hub, me->rank, true, text); /* the verdict is not needed: this rank has its error already */
+    /* The result is not needed, because this rank already has its own error. */
+    te__hub_meet(me->hub, me->rank, true, text);
 }
 
 /* ---- joining and leaving ---- */

@@ -1,19 +1,19 @@
-/* functions/activations.c: activations as differentiable functions. The result may be plain, quantized for the product
- * that follows, or multiplied by one factor for each row. Knows raw operations and the codes that products take; must
- * not know modules. */
+/* functions/activations.c: activations as differentiable functions. The result may be plain, quantized for the next
+ * matrix product, or multiplied by one factor per row. This part may call raw operations and use the codes that
+ * products take. It must not depend on modules. */
 
-/* The precision of the gradient from which the backward pass makes codes, amax and column sums: f32, or rounded to the
- * format in which a plain gradient would be stored. */
+/* The backward pass computes codes, an amax and column sums from the gradient. This is the precision of the gradient in
+ * that computation: f32, or rounded to the format in which a plain gradient would be stored. */
 typedef enum te__act_rounding {
     TE__ACT_ROUNDED,       /* codes, amax and column sums come from the rounded gradient */
-    TE__ACT_UNROUNDED_AMAX, /* codes and column sums from the rounded gradient, the amax from the f32 one */
+    TE__ACT_UNROUNDED_AMAX, /* codes and column sums come from the rounded gradient, the amax from the f32 gradient */
     TE__ACT_UNROUNDED      /* codes, amax and column sums come from the f32 gradient */
 } te__act_rounding;
 
-/* Two extra results of an activation's backward pass, for the product that made x: the gradient of its bias (column
- * sums of dx) and the quantized dx. */
+/* Options for two extra results of an activation's backward pass: the gradient of the bias of the product that computed
+ * x (column sums of dx), and the quantized dx. */
 typedef struct te__act_grad {
-    te_tensor *bias; /* the bias that x already includes, or NULL: no bias gradient */
+    te_tensor *bias; /* the bias that is already added to x; NULL: the bias gradient is not computed */
     const te__quant_call *quant; /* NULL: dx stays plain */
     te__act_rounding rounding;
     int gemm, usage;
@@ -64,7 +64,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !te__quant_of(te)->inspecting) return result;
-    if (!out.plain) { /* the kernel wrote codes alone: a second run makes the plain numbers for the inspection */
+    /* The kernel wrote only codes. A second run computes the plain numbers for the inspection. */
+    if (!out.plain) {
         te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;
         again.x = x;
@@ -77,7 +78,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     return result;
 }
 
-/* Checks that `activation` can be applied to the rows of x; fails with a message if not. */
+/* Checks that `activation` can be applied to the rows of x. Sets an error if it cannot. */
 static bool te__activation_fits(const te_tensor *x, te_activation activation, const char *function) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim >= 1 && !(te_activation_is_gated(activation) && te__cols(x) % 2)) return true;
@@ -86,9 +87,9 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
     return false;
 }
 
-/* Returns the activation of x, quantized under `spec` if there is one, as te__norm does. Under current scaling and
- * NVFP4 the amax is that of the unrounded f32 result, as in TransformerEngine's kernels.
- * `params` and `grad` may be NULL. */
+/* Returns the activation of x. If `spec` is given, the result is quantized as in te__norm. For current scaling and
+ * NVFP4, the amax is the amax of the unrounded f32 result, as in TransformerEngine's kernels. `spec`, `params` and
+ * `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;
@@ -138,9 +139,10 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 
 /* ---- two operands in one block of memory ---- */
 
-/* Allocates memory for two tensors of `rows` rows of n, the second right behind the first, and returns it as one row
- * [1, 2 * rows * n]: the input of a gated activation whose operands are the two tensors. Returns NULL without an error
- * if the second tensor would not start at a multiple of 16 bytes, which fast products need. */
+/* Allocates one block for two tensors of `rows` rows and n columns, the second directly after the first. Returns the
+ * block as one row [1, 2 * rows * n]. This row is the input of a gated activation whose two operands are the tensors.
+ * Fast products need memory at a multiple of 16 bytes: returns NULL without an error if the second tensor would not
+ * start there. */
 static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
     int64_t shape[2];
     shape[0] = 1;
@@ -174,7 +176,7 @@ static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *c
     for (h = 0; h < 2; h++) dx[h] = args.dx ? te__half(args.dx, h, dy[0]->ndim, dy[0]->shape) : NULL;
     return args.dy && dx[0] && dx[1] ? te_op_act_bwd(te, &args) : te_error_code(te);
 }
-/* Returns te_activate of a and b as one row: a and b are the two halves of `halves`. */
+/* Returns the gated activation of the operands a and b, which are the two halves of `halves`. */
 static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor *b, te_activation activation) {
     te_op_act_fwd_args args = TE_ZERO;
     te_tensor *in[2], *y = te__empty_like(a, a->dtype);

@@ -1,16 +1,16 @@
 /* functions/attention.c: rotary embedding, splitting a packed projection, and attention, as differentiable functions
- * like those of functions/elements.c. Knows raw operations; must not know modules. */
+ * like those in functions/elements.c. This part may call raw operations. It must not depend on modules. */
 
 /* ---- rope ---- */
 
 #define TE__TURN (2 * 3.14159265358979323846)
 
-/* Returns YaRN's factor of cosine and sine for a context that is stretched by `factor`. */
+/* Returns the factor by which YaRN multiplies cosine and sine if the context is stretched by `factor`. */
 static double te__rope_mscale(double factor, double mscale) {
     return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
-/* Returns the (fractional) index of the pair of channels, of dim / 2, that turns `turns` times within `original`
- * positions. */
+/* Returns which pair of channels turns `turns` times within `original` positions. There are dim / 2 pairs; the returned
+ * index is fractional. */
 static double te__rope_pair(double turns, double base, int dim, double original) {
     return dim * log(original / (turns * TE__TURN)) / (2 * log(base));
 }
@@ -88,7 +88,8 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f)
         attention = (double)s.attention_factor;
     for (i = 0; i < dim / 2; i++) {
-        /* turns: turns of this pair within the original context; kept: the share of f in a mix of f and f / factor */
+        /* turns: how often this pair turns within the original context; kept: the weight of f in a mix of f and f /
+         * factor */
         double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0;
         if (s.type == TE_ROPE_LLAMA3)
             kept = fmin(
@@ -104,14 +105,15 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     return TE_OK;
 }
 
-/* State of a rotation's node: the operation's arguments and the frequencies to which they point. A node stores only the
- * frequencies that are used (te__rope_state_size). */
+/* What the tape node of a rotation stores: the arguments of the operation, and the frequencies that these arguments
+ * point to. A node allocates only the frequencies that are used (te__rope_state_size). */
 typedef struct te__rope_state {
     te_op_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_state;
 
-/* Sets up angles from the caller's own table of frequencies. Fails if a field is set that would compute frequencies. */
+/* Sets up the angles from the caller's own table of frequencies. Fails if another field asks for computed
+ * frequencies. */
 static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_angles *a) {
     if (d->base != 0.0f || d->rotary_percent != 0.0f || d->seq_len_interpolation_factor != 0.0f ||
         d->scaling.type != TE_ROPE_DEFAULT)
@@ -124,8 +126,8 @@ static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_
     a->freqs = te_tensor_contiguous(te_tensor_cast(te_tensor_detach(d->freqs), TE_F32));
     return a->freqs ? TE_OK : te_error_code(te);
 }
-/* Sets up the angles for heads of head_dim channels in sequences of `length` tokens. inv_freq: memory for scaled
- * frequencies, to which the angles then point. A rotary_dim of 0 without freqs rotates no channel. */
+/* Sets up the angles for heads of head_dim channels in sequences of `length` tokens. Scaled frequencies are written to
+ * `inv_freq`, and *a points to them. If rotary_dim is 0 and no table is given, no channel is rotated. */
 static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length,
                                     te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
@@ -144,19 +146,19 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                         "scaling.attention_factor with frequencies: leave it 0",
                         (double)d->attention_factor);
     a->base = d->base;
-    /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    /* The product is exact in a float. te_op_rope rejects sizes far below 2^24. */
     a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent);
     if (a->rotary_dim == 0) return TE_OK;
-    /* Positions are interpolated when both fields are set: positions of sequences beyond the stretched range are
-     * squeezed into this range, positions of other sequences are divided by the factor (TransformerEngine,
-     * RotaryPositionEmbedding). */
+    /* If both fields are set, positions are interpolated as in TransformerEngine's RotaryPositionEmbedding. A sequence
+     * longer than the stretched range is compressed into the pretrained range. In a shorter sequence, positions are
+     * divided by the factor. */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
         a->position_scale = (float)length > limit
                                 ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
                                 : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    /* te_op_rope refuses sizes above 2 * TE__ROPE_MAX_HALF and odd ones */
+    /* te_op_rope rejects odd sizes and sizes above 2 * TE__ROPE_MAX_HALF */
     if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0)
         return TE_OK;
     a->inv_freq = inv_freq;
@@ -165,7 +167,8 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                                inv_freq, &a->attention_factor);
 }
 static bool te__rope_is_none(const te_rope_angles *a) { return a->rotary_dim == 0 && !a->freqs; }
-/* Returns the bytes of a state whose last member holds the frequencies of `a`; `before`: bytes before this member. */
+/* Returns the size in bytes of a state whose last member holds the frequencies of `a`. The argument `before` is the
+ * number of bytes before this member. */
 static size_t te__rope_state_size(const te_rope_angles *a, size_t before) {
     return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0);
 }
@@ -218,25 +221,25 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 
 /* ---- a packed projection ---- */
 
-/* Layout of queries, keys and values in one tensor, head after head: `heads` + 2 * `groups` heads, or 2 * `groups`
- * where the tensor has keys and values alone (`keys`). */
+/* The layout of queries, keys and values in one tensor, head after head. The tensor has `heads` + 2 * `groups` heads,
+ * or 2 * `groups` heads if `keys` is true: then it has no queries. */
 typedef struct te__packing {
     int heads, groups;
     int64_t head_dim;
-    bool interleaved; /* true: by groups, (queries.., key, value) or (key, value); false: all queries, all keys, all
-                       * values */
+    bool interleaved; /* true: group after group, each (queries.., key, value) or (key, value); false: all queries, then
+                       * all keys, then all values */
     bool keys;
 } te__packing;
 
-/* Returns true if queries have two strides: one between heads of a group, another between groups. */
+/* Returns true if the queries have two different strides: one between the heads of a group, another between groups. */
 static bool te__packing_spreads(const te__packing *p) { return p->interleaved && !p->keys && p->heads != p->groups; }
 static int64_t te__packing_width(const te__packing *p) {
     return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim;
 }
 
-/* Makes views, without history, of the queries (unless p->keys), keys and values in x [.., .., packed heads of a
- * token]. Queries with two strides (te__packing_spreads; sbhd alone) become [s, b G, H / G, d]: each group is viewed as
- * a sequence. Returns false on failure. */
+/* Makes views of the queries (unless p->keys), keys and values in x, which is [.., .., packed heads of a token]. The
+ * views have no history on the tape. Queries with two strides (te__packing_spreads), possible only in the layout sbhd,
+ * become [s, b G, H / G, d]: each group is viewed as a sequence. Returns false on failure. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
@@ -270,8 +273,8 @@ typedef struct te__qkv_state { /* laid out as te__rope_state */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__qkv_state;
 
-/* Sets up the operation on x, all but the tensors q, k and v. Tokens of thd count as one sequence, which is not
- * rotated. Returns false with the error recorded. */
+/* Sets up the arguments of the operation on x, except the tensors q, k and v. The tokens of layout thd are treated as
+ * one sequence without rotation. On failure sets an error and returns false. */
 static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                          te__qkv_state *s) {
     te_op_qkv_rope_args *a = &s->args;
@@ -292,7 +295,7 @@ static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format forma
     a->no_rope = !rotary || te__rope_is_none(&a->angles);
     return a->qkv != NULL;
 }
-/* Records a node from x to `out`. */
+/* Records a tape node with the input x and the outputs `out`. */
 static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_desc *rotary, te__qkv_state *s,
                                 te_backward_fn backward, te_tensor **out, int count) {
     te_node_desc node = TE_ZERO;
@@ -312,8 +315,8 @@ static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_
     node.backward = backward;
     return te_record(x->te, &node);
 }
-/* Returns the arguments of the backward pass, all but the gradients of heads. qkv: the gradient that this pass
- * writes. */
+/* Returns the arguments of the backward pass, except the gradients of the heads. `qkv` is the gradient that the
+ * backward pass writes. */
 static te_op_qkv_rope_bwd_args te__qkv_back(const te__qkv_state *s, te_tensor *const *saved, te_tensor *qkv) {
     const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
@@ -358,8 +361,8 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
     return te_op_qkv_rope_bwd(te, &args);
 }
 
-/* Splits a packed projection into out[0] = q [s, b, H, d], out[1] = k and out[2] = v [s, b, G, d] (thd: [tokens, ..,
- * d]), each in memory of its own. Returns false on failure. */
+/* Splits a packed projection into out[0] = q [s, b, H, d], out[1] = k [s, b, G, d] and out[2] = v [s, b, G, d]. With
+ * thd the first sizes are [tokens, ..]. Each result has memory of its own. Returns false on failure. */
 static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
     te__qkv_state state;
@@ -393,8 +396,8 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
     return true;
 }
 
-/* Rotates the gradient back, in place if no other tensor shares its memory: attention's backward pass wrote this
- * gradient, and nothing else reads it. */
+/* Applies the inverse rotation to the gradient. Works in place if no other tensor shares the memory of the gradient:
+ * the backward pass of attention wrote it, and nothing else reads it. */
 static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te__qkv_state *s = (const te__qkv_state *)state;
@@ -413,8 +416,9 @@ static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *c
     args.rotated = from;
     return args.qkv ? te_op_qkv_rope_bwd(te, &args) : te_error_code(te);
 }
-/* Returns the packed projection x [s, b, ..] or [b, s, ..] with queries and keys rotated, values unchanged. own: the
- * node that made x does not need the values of x; x is then rotated in place if no other tensor shares its memory. */
+/* Returns the packed projection x [s, b, ..] or [b, s, ..] with rotated queries and keys and unchanged values. `own`
+ * means that the node that computed x does not need the values of x. Then x is rotated in place if no other tensor
+ * shares its memory. */
 static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                                  bool own) {
     te__qkv_state state;
@@ -432,7 +436,7 @@ static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_form
 
 /* ---- attention ---- */
 
-/* The fields of a rule: T(field) for a tensor, O(field) for any other. */
+/* The fields of a te_attn_rule: T(field) for a tensor, O(field) for any other field. */
 #define TE__RULE_FIELDS(T, O)                                                                                        \
     O(mask) O(window) O(softmax_scale) O(dropout_p) O(softcap) O(bottom_right_diagonal) O(kv_bshd) T(attention_mask) \
     T(cu_seqlens_q) T(cu_seqlens_kv) T(cu_seqlens_q_padded) T(cu_seqlens_kv_padded) O(max_seqlen_q) O(max_seqlen_kv) \
@@ -447,7 +451,8 @@ enum {
     TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* number of tensors that an attention node saves */
     TE__ATTENTION_INPUTS = 5
 };
-/* Copies the tensors of a rule to `list`, for a node to save; `back`: from `list` to the rule. */
+/* Copies the tensors of a te_attn_rule to `list`, so that a node can save them. With `back`, copies them from `list` to
+ * the te_attn_rule. */
 static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
     te_tensor **field[TE__ATTENTION_TENSORS];
     int i, n = 0;
@@ -466,8 +471,9 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
     }
 }
 
-/* Returns the bytes of a node's own copies of the user's expressions (te__score_mod_keep), which are in one block of
- * memory. The block begins at score_mod or, without one, at mask_mod: a derivative alone was refused earlier. */
+/* Returns the size in bytes of a node's copies of the user's expressions (te__score_mod_keep). The copies are in one
+ * block of memory. The block starts at score_mod, or at mask_mod if score_mod is NULL. (A derivative without a
+ * score_mod was rejected earlier.) */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
            (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
@@ -493,7 +499,8 @@ static void te__score_mod_drop(te_ctx *te, te_score_mod *m) {
 }
 
 typedef struct te__attention_state {
-    te_op_attn_fwd_args args; /* the saved tensors of the node replace the tensors in here */
+    te_op_attn_fwd_args args; /* the tensors in these arguments are not used: the saved tensors of the node replace
+                               * them */
     te__packing packing;      /* layout of q, k and v in one tensor; heads == 0: separate tensors */
 } te__attention_state;
 
@@ -501,15 +508,14 @@ static void te__attention_release(te_ctx *te, void *state) {
     te__score_mod_drop(te, &((te__attention_state *)state)->args.rule.score_mod);
 }
 
-/* Allocates a gradient for each of q, k and v that was saved, each in memory of its own; made[i] is NULL where that
- * failed. */
+/* Allocates a separate gradient for each saved tensor of q, k and v. made[i] is NULL if that failed. */
 static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     int i;
     for (i = 0; i < 3; i++) made[i] = saved[i] ? te__empty_like(saved[i], saved[i]->dtype) : NULL;
 }
-/* Returns the arguments of the backward pass of `f`, all but d_o. `saved`: the list that te__attention_save filled;
- * `made`: gradients of q, k and v. Allocates the gradients of bias and softmax offset; te__attention_made checks
- * all. */
+/* Returns the arguments of the backward pass of `f`, except d_o. `saved` is the list that te__attention_save filled.
+ * `made` has the gradients of q, k and v. Allocates the gradients of the bias and of the softmax offset.
+ * te__attention_made checks that all these gradients exist. */
 static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved,
                                                    te_tensor *const made[3], te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args = TE_ZERO;
@@ -536,7 +542,8 @@ static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) 
     return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset);
 }
 
-/* Writes the gradients of q, k and v; those of a packed tensor go to one gradient of the same layout. */
+/* Computes the gradients of q, k and v. The gradients of a packed tensor are written to one gradient with the same
+ * layout. */
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                         te_tensor **dx, const bool *needs) {
     const te__attention_state *s = (const te__attention_state *)state;
@@ -559,7 +566,7 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
 }
 
 /* Sets up the forward pass of `desc`, allocates its outputs, and draws random bits if dropout needs them (te__rng_back
- * undoes the draw). Returns false with the error recorded. */
+ * undoes the draw). On failure sets an error and returns false. */
 static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *desc, te_op_attn_fwd_args *args) {
     te_tensor *q = parts[0], *k = parts[1], *v = parts[2];
     te_ctx *te = q->te;
@@ -600,10 +607,11 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
     return args->o && args->lse;
 }
 
-/* Fills a node's lists from a forward pass. `saved` gets the tensors that the backward pass reads (q, k, v, o first, in
- * this order). `in` gets the tensors that may have gradients: first `parts` (q, k and v, or the packed tensors that
- * hold them), then bias and softmax offset. args gets copies of the user's expressions, which te__attention_release
- * frees. */
+/* Fills the lists of a node from a forward pass.
+ * `saved` gets the tensors that the backward pass reads, beginning with q, k, v and o.
+ * `in` gets the tensors that may have gradients: first `parts` (q, k and v, or the packed tensors), then the bias and
+ * the softmax offset.
+ * `args` gets copies of the user's expressions, which te__attention_release frees. */
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
                                te_tensor **saved) {
     te_ctx *te = parts[0]->te;
@@ -624,10 +632,11 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     return te__score_mod_keep(te, &args->rule.score_mod);
 }
 
-/* Runs te_attention on three parts. With p, parts[p->keys] holds keys and values (and queries, unless p->keys), and
- * `parts` gets views of them: nothing is copied, and the result has all heads [.., H, d]. Queries with two strides
- * (te__packing_spreads) need a rule that is the same for all sequences and heads. p NULL: q, k and v are separate
- * tensors. */
+/* Runs te_attention on q, k and v.
+ * With p NULL, `parts` are the separate tensors q, k and v.
+ * Otherwise parts[p->keys] holds keys and values, and also the queries unless p->keys. `parts` is overwritten by views,
+ * so nothing is copied. The result has all heads [.., H, d]. Queries with two strides (te__packing_spreads) need a
+ * te_attn_rule that is the same for all sequences and heads. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

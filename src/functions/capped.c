@@ -1,5 +1,5 @@
-/* functions/capped.c: te_softcap, cap * tanh(x / cap) (Gemma 2's logits), a differentiable function like those of
- * functions/elements.c. */
+/* functions/capped.c: te_softcap, which computes cap * tanh(x / cap) as in the logits of Gemma 2. It is a
+ * differentiable function like those in functions/elements.c. */
 
 static te_tensor *te__softcap(te_tensor *x, te_tensor *dy, float cap) {
     te_op_softcap_args args = TE_ZERO;

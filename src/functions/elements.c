@@ -1,10 +1,10 @@
-/* functions/elements.c: differentiable functions, each after its backward function. A function checks its
- * arguments, makes its output, runs raw operations and records a node. Knows raw operations; must not know modules. */
+/* functions/elements.c: differentiable functions, each after its backward function. A function checks its arguments,
+ * allocates its output, runs raw operations and records a tape node. This part may call raw operations. It must not
+ * depend on modules. */
 
 /* ---- plumbing ---- */
 
-/* Records a node with one output and returns this output, or NULL on failure. Entries of `inputs` and `saved` may be
- * NULL. */
+/* Records a tape node with the output y. Returns y, or NULL on failure. Entries of `inputs` and `saved` may be NULL. */
 static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, void *state,
                                     size_t state_size, void (*release)(te_ctx *te, void *state),
                                     te_tensor *const *inputs, int num_inputs, te_tensor *const *saved, int num_saved) {
@@ -22,7 +22,7 @@ static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_
     node.release = release;
     return te_record(y->te, &node) == TE_OK ? y : NULL;
 }
-/* Records a node whose state owns nothing; returns NULL if y is NULL. */
+/* Records a tape node whose state owns nothing. Returns NULL if y is NULL. */
 static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state,
                              size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                              int num_saved) {
@@ -31,14 +31,14 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
              : NULL;
 }
 
-/* Checks that an operand belongs to the same context as x. NULL is accepted if `optional`; otherwise NULL fails without
- * a message, because the call that returned NULL reported the error. */
+/* Checks that the operand `with` belongs to the same context as x. If `with` is NULL, accepts it if `optional`.
+ * Otherwise fails without a message, because the call that returned NULL has already reported an error. */
 static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
     if (!with) return optional;
     return te__same_ctx(with, x->te, function);
 }
 
-/* Checks that p has one entry for each column of x; p may be NULL. */
+/* Checks that p has one entry for each column of x. Accepts NULL. */
 static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!p || te__numel(p) == te__cols(x)) return true;
@@ -110,7 +110,7 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor) {
 
 /* ---- products ---- */
 
-/* Writes x * y, rounded to the format of `out`. y has the shape of x, or one number for each row of x. */
+/* Writes x * y to `out`, rounded to its format. y has the shape of x, or one number for each row of x. */
 static te_tensor *te__mul_into(te_tensor *out, te_tensor *x, te_tensor *y) {
     te_op_mul_args args = TE_ZERO;
     args.x = x;
@@ -135,8 +135,8 @@ static te_result te__mul_backward(te_ctx *te, const void *state, te_tensor *cons
     }
     return (needs[0] && !dx[0]) || (needs[1] && !dx[1]) ? te_error_code(te) : TE_OK;
 }
-/* Returns true if y has one number for each row of x: its shape is the leading sizes of x, with or without a last size
- * of 1. */
+/* Returns true if y has one number for each row of x. Then the shape of y is the shape of x without the last size, or
+ * with 1 as the last size. */
 static bool te__is_per_row(const te_tensor *x, const te_tensor *y) {
     int i, leading = x->ndim - 1;
     if (leading < 0 || (y->ndim != leading && !(y->ndim == x->ndim && y->shape[leading] == 1))) return false;
@@ -272,7 +272,7 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     if (!x || i >= n) return NULL; /* no tensor, so no context that could record an error */
     te = x[i]->te;
     for (i = 0; i < n; i++) {
-        /* a NULL input follows from an error that is recorded already */
+        /* an error that made an input NULL is already recorded, and it stays */
         if (!x[i]) te__fail(te, TE_ERR_STATE, "te_concat: tensor %d of %d is NULL", i + 1, n);
         if (!x[i] || !te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
     }
@@ -322,9 +322,9 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     return result;
 }
 
-/* Returns the normalised rows, quantized if `spec` is given. As in TransformerEngine, delayed scaling quantizes the
- * unrounded f32 result; other recipes quantize the result rounded to x's format, and take the amax from it. rounded:
- * see te_op_rmsnorm_fwd. */
+/* Returns the normalized rows, quantized if `spec` is given. As in TransformerEngine, delayed scaling quantizes the
+ * unrounded f32 result. Other recipes round the result to x's format first, then take the amax and quantize. For
+ * `rounded` see te_op_rmsnorm_fwd. */
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, const te_norm_options *o, bool rounded,
                            const te__quant_spec *spec) {
     const bool rms = o->normalization == TE_RMSNORM;
@@ -415,7 +415,7 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
 typedef struct te__dropout_state {
     float p;
     int64_t run;
-    uint64_t seed, offset; /* used together with the random state in saved[0], if there is one */
+    uint64_t seed, offset; /* used together with the random state in saved[0], if that is not NULL */
     te_dtype bias_dtype;
 } te__dropout_state;
 
@@ -441,7 +441,8 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 
-/* Returns dropout(x + bias) + residual. `run`: number of consecutive elements that are kept or dropped together. */
+/* Returns dropout(x + bias) + residual. `run` is the number of consecutive elements that are kept or dropped
+ * together. */
 static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p, int64_t run) {
     te_op_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
@@ -574,8 +575,8 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* Computes the loss and the LSE of each row. Where ranks share the columns, each rank computes partial results of its
- * own columns; all ranks then merge the same list of partial results. */
+/* Computes the loss and the LSE of each row. If ranks share the columns, each rank computes partial results from its
+ * own columns. Then every rank merges the same list of all partial results. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows,
                                         te_tensor *lse) {
     te_ctx *te = rows->te;

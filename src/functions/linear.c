@@ -1,9 +1,10 @@
-/* functions/linear.c: y = x W^T + b in high precision or quantized: its three products, and the exchanges of ranks
- * around them. Every GEMM module calls it. Knows quantizers and the scaling state; must not know the module tree. */
+/* functions/linear.c: y = x W^T + b in high precision or quantized: its three products (y, dx, dW) and the exchanges of
+ * ranks around them. Every GEMM module calls it. This part may use quantizers and the scaling state. It must not depend
+ * on the module tree. */
 
 typedef struct te__functions_state {
-    te_tensor *place; /* memory that the next output of the same format and size takes; NULL: outputs get memory of
-                       * their own */
+    te_tensor *place; /* the next output of the same format and size is written to this tensor; NULL: every output gets
+                       * new memory */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {
@@ -11,15 +12,15 @@ static te__functions_state *te__functions_of(const te_ctx *te) {
 }
 static const te__room te__functions_room = TE__ROOM(&te__functions_slot, NULL, NULL);
 
-/* A module's quantized copy of the weight of one product, kept between microbatches. */
+/* The quantized copy of the weight of one product. A module keeps it between microbatches. */
 typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
-    te__buffer *buffer; /* the weight's buffer when the copy was made; retained, so that no other buffer gets its
+    te__buffer *buffer; /* the weight's buffer when the copy was made; retained, so that no new buffer can have the same
                          * address */
-    uint64_t version;   /* version of `buffer` when the copy was made */
-    int64_t offset;     /* where the weight began in `buffer`: the weight may be a view of memory that many weights
-                         * share */
-    uint64_t capture;   /* id of the graph capture in which the copy was made; 0: outside of a capture */
+    uint64_t version;   /* the version of `buffer` when the copy was made */
+    int64_t offset;     /* the offset of the weight in `buffer`; needed because many weights may be views of one
+                         * buffer */
+    uint64_t capture;   /* the id of the graph capture in which the copy was made; 0: not made in a capture */
     te_recipe recipe;
 } te__weight_cache;
 
@@ -30,42 +31,44 @@ static void te__weight_cache_close(te__weight_cache *c) {
     c->buffer = NULL;
 }
 
-/* One call of a product: operands and options. All zero: plain high precision. */
+/* The operands and options of one linear product. With all options zero it is plain and in high precision. */
 typedef struct te__linear_call {
     te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
     const te__quant_call *quant;  /* NULL: high precision, even inside an autocast region */
     int gemm;                     /* index of the product in quant->scaling */
-    te__parallel parallel;        /* ranks that share the product; with division by row, `bias` is NULL */
-    unsigned *met;                /* bits of products that ranks have compared (te__linear_meets), in the module; NULL:
-                                   * no comparison */
-    te__weight_cache *cache;      /* cache of the quantized weight; must not be NULL if quant is given */
+    te__parallel parallel;        /* the ranks that share the product; `bias` is NULL if the weight is divided by row */
+    unsigned *met;                /* points to bits in the module: a bit is set if ranks have compared that product
+                                   * (te__linear_meets); NULL: no comparison */
+    te__weight_cache *cache;      /* the cache of the quantized weight; must not be NULL if `quant` is given */
     te_microbatch microbatch;
     bool fuse_wgrad;
-    te__scaling *delays;      /* not NULL: te_backward_dw of this module computes the weight's gradient; NULL:
-                               * te_backward does */
-    bool save_original_input; /* the backward pass quantizes x again */
-    bool fp8_output, fp8_grad; /* where quant is enabled. fp8_output: te__linear_quantized quantizes y; fp8_grad: the
-                                * backward pass quantizes the gradient of x */
-    bool bias_grad_elsewhere; /* the activation that follows makes the bias gradient in its own node */
-    bool record_alone;        /* makes the node but does not run the product: nobody reads y */
-    te_tensor *act_of, *act_bias; /* high precision only, or NULL. act_of: x is the activation of act_of, and has no
-                                   * node of its own; act_bias: the bias that act_of already includes */
+    te__scaling *delays;      /* NULL: te_backward computes the weight's gradient; otherwise te_backward_dw computes it
+                               * later */
+    bool save_original_input; /* true: the original x is saved, and the backward pass quantizes it again */
+    bool fp8_output, fp8_grad; /* These two take effect if `quant` is enabled. fp8_output: te__linear_quantized
+                                * quantizes y. fp8_grad: the backward pass quantizes the gradient of x. */
+    bool bias_grad_elsewhere; /* the node of the activation after this product computes the gradient of the bias */
+    bool record_alone;        /* true: only records the tape node and does not run the product, because nobody reads
+                               * y */
+    te_tensor *act_of, *act_bias; /* These two may be set only in high precision, else they are NULL. act_of: the input
+                                   * of the activation whose result is x; the activation has no tape node of its own.
+                                   * act_bias: the bias that act_of already includes. */
     te_epilogue act_epilogue;     /* epilogue that multiplies by the activation's derivative */
-    int group;                      /* index of this weight in a node with many weights: the weight is input 1 + group
-                                     * of the node */
+    int group;                      /* the index of this weight in a node with many weights; the weight is input number
+                                     * 1 + group of the node */
     te_tensor *out;                 /* tensor that y is written to; NULL: a new tensor */
     te_dtype y_dtype;               /* format of y; 0: the format of x */
-    struct te__linear_made *made;   /* gets the state and saved tensors for a node that the caller records; NULL:
-                                     * te__linear records the node */
+    struct te__linear_made *made;   /* NULL: te__linear records the node; otherwise the state and saved tensors are
+                                     * stored here, and the caller records the node */
 } te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* false: the gradient of y stays in high precision */
     bool fp8_grad;      /* the gradient of x is quantized */
-    int quantize_x;     /* usage of the quantized copy that the backward pass makes of saved[0]; 0: saved[0] itself is
-                         * the operand */
-    te_epilogue act_epilogue; /* 0: dx[0] is the gradient of x; else of saved[2], the input of the activation that made
-                               * x */
+    int quantize_x;     /* the usage of the quantized copy that the backward pass makes of saved[0]; 0: saved[0] itself
+                         * is the operand */
+    te_epilogue act_epilogue; /* 0: dx[0] is the gradient of x; otherwise dx[0] is the gradient of saved[2], the input
+                               * of the activation whose result is x */
     te_dtype act_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
@@ -79,7 +82,7 @@ typedef struct te__linear_state {
     int group;
 } te__linear_state;
 
-/* State and saved tensors (references) of a product's node. */
+/* The state and the saved tensors of the node of a product. The tensors are references. */
 typedef struct te__linear_made {
     te__linear_state state;
     te_tensor *saved[3];
@@ -91,13 +94,13 @@ static void te__linear_release(te_ctx *te, void *state) {
     te__scaling_release(((te__linear_state *)state)->delays);
 }
 
-/* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
+/* Quantizes x by `spec`. Returns x itself if `spec` keeps high precision. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) {
     return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec);
 }
 
-/* Returns the spec by which an operand of the product is quantized. An operand that is gathered before the product gets
- * one scale on all ranks that share it. */
+/* Returns the te__quant_spec for one operand of the product. If the operand is gathered before the product, all ranks
+ * use one common scale for it. */
 static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm,
                                        int slot, int usage) {
     te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
@@ -107,7 +110,8 @@ static te__quant_spec te__product_spec(const te__quant_call *q, const te__parall
     return spec;
 }
 
-/* Operands and options of the product dW = dy^T x. A deferred one (te_backward_dw) holds references. */
+/* The operands and options of the product dW = dy^T x. If the product is deferred to te_backward_dw, this struct holds
+ * references. */
 typedef struct te__wgrad {
     te_tensor *dy, *x; /* in the form in which the product reads them */
     te__var *weight;
@@ -117,7 +121,7 @@ typedef struct te__wgrad {
     uint64_t saved_at; /* te->writes when dy and x were saved */
 } te__wgrad;
 
-/* Computes dW: added into main_grad if the weight has one and `fused`, else returned in *dw. */
+/* Computes dW. If `fused` is set and the weight has a main_grad, adds dW to main_grad. Otherwise returns it in *dw. */
 static te_result te__wgrad_product(te_ctx *te, const te__wgrad *g, te_tensor **dw) {
     te_tensor *main_grad = g->fused ? g->weight->main_grad : NULL;
     te_op_gemm_args gemm = TE_ZERO;
@@ -147,8 +151,8 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* Returns dy as the products take it: quantized if needed, and gathered from all ranks. Computes the bias gradient in
- * *db from dy before it is quantized, as TransformerEngine does. */
+/* Returns dy in the form in which the products read it: quantized if needed, and gathered from all ranks. Computes the
+ * bias gradient in *db from the unquantized dy, as TransformerEngine does. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
@@ -173,18 +177,19 @@ static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, 
     return needs[2] && !*db ? NULL : dyq;
 }
 
-/* Returns x quantized by `spec`, with the nominal format `dtype`. */
+/* Returns x quantized by `spec`. `dtype` is the nominal format of the result. */
 static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_spec *spec) {
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* Returns the format of a result that `spec` then quantizes: f32 where the scale is given (delayed scaling), so that
- * nothing is rounded before the codes; else `dtype`, as in TransformerEngine. */
+/* Returns the format of a result that will be quantized by `spec`. If the scale is given (delayed scaling) it is f32,
+ * so that nothing is rounded before the codes. Otherwise it is `dtype`, as in TransformerEngine. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }
 
-/* Returns the saved input as the weight gradient takes it: quantized if needed, and gathered from all ranks. */
+/* Returns the saved input in the form in which the weight gradient needs it: quantized if needed, and gathered from all
+ * ranks. */
 static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
     if (s->quantize_x) {
@@ -199,8 +204,8 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
             : TE_ROWWISE);
 }
 
-/* Ends a backward pass that cannot go on: tells the ranks that wait for this rank's part of the next exchange.
- * `gathered`: the gradient of y is complete already, or was never divided. Returns the error. */
+/* Ends a backward pass that cannot continue. Informs the ranks that wait for this rank in the next exchange. `gathered`
+ * means that the gradient of y is already complete, or was never divided. Returns the error. */
 static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
     const te__parallel *p = &s->parallel;
     te_result result = te_error_code(te);
@@ -210,7 +215,7 @@ static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, cons
     return te__gathers(p, TE_PARALLEL_COLUMN) && needs[1] ? te__refuse(p->group, TE__ALL_GATHER, result) : result;
 }
 
-/* dx[0] may be given by the caller: the tensor to which the gradient of x is written. */
+/* The caller may set dx[0] to the tensor that the gradient of x is written to. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad,
                                      te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
@@ -243,7 +248,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         result = gemm.d && (!s->act_epilogue || !needs[3] || dx[3])
                      ? te__product(te, dyq, false, saved[1], false, &gemm)
                      : te_error_code(te);
-        /* each rank has only the share of its own outputs: sum over the ranks */
+        /* each rank has computed dx from its own outputs only, so sum over the ranks */
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
         if (result == TE_OK && quantizes) {
             dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
@@ -263,7 +268,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        /* te_backward_dw could not reach this weight: compute the gradient now */
+        /* te_backward_dw could not reach this weight, so compute the gradient now */
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
         te_tensor_retain(g.dy);
         te_tensor_retain(g.x);
@@ -275,7 +280,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     return result;
 }
 
-/* Returns a weight that is stored quantized. It must have been quantized for the recipe in force. */
+/* Returns a weight that is stored quantized. Fails if the weight was quantized for another recipe than the current
+ * one. */
 static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
     te_quantizer *q = weight->quantized->quantizer;
     if (weight->quantized->cls != spec->cls) {
@@ -307,8 +313,10 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* Returns the weight's quantized copy: the weight itself if it is stored quantized, the cached copy if the microbatch
- * allows it and the weight was not written since, else a new copy. */
+/* Returns the quantized copy of the weight:
+ * - the weight itself if it is stored quantized
+ * - else the cached copy, if the microbatch allows it and the weight was not written since
+ * - else a new copy */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
     te__weight_cache *cache = c->cache;
@@ -343,8 +351,8 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     return w;
 }
 
-/* Calibrates delayed scaling: measures the amaxes of operands that stay in high precision, for the scales of later
- * calls. */
+/* Calibrates delayed scaling: measures the amaxes of operands that stay in high precision. Later calls use them for
+ * their scales. */
 static te_result te__calibrate(const te__linear_call *c) {
     te_result result = TE_OK;
     int slot;
@@ -356,7 +364,7 @@ static te_result te__calibrate(const te__linear_call *c) {
     return result;
 }
 
-/* Checks that the operands fit together; fails with a message if not. */
+/* Checks that the operands fit together. Sets an error if they do not. */
 static bool te__linear_fits(const te__linear_call *c) {
     const te_tensor *x = c->x, *weight = c->weight, *bias = c->bias;
     const te__quant_call *quant = c->quant;
@@ -389,7 +397,7 @@ static bool te__linear_fits(const te__linear_call *c) {
         return false;
     }
     if (quant && quant->enabled && x->quantized) {
-        /* true: the receiver of gathered codes makes the column-wise copy */
+        /* true: the column-wise copy is made after the codes are gathered */
         bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED;
         if (!x->quantized->row.data ||
             (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
@@ -403,8 +411,8 @@ static bool te__linear_fits(const te__linear_call *c) {
     return true;
 }
 
-/* Returns the quantized input for the forward product, gathered from all ranks. *kept gets this rank's input for the
- * backward pass; if s->quantize_x is set, the backward pass quantizes it then. */
+/* Returns the quantized input of the forward product, gathered from all ranks. *kept gets this rank's input for the
+ * backward pass. If s->quantize_x is set, *kept is not quantized, and the backward pass quantizes it. */
 static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s,
                                    te_tensor **kept) {
     const te__quant_call *quant = c->quant;
@@ -424,8 +432,8 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
                  spec.stochastic ? "stochastic" : spec.cls->name);
         return NULL;
     }
-    if (gathers && !te__codes_gather(&spec, x)) again = true; /* this rank's part is not quantized separately: quantize
-                                                               * again in the backward pass */
+    /* This rank's part is not quantized separately, so it is quantized again in the backward pass. */
+    if (gathers && !te__codes_gather(&spec, x)) again = true;
     if (again && saves && spec.cls->form != TE__FORM_PLAIN &&
         quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION)
         s->quantize_x = keep;
@@ -450,15 +458,15 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
-/* Ends a forward pass before its first exchange: tells the other ranks, if any exchange was to come. */
+/* Ends a forward pass that fails before its first exchange. If the other ranks wait in an exchange, informs them. */
 static void te__linear_misses(const te__parallel *p, te_result result) {
     if (te__gathers(p, TE_PARALLEL_COLUMN)) te__refuse(p->group, TE__ALL_GATHER, result);
     else if (te__shares(p, TE_PARALLEL_ROW))
         te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
-/* Lets the ranks compare the product's operands before they run it for the first time, or each time in debug mode.
- * `result`: a failure on this rank so far; a failure of any rank is returned on all ranks. */
+/* Lets the ranks compare the operands of the product before they run it for the first time; in debug mode, before every
+ * run. `result` is the state of this rank so far. If any rank has failed, all ranks return an error. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
     char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
@@ -479,8 +487,8 @@ static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     return result;
 }
 
-/* Records a product's node. The gradient of y may arrive quantized: from the activation that follows, or through
- * fp8_grad. */
+/* Records the tape node of a product. The gradient of y may arrive quantized: from the activation that follows, or from
+ * the next product if that has fp8_grad. */
 static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in,
                                     te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;
@@ -498,8 +506,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
-/* Returns memory for an output: the place that the caller set (te__functions_state), if format and size match, else a
- * new tensor. */
+/* Returns a tensor for an output. If the caller has set a place (te__functions_state) of the same format and size, uses
+ * that memory; otherwise allocates a new tensor. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te__functions_of(te)->place;
     if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))
@@ -508,7 +516,7 @@ static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const i
     return te__alias_as(place, 0, dtype, ndim, shape);
 }
 
-/* Returns y = x W^T + b. Of a product that ranks share, y is this rank's part, as `c->parallel` says. */
+/* Returns y = x W^T + b. If ranks share the product, returns this rank's part, as `c->parallel` describes. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_op_gemm_args gemm = TE_ZERO;
@@ -567,17 +575,17 @@ static te_tensor *te__linear(const te__linear_call *c) {
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
-    /* each rank has only the share of its own inputs: sum over the ranks */
+    /* each rank has computed y from its own inputs only, so sum over the ranks */
     if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);
-    /* the backward pass reads the operands from before quantization */
+    /* the backward pass reads the unquantized operands */
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) {
         kept = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
         if (!kept || !w) return te__frame_return(te, NULL);
     }
     saved[0] = te__wants_grad(weight) ? kept : NULL;
-    /* the copy that only the forward product needed is dropped */
+    /* drops the copy that only the forward product needed */
     if (saved[0] && saved[0]->quantized)
         saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE);
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;

@@ -1,17 +1,20 @@
-/* functions/parallel.c: products that ranks share: this rank's part of one, and gathering shards of a tensor's first
- * dimension, quantized shards as codes and scales. Knows groups and quantized copies; must not know modules. */
+/* functions/parallel.c: matrix products that several ranks share. It has the description of a rank's part
+ * (te__parallel), and gathers shards of the first dimension of a tensor. A quantized shard is gathered as codes and
+ * scales. This part may use groups and quantized copies. It must not depend on modules. */
 
 typedef struct te__parallel {
-    te_group *group; /* borrowed; NULL with a size above 1: set later */
+    te_group *group; /* not owned; NULL although `size` is above 1: the group is set later */
     int size;        /* 0 or 1: nothing is shared */
     te_parallel_mode mode;
-    bool sequence;   /* sequence parallelism: between products each rank has a part of the first dimension */
+    bool sequence;   /* true: sequence parallelism, where each rank has a part of the first dimension between
+                      * products */
 } te__parallel;
 
 static bool te__shares(const te__parallel *p, te_parallel_mode mode) {
     return TE__HAS_RANKS && p->size > 1 && p->mode == mode;
 }
-/* Returns true if ranks gather what this product reads: its input (column), or the gradient of its output (row). */
+/* Returns true if the ranks gather a tensor that this product reads: its input (mode column) or the gradient of its
+ * output (mode row). */
 static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
 
 /* ---- shards of the first dimension ---- */
@@ -20,8 +23,8 @@ static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t s
     memcpy(shape, x->shape, sizeof(x->shape));
     shape[0] *= te__group_size(group);
 }
-/* Returns the x of all ranks, one behind the other, without history. x NULL: this rank failed to make its shard.
- * Returns NULL with an error on all ranks if one fails. */
+/* Returns the shards x of all ranks one after another, without history on the tape. If x is NULL, this rank has failed
+ * to compute its shard. If one rank fails, all ranks get an error and return NULL. */
 static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     int64_t shape[TE_MAX_DIMS];
     te_tensor *y;
@@ -35,8 +38,8 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
-/* Sums *y over the ranks. *y becomes the whole sum or, under sequence parallelism, this rank's part of the first
- * dimension. `result`: whether this rank has computed *y; an error is passed on to all ranks. */
+/* Sums *y over the ranks. Afterwards *y is the whole sum or, under sequence parallelism, this rank's part of the first
+ * dimension. `result` tells whether this rank has computed *y; an error makes all ranks fail. */
 static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
     te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
     te_tensor *part = *y;
@@ -59,14 +62,14 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 
 /* ---- quantized shards ---- */
 
-/* Checks that quantizing shards of x by `spec` gives the same codes as quantizing the whole tensor. Requires that
- * blocks do not reach into the next rank's rows; a recipe with one scale a tensor uses an amax of the whole group. */
+/* Checks that quantizing the shards of x by `spec` gives the same codes as quantizing the whole tensor. So blocks must
+ * not extend into the rows of the next rank. A recipe with one scale per tensor must use an amax of the whole group. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
            te__cols(x) % tile == 0;
 }
-/* Checks as te__codes_gather does, for the copy that a quantized tensor has. */
+/* The same check as te__codes_gather, for the copy that a quantized tensor has. */
 static bool te__copy_gathers(const te_tensor *x) {
     const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     te__quant_spec spec;
@@ -76,8 +79,8 @@ static bool te__copy_gathers(const te_tensor *x) {
     return te__codes_gather(&spec, x);
 }
 
-/* Gathers the matrix `part` of each rank into `whole`, one behind the other along dimension `dim`. `used`: rows or
- * columns of a part that are gathered; the rest is padding. Copies bytes, whatever the format. */
+/* Gathers the matrices `part` of all ranks into `whole`, one after another along dimension `dim`. Gathers the first
+ * `used` rows or columns of each part; the rest is padding. Copies bytes and works for any format. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
     te_ctx *te = part->te;
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
@@ -117,15 +120,15 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
                                    columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
-/* Replaces the factor *to by `from`, the factor of the whole tensor on which the group agreed. */
+/* Replaces the scale or amax *to by `from`, the value for the whole tensor that the group has agreed on. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
     if (!*to) return;
     te_tensor_release(*to);
     *to = te_tensor_retain(from);
 }
 
-/* Returns the whole tensor of a quantized shard for which te__copy_gathers is true, with the copies of `usage`. With
- * one scale a tensor only row-wise codes are sent; the receiver transposes them. */
+/* Returns the whole tensor of a quantized shard, with the copies that `usage` names. te__copy_gathers must be true for
+ * the shard. If the recipe has one scale per tensor, only row-wise codes are sent, and the receiver transposes them. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
     const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     bool turned = first->cls->facts & TE__TENSOR_SCALED;
@@ -149,16 +152,16 @@ static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int 
     if (result == TE_OK && made & ~usage) te__copy_release(te__copy_of(y, TE_ROWWISE));
     return te__frame_return(x->te, result == TE_OK ? y : NULL);
 }
-/* Gathers a shard in any form; codes that cannot be gathered are decoded first. */
+/* Gathers a plain or quantized shard. If the codes cannot be gathered, decodes them first. */
 static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
     if (!x || !x->quantized) return te__gather(group, x);
     return te__copy_gathers(x) ? te__gather_quantized(group, x, usage)
                                : te__gather(group, te__quant_value(x, x->dtype));
 }
 
-/* Gathers the plain shard x and returns it quantized. Sends codes where these are the same as those of the whole
- * tensor; else gathers in high precision and quantizes afterwards. `shard`, if not NULL, gets the shard's codes in the
- * first case, and NULL in the second. */
+/* Gathers the plain shard x and returns the whole tensor quantized. If the codes of the shards equal those of the whole
+ * tensor, sends codes and stores this rank's codes in *shard. Otherwise gathers in high precision, then quantizes, and
+ * sets *shard to NULL. `shard` may be NULL. */
 static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
     te__quant_spec own = *spec;
     te_tensor *codes;
@@ -184,8 +187,8 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
     dx[0] = te_tensor_contiguous(dy[0]);
     return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
 }
-/* Returns the x of all ranks, one behind the other; its backward pass sums the gradients that all ranks have for this
- * rank's x. */
+/* Returns the shards x of all ranks one after another, as a differentiable function. The backward pass sums, over all
+ * ranks, the gradients of this rank's x. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
     if (x) x = te_tensor_contiguous(x);

@@ -1,10 +1,10 @@
-/* io/config_keys.c: objects of a config.json whose keys are listed in a table: reads them into a struct and checks
- * their values. Knows JSON; must not know what a key means. */
+/* io/config_keys.c: reads a JSON object of a config.json into a struct and checks values. A table lists the keys. This
+ * part may use JSON. It must not depend on the meaning of a key. */
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,
     TE__HF_NUMBER,
-    TE__HF_CAP, /* a number; null is a value of its own, not the default */
+    TE__HF_CAP, /* a number; null is a separate value, not the default */
     TE__HF_BOOL,
     TE__HF_STRING
 } te__hf_kind;
@@ -14,8 +14,8 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A missing key is stored as NAN, -1 or NULL. If a key's null means something other than its default, null is stored as
- * one of the values defined below, which no file can contain. */
+/* A missing key is stored as NAN, -1 or NULL. For some keys null does not mean the default. Then null is stored as one
+ * of the two values below, which no file can contain. */
 #define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */
 
@@ -35,8 +35,8 @@ static bool te__hf_missing(const char *at, te__hf_kind kind) {
     return *(const int64_t *)(const void *)at == -1;
 }
 
-/* Reads the value of `name` into its field. *known: whether the table has this key; if not, nothing is read. Returns
- * false, with the error recorded, if the key cannot have this value. */
+/* Reads the value of key `name` into its field of s. Sets *known to whether the table has this key; if not, reads
+ * nothing. If the key cannot have this value, sets an error and returns false. */
 static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_keys, const char *name, bool *known) {
     int i;
     for (i = 0; i < num_keys && strcmp(keys[i].name, name) != 0; i++) {}
@@ -81,7 +81,7 @@ static bool te__hf_count(const te__json *j, const char *name, int64_t value, int
     return te__hf_refuse(j, TE_ERR_FORMAT, "%s is %lld; %lld to %d are possible", name, (long long)value,
                          (long long)least, INT_MAX);
 }
-/* Stores a positive number that an f32 holds in *to, or `missing` if `value` is NAN. */
+/* Checks that `value` is positive and fits into an f32, and stores it in *to. If `value` is NAN, stores `missing`. */
 static bool te__hf_positive(const te__json *j, const char *name, double value, double missing, float *to) {
     const bool fits = isnan(value) || (value > 0 && value <= FLT_MAX && (float)value > 0.0f);
     *to = (float)(isnan(value) ? missing : fits ? value : 0);

@@ -1,5 +1,5 @@
-/* io/folder.c: folders of models and adapters: paths in them, and lists of tensors to write there. Knows files and
- * modules; must not know what the files mean. */
+/* io/folder.c: helpers for folders of models and adapters: paths of files in a folder, and lists of tensors to write
+ * there. This part may use files and modules. It must not depend on the meaning of the files. */
 
 /* Writes the path of a file in a folder to *t. */
 static bool te__hf_join(te__text *t, te_ctx *te, const char *folder, const char *name) {
@@ -17,7 +17,8 @@ typedef struct te__hf_list {
     int n, cap;
 } te__hf_list;
 
-/* Adds a parameter under its path, decoded if it is quantized; a visitor of te_module_visit_tensors. */
+/* Adds a parameter to the list under its path, decoded if it is quantized. This function is a visitor for
+ * te_module_visit_tensors. */
 static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_list *l = (te__hf_list *)user;
     (void)m;

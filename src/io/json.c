@@ -1,16 +1,17 @@
-/* io/json.c: a strict JSON parser that works in place, and a writer of strings. Knows the context, for its errors; must
- * not know what a document means.
+/* io/json.c: a strict JSON parser that works in place, and a writer of strings. This part may use the context, for
+ * errors. It must not depend on the meaning of a document.
  *
- * The caller asks for the element that it expects (te__json_open, te__json_string, te__json_uint ...) and may check
- * `failed` later: after the first failure every call does nothing. */
+ * The caller calls the function of the element that it expects (te__json_open, te__json_string, te__json_uint ...). It
+ * may check `failed` later, because after the first failure every call does nothing. */
 
 enum { TE__JSON_MAX_NESTING = 32 };
 
 typedef struct te__json {
     te_ctx *te;
     const char *path; /* file name, for messages */
-    const char *part; /* name of the part of the file that is parsed, for messages: "the header", "the text" */
-    char *begin, *at, *end; /* *end is 0; strings are unescaped in place, which only shortens them */
+    const char *part; /* the part of the file that is parsed, for messages, such as "the header" or "the text" */
+    char *begin, *at, *end; /* the text and the current position; *end is 0. Strings are unescaped in place, which only
+                             * shortens them. */
     bool failed;
 } te__json;
 
@@ -29,7 +30,7 @@ TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) 
 static void te__json_space(te__json *j) {
     while (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r') j->at++;
 }
-/* Skips spaces and consumes the next character if it is `c`. */
+/* Skips spaces. If the next character is `c`, consumes it and returns true. */
 static bool te__json_take(te__json *j, char c) {
     te__json_space(j);
     if (*j->at != c || j->at == j->end) return false;
@@ -40,11 +41,11 @@ static bool te__json_expect(te__json *j, char c) {
     if (j->failed) return false;
     return te__json_take(j, c) ? true : te__json_fail(j, "'%c' is missing", c);
 }
-/* Opens a list or an object. Returns true if an element follows, false if it is empty or on an error. */
+/* Opens a list or an object. Returns true if an element follows. Returns false if it is empty, or on an error. */
 static bool te__json_open(te__json *j, char open, char close) {
     return te__json_expect(j, open) && !te__json_take(j, close);
 }
-/* Continues after an element. Returns true if another one follows, false at the end or on an error. */
+/* Continues after an element. Returns true if another element follows. Returns false at the end, or on an error. */
 static bool te__json_more(te__json *j, char close) {
     if (j->failed || te__json_take(j, close)) return false;
     return te__json_expect(j, ',');
@@ -68,7 +69,8 @@ static int te__json_hex4(te__json *j) {
     return value;
 }
 
-/* Reads an escape and returns its code point, or 0 on an error; j->at is behind the backslash. */
+/* Reads an escape and returns its code point, or 0 on an error. On entry j->at must point to the character after the
+ * backslash. */
 static unsigned te__json_escape(te__json *j) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     const char *p = *j->at ? strchr(from, *j->at) : NULL;
@@ -91,8 +93,8 @@ static unsigned te__json_escape(te__json *j) {
     return 0x10000u + (((unsigned)high - 0xD800u) << 10) + ((unsigned)low - 0xDC00u);
 }
 
-/* Returns the bytes of the UTF-8 character at the start of `text`, or 0 if it is invalid: overlong, a surrogate, or
- * above U+10FFFF. */
+/* Returns the number of bytes of the UTF-8 character at the start of `text`. Returns 0 if it is invalid: overlong, a
+ * surrogate, or above U+10FFFF. */
 static int te__utf8_length(const char *text) {
     const unsigned char *p = (const unsigned char *)text;
     int n = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : p[0] < 0xF5 ? 4 : 0, i;
@@ -121,7 +123,7 @@ static char *te__utf8_put(char *out, unsigned c) {
     return out;
 }
 
-/* Reads a string, unescapes it and ends it by a zero; returns NULL on an error. */
+/* Reads a string, unescapes it and terminates it with a 0 byte. Returns NULL on an error. */
 static const char *te__json_string(te__json *j) {
     char *start, *out;
     if (!te__json_expect(j, '"')) return NULL;
@@ -189,7 +191,7 @@ static void te__json_skip_number(te__json *j) {
         te__json_digits(j);
     }
 }
-/* Reads one of the three words, if it comes next, and returns its index in `words`; else returns -1. */
+/* If one of the three `words` comes next, reads it and returns its index; otherwise returns -1. */
 static int te__json_word(te__json *j) {
     static const char *const words[3] = {"false", "true", "null"};
     int i;

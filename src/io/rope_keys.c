@@ -1,10 +1,11 @@
-/* io/rope_keys.c: the keys of a rotary embedding in a config.json ("rope_parameters", or the older "rope_scaling"), and
- * the te_rope_scaling that they describe, by the rules of the transformers library. Must not know models. */
+/* io/rope_keys.c: reads the keys of a rotary embedding in a config.json, in "rope_parameters" or the older
+ * "rope_scaling". Converts them to a te_rope_scaling by the rules of the transformers library. This part must not
+ * depend on models. */
 
-/* The object of a rotary embedding in a config.json. Missing keys are NAN, -1 or NULL. */
+/* The JSON object of a rotary embedding in a config.json. A missing key is NAN, -1 or NULL. */
 typedef struct te__hf_rope {
     bool given;
-    char *type, *older_type; /* "rope_type" and "type"; they point into the text; NULL: missing */
+    char *type, *older_type; /* the values of "rope_type" and "type", which point into the text; NULL: missing */
     double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor, beta_fast, beta_slow, mscale,
         mscale_all_dim, attention_factor;
     int64_t original, truncate;
@@ -29,7 +30,7 @@ static const te__hf_key te__hf_rope_keys[] = {TE__HF_KEY(TE__HF_STRING, "rope_ty
                                               TE__HF_KEY(TE__HF_COUNT, "original_max_position_embeddings", original)};
 #undef TE__HF_KEY
 
-/* Reads the value of a key that is a list of longrope, and appends it to the *n numbers of `list`. */
+/* Reads one of the two lists of longrope. Appends its numbers to `list`, which has *n numbers. */
 static bool te__hf_factors(te__json *j, const char *name, float *list, int *n) {
     bool more;
     if (te__json_word(j) == 2) return true;
@@ -55,7 +56,7 @@ static bool te__hf_rope_take(te__json *j, te__hf_rope *rope, const char *name) {
 
 /* ---- meaning of the keys ---- */
 
-/* Reads YaRN's own numbers; missing ones stay 0, the default of te_rope_scaling. */
+/* Reads the numbers that only YaRN has. A missing number stays 0, the default of te_rope_scaling. */
 static bool te__hf_yarn(const te__json *j, const te__hf_rope *r, te_rope_scaling *s) {
     s->no_truncate = r->truncate == 0;
     if (!te__hf_positive(j, "beta_fast", r->beta_fast, 0, &s->beta_fast) ||
@@ -70,7 +71,8 @@ static bool te__hf_yarn(const te__json *j, const te__hf_rope *r, te_rope_scaling
         "rope_type is \"yarn\", beta_fast %g and beta_slow %g (0: missing, 32 and 1); the first must be the larger one",
         (double)s->beta_fast, (double)s->beta_slow);
 }
-/* Reads LongRoPE's own lists, for `pairs` pairs of channels; *s borrows the lists of *r. */
+/* Reads the two lists that only LongRoPE has; each must have `pairs` numbers, one per pair of channels. *s points to
+ * the lists of *r. */
 static bool te__hf_longrope(const te__json *j, const te__hf_rope *r, int64_t pairs, te_rope_scaling *s) {
     int i;
     if (r->num_short_factors != pairs || r->num_long_factors != pairs)
@@ -88,16 +90,16 @@ static bool te__hf_longrope(const te__json *j, const te__hf_rope *r, int64_t pai
     s->long_factor = r->long_factor;
     return te__hf_positive(j, "attention_factor", r->attention_factor, 0, &s->attention_factor);
 }
-/* Numbers of a config that are outside of the rotary embedding's object. */
+/* Numbers of a config.json that are outside of the JSON object of the rotary embedding. */
 typedef struct te__hf_lengths {
     int64_t original, max_position; /* original_max_position_embeddings and max_position_embeddings; -1: missing */
-    int64_t pairs;                  /* pairs of channels that are rotated */
+    int64_t pairs;                  /* the number of pairs of channels that are rotated */
 } te__hf_lengths;
 
 static const char *te__hf_rope_type(const te__hf_rope *r) {
     return r->type ? r->type : r->older_type ? r->older_type : "default";
 }
-/* Fills *s, which must be zero, according to r's type; *s borrows r's lists. */
+/* Fills *s, which must be zero, according to the type of *r. Afterwards *s points to the lists of *r. */
 static bool te__hf_scaling(const te__json *j, const te__hf_rope *r, const te__hf_lengths *l, te_rope_scaling *s) {
     static const struct {
         const char *name;
@@ -124,7 +126,7 @@ static bool te__hf_scaling(const te__json *j, const te__hf_rope *r, const te__hf
     if (s->type != TE_ROPE_LINEAR) s->original_max_position_embeddings = original;
     if (isnan(factor) && (s->type == TE_ROPE_YARN || s->type == TE_ROPE_LONGROPE) && l->max_position > 0)
         factor = (double)l->max_position / (double)original;
-    /* longrope needs the factor only for the default of attention_factor */
+    /* longrope needs the factor only if attention_factor is missing */
     if (isnan(factor) && (s->type != TE_ROPE_LONGROPE || isnan(r->attention_factor)))
         return te__hf_refuse(j, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", name);
     if (!te__hf_positive(j, "factor", factor, 1, &s->factor)) return false;

@@ -1,13 +1,14 @@
-/* io/safetensors.c: reads and writes safetensors files: 8 bytes of header length, a JSON header, the data. Knows files
- * and tensors; must not know modules.
+/* io/safetensors.c: reads and writes safetensors files. Such a file has 8 bytes of header length, a JSON header, and
+ * the data. This part may use files and tensors. It must not depend on modules.
  *
- * No file is trusted: the header length is checked against the file before the header is read, and every size and
- * offset against the data before a tensor is made. The rules are those of the reference implementation: data without
- * holes and overlaps, no name twice, every byte belongs to a tensor. */
+ * No file is trusted. The header length is checked against the size of the file before the header is read. Every size
+ * and offset is checked against the data before a tensor is created. The rules are those of the reference
+ * implementation: the data has no holes and overlaps, no name occurs twice, and every byte belongs to a tensor. */
 
 enum { TE__ST_MAX_HEADER = 100000000, TE__ST_CHUNK = 8 << 20 };
 
-/* The formats of safetensors files. TE_DTYPE_NONE: te.h has no such tensors, so entries can be listed but not read. */
+/* The formats of safetensors files. TE_DTYPE_NONE means that te.h has no tensors of this format: entries can be listed
+ * but not read. */
 typedef struct te__st_dtype {
     const char *name;
     int bits;
@@ -40,7 +41,7 @@ struct te_safetensors {
     te__file file;
     char *header; /* [header_size + 1]; names and metadata point into it */
     size_t header_size;
-    uint64_t data_start, data_size; /* in bytes; data_start from the start of the file */
+    uint64_t data_start, data_size; /* both in bytes; data_start counts from the start of the file */
     te__st_entry *entries; /* in the order of their data in the file */
     int num_entries, cap_entries;
     te__st_name *by_name;  /* [num_entries], sorted by name */
@@ -98,7 +99,7 @@ static bool te__st_parse_shape(te_safetensors *f, te__json *j, te_safetensors_en
     return !j->failed;
 }
 
-/* Parses "dtype", "shape" and "data_offsets" in any order, each once; other fields are skipped. */
+/* Parses "dtype", "shape" and "data_offsets", which may be in any order, but each only once. Skips other fields. */
 static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name) {
     te__st_entry *x;
     uint64_t begin = 0, end = 0;
@@ -146,7 +147,7 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
     return true;
 }
 
-/* Checks that the entry's bytes equal the number of elements times the size of one. */
+/* Checks that the number of bytes of the entry equals the number of elements times the size of an element. */
 static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
     char text[TE__SHAPE_TEXT];
     uint64_t n = 1;
@@ -169,7 +170,7 @@ static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
 static int te__st_by_offset(const void *a, const void *b) {
     const te_safetensors_entry *x = &((const te__st_entry *)a)->e, *y = &((const te__st_entry *)b)->e;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    /* empty tensors come before the one that begins at the same byte */
+    /* an empty tensor comes before a tensor that begins at the same byte */
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
     return strcmp(x->name, y->name);
 }
@@ -180,7 +181,7 @@ static int te__st_by_key(const void *a, const void *b) {
     return strcmp(((const te_metadata *)a)->key, ((const te_metadata *)b)->key);
 }
 
-/* Sorts the entries, and refuses equal names, holes, overlaps, and bytes that belong to no tensor. */
+/* Sorts the entries. Rejects equal names, holes, overlaps, and bytes that belong to no tensor. */
 static bool te__st_check_layout(te_safetensors *f) {
     uint64_t at = 0;
     int i;
@@ -346,7 +347,7 @@ TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *
     return found ? found->value : NULL;
 }
 
-/* Returns the entry `name` if te.h can make a tensor of it, else NULL with an error. */
+/* Returns the entry `name` if te.h has tensors of its format. Otherwise returns NULL and sets an error. */
 static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) {
     const te__st_entry *x = te__st_find(f, name);
     if (!x) {
@@ -364,8 +365,8 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     return NULL;
 }
 
-/* Allocates the staging memory, the only memory that reading into existing tensors needs. Returns false with the error
- * recorded on failure. */
+/* Allocates the staging memory, if that is not done yet. Reading into existing tensors needs no other memory. On
+ * failure sets an error and returns false. */
 static bool te__st_stage(te_safetensors *f) {
     if (!f->staging) f->staging = te__alloc(f->te, te__st_staging_bytes(f));
     return f->staging != NULL;
@@ -445,7 +446,7 @@ TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, t
 
 /* One entry of a file to be written: a tensor, or bytes in host memory that were copied from another file. */
 typedef struct te__st_part {
-    const char *name; /* owned, as is data, by parts that te__st_keep made */
+    const char *name; /* In parts that te__st_keep has filled, name and data are owned. */
     const te__st_dtype *type;
     int ndim;
     int64_t shape[TE_MAX_DIMS];
@@ -454,7 +455,7 @@ typedef struct te__st_part {
     void *data;
 } te__st_part;
 
-/* Frees parts that te__st_keep made, and the list of them. */
+/* Frees parts that te__st_keep has filled, and the list of these parts. */
 static void te__st_free_kept(te_ctx *te, te__st_part *list, int n) {
     int i;
     for (i = 0; i < n; i++) {
@@ -463,7 +464,7 @@ static void te__st_free_kept(te_ctx *te, te__st_part *list, int n) {
     }
     te__free(te, list, (size_t)n * sizeof(te__st_part));
 }
-/* Copies tensor `index` of a file into *to, which must be zero and must be freed even after an error. */
+/* Copies tensor number `index` of a file into *to. *to must be zero, and must be freed even after an error. */
 static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     const te__st_entry *x = &f->entries[index];
     te__text why = TE_ZERO;
@@ -484,8 +485,8 @@ static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
     return fine;
 }
 
-/* Orders by descending element width, as the reference does, so that each tensor is aligned to its elements; then by
- * name, so that equal content gives equal files. */
+/* Orders parts by descending element width, as the reference implementation does, so that each tensor is aligned to its
+ * element size. Orders parts of the same width by name, so that equal content gives equal files. */
 static int te__st_by_width(const void *a, const void *b) {
     const te__st_part *x = (const te__st_part *)a, *y = (const te__st_part *)b;
     int wide = y->type->bits - x->type->bits;
@@ -562,7 +563,7 @@ static te_result te__st_store(te_ctx *te, te__file_out *out, const te_tensor *x,
     return result;
 }
 
-/* Moves the temporary file into place, or removes it if something failed. Frees `why`. */
+/* Renames the temporary file to its final name, or removes it if something failed. Frees `why`. */
 static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_result result) {
     if (result != TE_OK)
         te__file_out_abort(out);
@@ -572,7 +573,7 @@ static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_res
     return result;
 }
 
-/* Writes header and data to a temporary file, then moves it into place. `parts` must be sorted and valid. */
+/* Writes header and data to a temporary file, then renames it to its final name. `parts` must be sorted and valid. */
 static te_result te__st_write(te_ctx *te, const char *path, const te__st_part *parts, int num_parts,
                               const te__text *header) {
     te__file_out out;
@@ -616,7 +617,7 @@ static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *p
     te__text_free(&header);
     return result;
 }
-/* Does te_safetensors_write with additional parts that te__st_keep made. */
+/* Like te_safetensors_write, but also writes the parts `kept`, which te__st_keep has filled. */
 static te_result te__st_write_with(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                    const te__st_part *kept, int num_kept, const te_metadata *metadata,
                                    int num_metadata) {
@@ -624,8 +625,8 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     te__st_part *parts;
     te_result result = TE_OK;
     int i, k;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written, and must not
-                                                         * replace a good file */
+    /* After an error, tensors may be partly written. They must not replace a good file. */
+    if (te->error_code != TE_OK) return te->error_code;
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
     if (result != TE_OK) return result;
     parts = (te__st_part *)te__alloc_zero(te, bytes);

@@ -1,5 +1,5 @@
-/* lm/causal_lm.c: the module CausalLM, a language model of the Llama kind, and the decoder modules that it is built
- * from. Knows functions and modules; must not know files. */
+/* lm/causal_lm.c: the module CausalLM, a language model of the Llama kind, and the decoder modules that it consists of.
+ * This part may use functions and modules. It must not depend on files. */
 
 /* ---- GEMMs that stay in high precision ---- */
 
@@ -21,11 +21,13 @@ typedef struct te__decoder_attention {
     te__head_facts of; /* numbers of heads and the head size */
     bool norm; /* true: each query and key head is normalised */
     te_rotary_desc rotary;
-    float *factors; /* longrope: the short list, then the long list, head_dim floats allocated; NULL: no longrope */
+    float *factors; /* longrope only, else NULL: memory of head_dim floats, with the list of short factors, then the
+                     * list of long factors */
 } te__decoder_attention;
 
-/* Projects args->input with child `proj` and returns heads [b, s, n, d]. A `norm` that is not NULL normalises the
- * heads, a `rotary` that is not NULL rotates them: queries and keys have both, values neither. */
+/* Projects args->input with the child `proj` and returns heads [b, s, n, d]. Normalizes the heads if `norm` is not
+ * NULL, and rotates them if `rotary` is not NULL. The caller passes both for queries and keys, and neither for
+ * values. */
 static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm,
                                     int n, const te_rotary_desc *rotary) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
@@ -122,7 +124,7 @@ static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) 
 }
 static const te_module_class te__decoder_layer_class = {"DecoderLayer", 0, te__decoder_layer_forward, NULL, NULL};
 
-/* Refuses to run a ModuleList: only the modules in the list are run. */
+/* Fails: a ModuleList cannot be run, only the modules in it. */
 static te_result te__list_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
@@ -131,7 +133,7 @@ static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward
 
 /* ---- DecoderModel, CausalLM ---- */
 
-/* A file of the opened folder, in memory, which te_hf_save writes unchanged to the new folder. */
+/* A file of the opened folder, kept in memory. te_hf_save writes it unchanged to the new folder. */
 typedef struct te__carried_file {
     const char *name; /* a literal */
     te__text bytes;
@@ -140,13 +142,14 @@ typedef struct te__carried_file {
 
 typedef struct te__causal_lm {
     te_causal_lm_desc desc; /* defaults filled in; all pointers NULL */
-    /* the fields below describe the folder that te_hf_open read; NULL and 0 for a model made without a folder */
+    /* The fields below describe the folder that te_hf_open has read. They are NULL and 0 if the model was created
+     * without a folder. */
     char *folder;                 /* the path given to te_hf_open */
     te__model_facts facts;
     char *config;                 /* the text of config.json */
-    const te__lm_rule *names;     /* rules by which tensors of the files become parameters */
+    const te__lm_rule *names;     /* the rules that convert tensors of the files to parameters (lm/families.c) */
     te__carried_file *carried;    /* files of the tokenizer, and generation_config.json */
-    te__st_part *kept;          /* tensors of the files that are no parameters of the model */
+    te__st_part *kept;          /* tensors of the files that belong to no parameter of the model */
     int num_kept;
 } te__causal_lm;
 static void te__carried_free(te_ctx *te, te__carried_file *f) {
@@ -158,7 +161,7 @@ static void te__carried_free(te_ctx *te, te__carried_file *f) {
     }
 }
 
-/* Rounds x to `dtype` (BF16 or F16; any other dtype returns x unchanged). */
+/* Rounds x to `dtype` if that is BF16 or F16; returns x unchanged for other dtypes. */
 static float te__rounded_to(float x, te_dtype dtype) {
     return dtype == TE_BF16  ? te__bf16_to_f32(te__f32_to_bf16(x))
            : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x))
@@ -177,15 +180,17 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
         te__hand_on(&in, args);
         in.input = x;
         x = te_forward_with(te_module_child(layers, i), &in);
-        if (x) te__frame_sweep(m->te, &x, 1); /* frees all tensors of the frame but x that the tape does not hold */
+        /* Frees all tensors of the frame except x and the tensors that the tape holds. */
+        if (x) te__frame_sweep(m->te, &x, 1);
     }
     return te__output(m, args, te__run_on(m, "norm", x, args));
 }
 static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL,
                                                         NULL};
 
-/* Returns true if `added` more positions change the rotation of the `length` keys already cached: longrope switches
- * from short to long factors when the sequence passes original_max_position_embeddings. */
+/* Returns true if a step of `added` more positions changes the rotation of the `length` cached keys. With longrope this
+ * happens when the sequence becomes longer than original_max_position_embeddings: then the long factors apply to all
+ * positions. */
 static bool te__rotation_changes(const te_lm_rotary *r, int64_t length, int64_t added) {
     const int64_t original = r->scaling.original_max_position_embeddings;
     return r->scaling.type == TE_ROPE_LONGROPE && length > 0 && length <= original && length + added > original;
@@ -269,7 +274,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
                  model->cls->name, (long long)batch, (long long)max_length);
         return NULL;
     }
-    /* the cache takes the dtype of the embedding table, which a cast of the model may have changed */
+    /* the cache gets the dtype of the embedding table, because a cast of the model may have changed the dtype */
     table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight");
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
@@ -319,7 +324,8 @@ static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, 
     te__add_linear(parent, d, name, in, out, false);
     te_quantized_model_init_end(parent->te);
     m = te_module_find(parent, name);
-    if (m) m->entries[0].product_weight = false; /* also not when a meta parameter gets memory later */
+    if (m) m->entries[0].product_weight = false; /* so that the weight is not quantized later either, when a meta
+                                                  * parameter gets memory */
 }
 static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t size) {
     te_norm_desc n = TE_ZERO;
@@ -348,7 +354,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
     s->rotary.scaling = r->scaling;
-    /* the added 0.5 makes floor(rotary_percent * head_dim) equal rotary_dim in spite of float rounding */
+    /* the added 0.5 ensures that floor(rotary_percent * head_dim) equals rotary_dim in spite of float rounding */
     if (r->rotary_dim) s->rotary.rotary_percent = ((float)r->rotary_dim + 0.5f) / (float)d->head_dim;
     te__decoder_attention_factors(m, r->rotary_dim);
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
@@ -460,7 +466,7 @@ static bool te__lm_rotary_ok(te_ctx *te, const char *who, const char *which, int
              which, rotary_dim, (long long)head_dim);
     return false;
 }
-/* Fills in the defaults and checks the sizes; returns false with the error recorded if they do not fit. */
+/* Fills in the defaults and checks the sizes. If the sizes do not fit, sets an error and returns false. */
 static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
     const char *const who = "te_causal_lm_create";
     if (!d->num_key_value_heads) d->num_key_value_heads = d->num_attention_heads;

@@ -1,22 +1,23 @@
-/* lm/config.c: reads config.json of Hugging Face transformers into a te_causal_lm_desc, by the table row of the model's
- * family (lm/families.c). Must not know weights.
+/* lm/config.c: converts the config.json of a Hugging Face transformers model to a te_causal_lm_desc. The table
+ * te__lm_families (lm/families.c) has a row for each model family; the row of the model's family controls the
+ * conversion. This part must not depend on weights.
  *
- * Every key that changes the computation is either read or refused. So a model that opens computes the same as in
- * transformers. */
+ * Every key that changes the computation is either read or rejected. So a model that te_hf_open opens computes the same
+ * as in transformers. */
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000, TE__LM_ROWS = 4 };
 
-/* A list of integers from the file: layer numbers, or one flag for each layer. */
+/* A list of integers from the file: layer numbers, or one flag per layer. */
 typedef struct te__lm_list {
     int64_t *items;
     int n, cap;
 } te__lm_list;
 
-/* The keys of a config.json, or of the JSON text in a family's row. A missing key is NAN, -1 or NULL by its type
- * (io/config_keys.c). */
+/* The keys of a config.json, or of a JSON text in the row of a family (te__lm_family). A missing key is NAN, -1 or
+ * NULL, depending on its type (io/config_keys.c). */
 typedef struct te__lm_config {
     te__json j;
-    char *text; /* a copy of the text, which j parses in place: all char * fields point into the copy */
+    char *text; /* a copy of the text; j parses it in place, and all char * fields point into it */
     char *model_type, *hidden_act, *hidden_activation;
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
         head_dim;
@@ -27,22 +28,26 @@ typedef struct te__lm_config {
     /* 0, 1, or -1 if missing */
     int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal,
         norm_topk_prob;
-    /* traits (te__lm_traits): 1, or -1 if the row does not name the trait */
+    /* Traits (te__lm_traits): 1, or -1 if the row of the family does not have the trait. */
     int64_t qkv_bias, qk_norm, zero_centered_gamma, scaled_embedding, feedforward_norms, experts, gelu_is_tanh,
         null_kv_heads, lists_layer_types, lists_dense_layers, rope_by_layer_type, partial_rotary, longrope_alone,
         uncapped_scores, uncapped_logits;
-    te__hf_rope scaling, parameters, full, sliding; /* "rope_scaling"; "rope_parameters" for all layers; its
-                                                     * "full_attention" and "sliding_attention" objects */
-    te__lm_list layer_types, mlp_only_layers;       /* layer_types: 1 is "sliding_attention", 0 "full_attention" */
+    /* The objects "rope_scaling" and "rope_parameters" for all layers, then the objects "full_attention" and
+     * "sliding_attention" inside "rope_parameters". */
+    te__hf_rope scaling, parameters, full, sliding;
+    te__lm_list layer_types, mlp_only_layers;       /* layer_types has 1 for "sliding_attention", 0 for
+                                                     * "full_attention" */
     const char *other_layer; /* the first entry of "layer_types" that te.h does not support; NULL: none */
-    bool *slides, *dense;    /* [num_hidden_layers], the desc's sliding_layers and dense_layers; NULL: not made */
-    bool quantized, per_layer; /* the file has "quantization_config", "per_layer_config" */
-    size_t inner_at;           /* byte at which the value of "text_config" begins in the text; 0: missing */
-    struct te__lm_config *rows; /* [TE__LM_ROWS] the parsed texts of the row; char * fields may point into these */
+    bool *slides, *dense;    /* [num_hidden_layers], for sliding_layers and dense_layers of the te_causal_lm_desc; NULL:
+                              * not allocated */
+    bool quantized, per_layer; /* quantized: the file has "quantization_config"; per_layer: it has "per_layer_config" */
+    size_t inner_at;           /* the offset in the text of the value of "text_config"; 0: missing */
+    struct te__lm_config *rows; /* [TE__LM_ROWS] the parsed JSON texts of the family's row; char * fields may point into
+                                 * them */
 } te__lm_config;
 
 #define TE__LM_KEY(kind, name) {#name, kind, offsetof(te__lm_config, name)}
-/* Keys that all families read. Some have an effect only together with a trait. */
+/* Keys that all families read. Some have an effect only if the family has a certain trait. */
 static const te__hf_key te__lm_keys[] = {
     TE__LM_KEY(TE__HF_STRING, model_type),
     TE__LM_KEY(TE__HF_STRING, hidden_act),
@@ -65,7 +70,7 @@ static const te__hf_key te__lm_keys[] = {
     TE__LM_KEY(TE__HF_BOOL, tie_word_embeddings),
     TE__LM_KEY(TE__HF_BOOL, is_causal),
     TE__LM_KEY(TE__HF_BOOL, use_bidirectional_attention)};
-/* Keys that a family reads if its row names them. */
+/* Keys that a family reads only if its row lists them. */
 static const te__hf_key te__lm_own_keys[] = {
     TE__LM_KEY(TE__HF_STRING, hidden_activation),
     TE__LM_KEY(TE__HF_COUNT, sliding_window),
@@ -83,7 +88,7 @@ static const te__hf_key te__lm_own_keys[] = {
     TE__LM_KEY(TE__HF_BOOL, mlp_bias),
     TE__LM_KEY(TE__HF_BOOL, use_sliding_window),
     TE__LM_KEY(TE__HF_BOOL, norm_topk_prob)};
-/* Traits: keys that only a row can set. A config.json cannot set a trait. */
+/* Traits: properties of a family that only its row can set, and never a config.json. */
 static const te__hf_key te__lm_traits[] = {
     TE__LM_KEY(TE__HF_BOOL, qkv_bias),            /* q_proj, k_proj and v_proj have a bias, despite attention_bias */
     TE__LM_KEY(TE__HF_BOOL, qk_norm),             /* the field of this name in te_causal_lm_desc */
@@ -97,7 +102,8 @@ static const te__hf_key te__lm_traits[] = {
     TE__LM_KEY(TE__HF_BOOL, lists_layer_types),   /* "layer_types" says which layers have a window */
     TE__LM_KEY(TE__HF_BOOL, rope_by_layer_type),  /* layers with a window have a RoPE base and scaling of their own */
     TE__LM_KEY(TE__HF_BOOL, partial_rotary),      /* partial_rotary_factor may be less than 1 */
-    TE__LM_KEY(TE__HF_BOOL, longrope_alone),      /* only scaling type: longrope ("su" and "yarn" are its old names) */
+    TE__LM_KEY(TE__HF_BOOL, longrope_alone),      /* longrope is the only scaling type ("su" and "yarn" are its old
+                                                   * names) */
     TE__LM_KEY(TE__HF_BOOL, uncapped_scores),     /* transformers ignores attn_logit_softcapping */
     TE__LM_KEY(TE__HF_BOOL, uncapped_logits)};    /* transformers ignores final_logit_softcapping */
 #undef TE__LM_KEY
@@ -111,7 +117,7 @@ static const struct {
 
 /* ---- reading ---- */
 
-/* Frees the text by the parser's length: parsing in place has put zeros into the text, so strlen() is too short. */
+/* Frees the text. Its size comes from the parser: strlen would stop early, because parsing in place writes 0 bytes. */
 static void te__lm_text_free(te__lm_config *c) {
     if (c->text) te__free(c->j.te, c->text, (size_t)(c->j.end - c->j.begin) + 1);
 }
@@ -128,8 +134,8 @@ static void te__lm_config_close(te__lm_config *c) {
     if (c->rows) te__free(te, c->rows, TE__LM_ROWS * sizeof(te__lm_config));
 }
 
-/* Parses a RoPE object into `rope`. With `by_kind`, entries "full_attention" and "sliding_attention" are RoPE objects
- * of their own and go to c->full and c->sliding. */
+/* Parses a RoPE object into `rope`. With `by_kind`, the entries "full_attention" and "sliding_attention" are RoPE
+ * objects themselves and are parsed into c->full and c->sliding. */
 static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind) {
     te__json *j = &c->j;
     bool more;
@@ -144,8 +150,8 @@ static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind)
     return !j->failed;
 }
 
-/* Parses the value of key `name`, a list, into `list`: with `kinds` attention types (1 for sliding), otherwise numbers.
- * null leaves the list empty. */
+/* Parses the list that is the value of key `name` into `list`. With `kinds` the list has attention types, stored as 1
+ * for sliding and 0 for full; otherwise it has numbers. The value null leaves the list empty. */
 static bool te__lm_parse_list(te__lm_config *c, te__lm_list *list, const char *name, bool kinds) {
     te__json *j = &c->j;
     bool more;
@@ -190,7 +196,7 @@ static bool te__lm_parse_inner(te__lm_config *c) {
     return !c->j.failed;
 }
 
-/* Copies `text` and parses the JSON object that begins at byte `at`. Error messages name the text `path`. */
+/* Copies `text` and parses the JSON object that begins at offset `at`. Error messages call the text `path`. */
 static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const char *text, size_t at, int num_tables) {
     te__json *j = &c->j;
     bool more;
@@ -229,7 +235,7 @@ static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const c
 
 /* ---- the row ---- */
 
-/* Returns true if the JSON text of a row has the key. */
+/* Returns true if a JSON text of a family's row has the key. */
 static bool te__lm_names(const char *text, const char *key) {
     const size_t n = strlen(key);
     const char *at = text;
@@ -242,7 +248,7 @@ static void te__lm_set(te__lm_config *c, const te__lm_config *from, const te__hf
                                                                              : sizeof(int64_t);
     memcpy((char *)c + key->offset, (const char *)from + key->offset, n);
 }
-/* Copies keys from `row` to c: with `all` every key that `row` has, otherwise only those that are missing in c. */
+/* Copies the keys that `row` has to c. With `all` copies every such key, otherwise only keys that c lacks. */
 static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
     int t, i;
     for (t = 0; t < TE__COUNT(te__lm_tables); t++)
@@ -253,8 +259,9 @@ static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
                 te__lm_set(c, row, key);
         }
 }
-/* Applies the row of family `f` to c: clears keys that the family does not read, fills in the row's defaults, and sets
- * the keys of `always`. `outer` is the row of the larger model around a text model, or NULL. */
+/* Applies the row of family `f` to c: removes keys that the family does not read, fills in the row's defaults, and sets
+ * the keys that the row always sets. If c is the text model of a larger model, `outer` is the row of the larger model;
+ * otherwise NULL. */
 static bool te__lm_resolve(te__lm_config *c, const te__lm_family *f, const te__lm_family *outer) {
     const char *texts[TE__LM_ROWS];
     int i;
@@ -273,7 +280,7 @@ static bool te__lm_resolve(te__lm_config *c, const te__lm_family *f, const te__l
     return true;
 }
 
-/* Records that no row has this model_type. */
+/* Sets an error: no family has this model_type. */
 static bool te__lm_unknown(te__lm_config *c) {
     const char *type = c->model_type, *why = "", *way = "";
     te__text types = TE_ZERO;
@@ -292,8 +299,8 @@ static bool te__lm_unknown(te__lm_config *c) {
     te__text_free(&types);
     return false;
 }
-/* Replaces *c, the keys of a larger model, by the keys of its "text_config". model_type and tie_word_embeddings stay
- * those of the larger model. */
+/* Replaces *c, the keys of a larger model, by the keys of its "text_config". Keeps model_type and tie_word_embeddings
+ * of the larger model. */
 static bool te__lm_read_inner(te__lm_config *c, const char *text, const te__lm_family *f) {
     const te__lm_family *inner = te__lm_family_of(f->inner->type);
     te__lm_config whole = *c;
@@ -312,7 +319,7 @@ static bool te__lm_read_inner(te__lm_config *c, const char *text, const te__lm_f
     te__lm_config_close(&whole);
     return fine;
 }
-/* Parses the text of a config.json, finds the family's row and applies the row. */
+/* Parses the text of a config.json, finds the row of the model's family and applies the row. */
 static bool te__lm_config_read(te__lm_config *c, te_ctx *te, const char *path, const char *text,
                                const te__lm_family **family) {
     if (!te__lm_parse(c, te, path, text, 0, 2)) return false;
@@ -333,7 +340,8 @@ static bool te__lm_cap(te__lm_config *c, const char *name, double value, bool ig
     return te__hf_positive(&c->j, name, value, 0, to);
 }
 
-/* Converts `r` to a te_lm_rotary. `theta`, the value of the config's key `theta_name`, is the base if r has none. */
+/* Converts `r` to a te_lm_rotary. If r has no base, the base is `theta`, the value of the key `theta_name` of the
+ * config.json. */
 static bool te__lm_rotary(te__lm_config *c, te__hf_rope *r, const char *theta_name, double theta, te_lm_rotary *to) {
     const double share = !isnan(r->partial_rotary_factor)   ? r->partial_rotary_factor
                          : !isnan(c->partial_rotary_factor) ? c->partial_rotary_factor
@@ -364,7 +372,7 @@ static bool te__lm_rotary(te__lm_config *c, te__hf_rope *r, const char *theta_na
     return te__hf_scaling(&c->j, r, &l, &to->scaling);
 }
 
-/* Fills in the rotations: d->rotary for layers without a window, d->sliding_rotary for layers with one. */
+/* Sets d->rotary for layers without a sliding window and d->sliding_rotary for layers with one. */
 static bool te__lm_rotaries(te__lm_config *c, te_causal_lm_desc *d) {
     const bool by_kind = c->rope_by_layer_type == 1, kinds = c->full.given || c->sliding.given;
     if (c->scaling.given && (c->parameters.given || kinds))
@@ -399,15 +407,14 @@ static bool te__lm_activation(te__lm_config *c, te_activation *to) {
                          te__activation_names(TE__ACT_GATED, known, sizeof(known)));
 }
 
-/* Returns true if layer i has a sliding window by the keys other than layer_types. Keys that the family does not read
- * are -1. */
+/* Returns true if layer i has a sliding window according to the keys other than layer_types. A key that the family does
+ * not read is -1. */
 static bool te__lm_slides(const te__lm_config *c, int i) {
     return c->sliding_window >= 0 && c->use_sliding_window != 0 && i >= c->max_window_layers &&
            (c->sliding_window_pattern < 0 || (i + 1) % c->sliding_window_pattern != 0);
 }
 
-/* Finds the layers with a sliding window. d->sliding_layers points to c->slides, which c owns and which must outlive
- * the desc. */
+/* Finds the layers with a sliding window. d->sliding_layers points to c->slides, so c must outlive *d. */
 static bool te__lm_windows(te__lm_config *c, te_causal_lm_desc *d) {
     static const char *const names[2] = {"full_attention", "sliding_attention"};
     const te__lm_list *list = &c->layer_types;
@@ -444,8 +451,8 @@ static bool te__lm_windows(te__lm_config *c, te_causal_lm_desc *d) {
     return true;
 }
 
-/* Finds the layers without experts, in families that may have such layers. d->dense_layers points to c->dense, which c
- * owns. */
+/* Finds the layers without experts, in families that may have such layers. d->dense_layers points to c->dense, so c
+ * must outlive *d. */
 static bool te__lm_dense_layers(te__lm_config *c, te_causal_lm_desc *d) {
     const te__lm_list *list = &c->mlp_only_layers;
     int i;
@@ -515,7 +522,8 @@ static bool te__lm_is_possible(te__lm_config *c) {
 }
 
 static bool te__lm_sizes(te__lm_config *c, const te__lm_family *f, te_causal_lm_desc *d) {
-    /* A missing head_dim is computed from the heads. A null is too, unless the row has a default for head_dim. */
+    /* If head_dim is missing, it is computed from the number of heads. A head_dim of null means the same, unless the
+     * row of the family has a default for head_dim. */
     const bool computed = c->head_dim == -1 || (c->head_dim == TE__HF_NULL && !te__lm_names(f->reads, "head_dim"));
     if (!te__hf_count(&c->j, "vocab_size", c->vocab_size, 1) ||
         !te__hf_count(&c->j, "hidden_size", c->hidden_size, 1) ||
@@ -549,7 +557,7 @@ static bool te__lm_sizes(te__lm_config *c, const te__lm_family *f, te_causal_lm_
     return true;
 }
 
-/* Fills in the desc of the model that the keys describe. The lists that the desc points to belong to c. */
+/* Fills *d with the model that the keys describe. The lists that *d points to belong to c. */
 static bool te__lm_config_desc(te__lm_config *c, const te__lm_family *f, te_causal_lm_desc *d) {
     memset(d, 0, sizeof(*d));
     if (f->inner) f = te__lm_family_of(f->inner->type);

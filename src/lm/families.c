@@ -1,20 +1,21 @@
-/* lm/families.c: a table with one row of data for each family of language models that te_hf_open supports. A row has
- * the keys that the family's config.json may have, the defaults of transformers for missing keys, traits of the model,
- * and rules by which the tensors of the files become parameters. Other files of lm/ read rows and know no family by
- * name. */
+/* lm/families.c: a table with one row of data for each family of language models that te_hf_open supports. A row has:
+ * - the keys that the family's config.json may have, with the defaults of transformers for missing keys
+ * - the traits of the model
+ * - the rules that convert tensors of the files to parameters
+ * Other files of lm/ read the rows and do not mention a family by name. */
 
-/* A rule that maps tensors of a file to parameters of the model: the rows of the `file` tensors, concatenated, are
- * the concatenated rows of the `model` parameters. So a rule renames (one to one), splits (one tensor to several
- * parameters), or joins or stacks (several to one). te_hf_save applies the same rule in reverse.
+/* A rule that maps tensors of a file to parameters of the model. Concatenate the rows of the `file` tensors: this gives
+ * the concatenated rows of the `model` parameters. So a rule can rename (one to one), split (one tensor to several
+ * parameters), join, or stack (several to one). te_hf_save applies the same rule in reverse.
  *
- * In names "@" is any text, the same on both sides, and "*" is a number. A "*" on both sides is the same number. A
- * "*" on one side only stands for all numbers in order, and the tensor on the side without "*" has one more
- * dimension in front. Tensors of a file that make up a single parameter have equal size. */
+ * In a name, "@" is any text, the same on both sides. "*" is a number. A "*" on both sides is the same number. If "*"
+ * is on one side only, it means all numbers in order, and the tensor on the other side has one more dimension in front.
+ * If several tensors of a file make up one parameter, they have equal sizes. */
 typedef struct te__lm_rule {
     const char *file[3], *model[3];
     bool transposed; /* the tensor in the file is the transpose of the parameter */
 } te__lm_rule;
-/* The last rule of each list: a name that no rule before has matched stays the same. */
+/* The last rule of each list. A name that no earlier rule matches stays the same. */
 #define TE__LM_OTHERS {{"@"}, {"@"}, false}
 
 static const te__lm_rule te__lm_same_names[] = {TE__LM_OTHERS};
@@ -28,7 +29,7 @@ static const te__lm_rule te__lm_qwen3_moe_names[] = {
     {{"@.mlp.experts.*.up_proj.weight"}, {"@.block_sparse_moe.experts.*.w3.weight"}, false},
     {{"@.mlp.experts.*.down_proj.weight"}, {"@.block_sparse_moe.experts.*.w2.weight"}, false},
     TE__LM_OTHERS};
-/* Names of the stacked parameters that transformers 5 writes with save_pretrained(save_original_format=False). */
+/* Rules for the stacked parameters that transformers 5 writes with save_pretrained(save_original_format=False). */
 static const te__lm_rule te__lm_stacked_names[] = {
     {{"@.mlp.gate.weight"}, {"@.block_sparse_moe.gate.weight"}, false},
     {{"@.mlp.experts.gate_up_proj"},
@@ -41,10 +42,11 @@ static const te__lm_rule te__lm_gemma3_names[] = {{{"language_model.model.@"}, {
                                                   TE__LM_OTHERS};
 static const te__lm_rule te__lm_gemma3_new_names[] = {{{"model.language_model.@"}, {"model.@"}, false}, TE__LM_OTHERS};
 
-/* A text model within a larger model. The keys of the text model are in "text_config". */
+/* The text model of a larger model. The keys of the text model are in "text_config". */
 typedef struct te__lm_inner {
-    const char *type;    /* family of the text model, whose row applies; text_config.model_type may be missing */
-    const char *kept[4]; /* prefixes of the tensor names outside the text model; te_hf_save writes these unchanged */
+    const char *type;    /* the family of the text model; its row is used, and text_config.model_type may be missing */
+    const char *kept[4]; /* prefixes of the names of tensors outside the text model; te_hf_save writes these tensors
+                          * unchanged */
 } te__lm_inner;
 static const te__lm_inner te__lm_gemma3_inner = {
     "gemma3_text", {"vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."}};
@@ -53,14 +55,15 @@ enum { TE__LM_LAYOUTS = 2 };
 typedef struct te__lm_family {
     const char *model_type;
     const char *reads;  /* JSON: keys that this family reads in addition to te__lm_keys, each with its default (null: no
-                         * default). Keys of te__lm_keys appear here if the family's default differs */
-    const char *always; /* JSON: keys whose value overrides the file, and traits (te__lm_traits) */
-    const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* sets of tensor names that the files may have; NULL ends the list */
+                         * default). A key of te__lm_keys is here if the family has another default */
+    const char *always; /* JSON: keys whose values override those in the file, and traits (te__lm_traits) */
+    const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* lists of rules, one for each way in which files may name the tensors;
+                                                 * NULL ends the list */
     const te__lm_inner *inner;                  /* NULL: the whole model is a text model */
 } te__lm_family;
 
 #define TE__LM_TEXT(...) #__VA_ARGS__
-/* Defaults of all families, for keys that neither the file nor the row gives. */
+/* The defaults of all families. A default is used for a key that neither the file nor the row of the family has. */
 static const char te__lm_defaults[] = TE__LM_TEXT({"rms_norm_eps": 1e-6, "rope_theta": 10000, "hidden_act": "silu"});
 static const te__lm_family te__lm_families[] = {
     {"llama", TE__LM_TEXT({"attention_bias": false, "mlp_bias": false}), TE__LM_TEXT({"null_kv_heads": true}),
@@ -115,12 +118,13 @@ static const te__lm_family te__lm_families[] = {
      {te__lm_qwen3_moe_names, te__lm_stacked_names}, NULL},
 };
 
-/* Related families that te.h does not support: model_type, the reason, and a hint at a family that opens. */
+/* Related families that te.h does not support. An entry has the model_type, the reason, and a hint at a supported
+ * family. */
 static const char *const te__lm_others[][3] = {
     {"llama4", ", Llama 4 with vision, chunked attention and experts of its own", ". Of Llama, 1 to 3 open (llama)"},
     {"llama4_text", ", Llama 4 with chunked attention and experts of its own", ". Of Llama, 1 to 3 open (llama)"}};
 
-/* Returns the row of family `model_type`; NULL if there is none. */
+/* Returns the row of the family `model_type`, or NULL if there is none. */
 static const te__lm_family *te__lm_family_of(const char *model_type) {
     int i = 0;
     while (i < TE__COUNT(te__lm_families) && strcmp(te__lm_families[i].model_type, model_type) != 0) i++;

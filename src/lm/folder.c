@@ -1,22 +1,23 @@
-/* lm/folder.c: opens and writes model folders of Hugging Face transformers. Reads config.json with lm/config.c and
- * weights with io/safetensors.c, and maps tensors to parameters with lm/names.c. Must not know what a model computes.
+/* lm/folder.c: opens and writes model folders of Hugging Face transformers. This part reads config.json with
+ * lm/config.c and weights with io/safetensors.c, and maps tensors to parameters with lm/names.c. It must not depend on
+ * what a model computes.
  *
- * The model is first made with meta parameters, and its names and shapes are compared with the files. Memory is
+ * The model is first created with meta parameters. Then its names and shapes are compared with the files. Memory is
  * allocated only after that comparison, so a wrong config.json cannot cause a large allocation. */
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
-/* The use of a tensor of the files. */
+/* What a tensor of the files is used for. */
 typedef enum te__hf_use {
     TE__HF_UNKNOWN,
     TE__HF_PARAMETER,
-    TE__HF_KEPT /* no parameter; kept so that te_hf_save can write it */
+    TE__HF_KEPT /* not a parameter; kept in memory so that te_hf_save can write it */
 } te__hf_use;
 
 typedef struct te__hf_shard {
     char *name; /* file name within the folder */
     te_safetensors *file;
-    char *use; /* [number of tensors] a te__hf_use each; NULL: not allocated yet */
+    char *use; /* [number of tensors] the te__hf_use of each tensor; NULL: not allocated yet */
 } te__hf_shard;
 
 /* An entry of "weight_map" in model.safetensors.index.json. */
@@ -33,7 +34,7 @@ typedef struct te__hf_folder {
     int num_kept;
     te__lm_config c;
     const te__lm_family *family;
-    const te__lm_rule *names; /* the one of family->layouts that fits the files */
+    const te__lm_rule *names; /* the entry of family->layouts that fits the files */
     te_module *model;
     te__hf_shard *shards;
     int num_shards, cap_shards;
@@ -59,8 +60,8 @@ static void te__hf_folder_close(te__hf_folder *f) {
     te__text_free(&f->index_path);
 }
 
-/* Reads the whole text file `name` of the folder into `into` and its path into `path`. Refuses a file longer than
- * `limit` bytes or with a zero byte. */
+/* Reads the text file `name` of the folder into *into, and stores its path in *path. Rejects a file that is longer than
+ * `limit` bytes or has a 0 byte. */
 static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, te__text *path, te__text *into) {
     te__text why = TE_ZERO;
     bool fine;
@@ -192,7 +193,8 @@ static const te_safetensors_entry *te__hf_find(te__hf_folder *f, const char *nam
     return e;
 }
 
-/* Returns false with an error if the folder has pickled PyTorch weights, or if memory is out. */
+/* Returns true if the folder has no pickled PyTorch weights. If it has, or if memory runs out, sets an error and
+ * returns false. */
 static bool te__hf_has_no_pickle(te__hf_folder *f) {
     static const char *const names[2] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
     te__text path = TE_ZERO;
@@ -228,8 +230,8 @@ static bool te__hf_open_weights(te__hf_folder *f) {
 
 /* ---- files that te_hf_save takes along ---- */
 
-/* Reads the tokenizer and generation files into f->carried. They are read at opening because at saving the folder
- * may be gone, or may be the folder that is written. */
+/* Reads the tokenizer and generation files into f->carried. They must be read when the folder is opened: when the model
+ * is saved, the folder may be gone, or may be the one that is written. */
 static bool te__hf_carry(te__hf_folder *f) {
     static const char *const names[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -282,8 +284,8 @@ static bool te__hf_write_carried(te_ctx *te, const te__carried_file *file, const
 
 /* ---- names and shapes ---- */
 
-/* Compares each of the family's layouts with the tensor names in the files, and chooses the layout that matches the
- * most names. */
+/* A layout is a list of rules for tensor names. Chooses the layout of the family that matches the most tensor names in
+ * the files. */
 static void te__hf_choose_names(te__hf_folder *f) {
     int64_t most = -1;
     int l, i, k;
@@ -297,8 +299,9 @@ static void te__hf_choose_names(te__hf_folder *f) {
     }
 }
 
-/* Checks, before modules are allocated, that the config has no more layers and experts than the files can hold. Each
- * tensor counts 1; a stacked 3-D tensor counts its matrices, but at most one for each TE__HF_MIN_EXPERT bytes. */
+/* Called before modules are allocated. Checks that the config.json has no more layers and experts than the files can
+ * hold. Each tensor counts as 1. A stacked 3-D tensor counts as its number of matrices, but with at most one matrix per
+ * TE__HF_MIN_EXPERT bytes. */
 static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;
@@ -320,7 +323,7 @@ static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d)
     return false;
 }
 
-/* Returns true if the tensor belongs to the larger model around the text model. */
+/* Returns true if the tensor belongs to the larger model, outside of its text model. */
 static bool te__hf_is_around(const te__hf_folder *f, const char *name) {
     int i;
     for (i = 0; f->family->inner && i < TE__COUNT(f->family->inner->kept) && f->family->inner->kept[i]; i++)
@@ -334,8 +337,8 @@ static bool te__hf_is_spare(const te__hf_folder *f, const te_causal_lm_desc *d, 
            te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
-/* Compares the bytes of two tensors of equal size, chunk by chunk. Returns the offset of the first difference, the size
- * in bytes if there is none, or -1 with an error recorded. */
+/* Compares the bytes of two tensors of equal size, chunk by chunk. Returns the offset of the first difference, or the
+ * size in bytes if the tensors are equal. On failure sets an error and returns -1. */
 static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard,
                                        const te_safetensors_entry *b) {
     enum { CHUNK = 1 << 16 };
@@ -367,8 +370,8 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
     return at;
 }
 
-/* Checks lm_head.weight in the files of a tied model: it may exist if it equals the embedding table. Transformers does
- * not tie two tensors that differ, so te.h refuses these. */
+/* Checks lm_head.weight in the files of a tied model. It may exist only if it equals the embedding table: transformers
+ * does not tie two tensors that differ, so te.h rejects them. */
 static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
     char table_name[TE__LM_NAME], head_name[TE__LM_NAME];
     const te_safetensors_entry *table = NULL, *head = NULL;
@@ -430,8 +433,8 @@ static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor
     return true;
 }
 
-/* Checks that the files have every parameter, and that each remaining tensor is either spare or of the larger model
- * around the text; the latter are marked TE__HF_KEPT. */
+/* Checks that the files have every parameter. Every other tensor must be one that the model does not need
+ * (te__hf_is_spare) or one of the larger model around the text model. The latter are marked TE__HF_KEPT. */
 static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
     int i, k;
     for (k = 0; k < f->num_shards; k++) {
@@ -452,7 +455,7 @@ static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
         }
     return true;
 }
-/* Reads the TE__HF_KEPT tensors into memory for te_hf_save, because at saving the folder may be gone. */
+/* Reads the TE__HF_KEPT tensors into memory for te_hf_save, because the folder may be gone when the model is saved. */
 static bool te__hf_keep(te__hf_folder *f) {
     int i, k, n = 0;
     for (k = 0; k < f->num_shards; k++)
@@ -501,7 +504,8 @@ static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x
     return te__hf_load_group(f, &g) == TE_OK;
 }
 
-/* Creates the model of the desc. Errors name config.json, because te->module_path is set to its path meanwhile. */
+/* Creates the model that *d describes. te->module_path is the path of config.json during the call, so that errors name
+ * that file. */
 static te_module *te__hf_create(te__hf_folder *f, const te_causal_lm_desc *d) {
     char before[sizeof(f->te->module_path)];
     te_module *m;
@@ -511,7 +515,8 @@ static te_module *te__hf_create(te__hf_folder *f, const te_causal_lm_desc *d) {
     memcpy(f->te->module_path, before, sizeof(before));
     return m;
 }
-/* Returns the dtype of the embedding table in the files; F32 if the table is missing, which te__hf_check refuses. */
+/* Returns the dtype of the embedding table in the files. Returns F32 if the table is missing; te__hf_check later
+ * reports that as an error. */
 static te_dtype te__hf_dtype(te__hf_folder *f) {
     char name[TE__LM_NAME];
     int shard;
@@ -584,7 +589,8 @@ typedef struct te__hf_writer {
     const te__lm_rule *names;
 } te__hf_writer;
 
-/* Adds to the writer's list the tensors of the file that parameter `path` is part of, once for each group. */
+/* Parameter `path` is made from a group of tensors of the file. Adds these tensors to the list of the writer, once for
+ * each group. */
 static bool te__hf_list_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_writer *w = (te__hf_writer *)user;
     te_ctx *te = w->list.te;
@@ -610,7 +616,7 @@ static bool te__hf_list_group(void *user, te_module *m, const char *path, te_ten
     te__free(te, parts, (size_t)n * sizeof(te_tensor *));
     return result == TE_OK;
 }
-/* Returns false if the module has LoRA adapters, for which the Hugging Face layout has no names. */
+/* Returns true if the module has no LoRA adapters. The Hugging Face layout has no names for adapters. */
 static bool te__hf_has_no_adapters(void *user, te_module *m) {
     (void)user;
     return !te_module_attribute(m, TE__LORA, NULL);

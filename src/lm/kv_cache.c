@@ -1,5 +1,5 @@
-/* lm/kv_cache.c: the KV cache: keys and values of each layer of a language model for all positions seen so far. Must
- * not know what a model computes. */
+/* lm/kv_cache.c: the KV cache of a language model: the keys and values of each layer for all positions so far. This
+ * part must not depend on what a model computes. */
 
 typedef struct te__kv_layer {
     te_tensor *k, *v; /* [b, max_length, G, d] */
@@ -36,7 +36,8 @@ TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
     return TE_OK;
 }
 
-/* Checks that the cache has layer `layer`, and that the new keys `k` match its shape, its dtype and the room left. */
+/* Checks that the cache has layer number `layer`, that the new keys `k` match its shape and dtype, and that they fit
+ * into the remaining positions. */
 static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int layer, const te_tensor *k) {
     const te_tensor *kept = c->te == m->te && layer < c->num_layers ? c->layers[layer].k : NULL;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -53,8 +54,8 @@ static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int laye
                     m->cls->name, te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype),
                     te__shape_text(kept, b), (long long)c->length);
 }
-/* Appends the new keys *k and values *v to a layer, then sets *k and *v to views of all cached ones with the new. Does
- * not advance c->length. */
+/* Appends the new keys *k and values *v to the cache of a layer. Then sets *k and *v to views of all cached keys and
+ * values, including the new ones. Does not change c->length. */
 static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v) {
     te__kv_layer *l = &c->layers[layer];
     const int64_t added = (*k)->shape[1];

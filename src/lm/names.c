@@ -1,20 +1,23 @@
-/* lm/names.c: applies the rules of a family's row: finds which tensors of a file make up which parameters of a model,
- * and converts values in both directions. Knows rows and modules; must not know files. */
+/* lm/names.c: applies the rules of a model family (te__lm_rule). Finds which tensors of a file make up which parameters
+ * of a model, and converts the values in both directions. This part may use the table of families and modules. It must
+ * not depend on files. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
 
-/* A rule applied to one name: a set of tensors of a file and the set of parameters that the tensors make up. */
+/* A group is a rule applied to one name. It is a set of tensors of a file, together with the parameters that these
+ * tensors make up. */
 typedef struct te__lm_group {
     const te__lm_rule *rule;
     char text[TE__LM_NAME]; /* the text that "@" stands for */
     int64_t number;         /* the number that "*" stands for if both sides have "*" */
-    int count[2];           /* number of tensors on each side, indexed by TE__LM_FILE and TE__LM_MODEL */
+    int count[2];           /* the number of tensors on each side; index TE__LM_FILE or TE__LM_MODEL */
     bool stacked[2];        /* true: only this side has "*" */
 } te__lm_group;
 
 /* ---- patterns ---- */
 
-/* Returns true if `name` matches the pattern. Then *from and *length give the text for "@", *number that for "*". */
+/* Returns true if `name` matches the pattern. Then *from and *length give the part of `name` that matches "@", and
+ * *number is the number that matches "*". */
 static bool te__lm_matches(const char *pattern, const char *name, const char **from, size_t *length, int64_t *number) {
     for (; *pattern && *pattern != '@' && *pattern != '*'; pattern++, name++)
         if (*pattern != *name) return false;
@@ -23,7 +26,7 @@ static bool te__lm_matches(const char *pattern, const char *name, const char **f
         const char *digits = name;
         for (*number = 0; *name >= '0' && *name <= '9' && *number < INT_MAX / 10; name++)
             *number = *number * 10 + (*name - '0');
-        /* refuses leading zeros: each number has one name */
+        /* rejects leading zeros, so that each number has only one name */
         return name > digits && !(digits[0] == '0' && name > digits + 1) &&
                te__lm_matches(pattern + 1, name, from, length, number);
     }
@@ -32,7 +35,8 @@ static bool te__lm_matches(const char *pattern, const char *name, const char **f
         if (te__lm_matches(pattern + 1, name + *length, from, length, number)) return true;
     return false;
 }
-/* Writes to `name` the pattern with `text` for "@" and `number` for "*"; returns false if the name is too long. */
+/* Writes the pattern to `name`, with "@" replaced by `text` and "*" replaced by `number`. Returns false if the name is
+ * too long. */
 static bool te__lm_expand(const char *pattern, const char *text, int64_t number, char *name) {
     size_t n = 0;
     for (; *pattern && n < TE__LM_NAME; pattern++)
@@ -48,7 +52,8 @@ static int te__lm_patterns(const char *const *patterns) {
     while (n < 3 && patterns[n]) n++;
     return n;
 }
-/* Writes to `name` the name of tensor i of side `side`; returns false if the name is too long. */
+/* Writes to `name` the name of tensor number i of a group, on side TE__LM_FILE or TE__LM_MODEL. Returns false if the
+ * name is too long. */
 static bool te__lm_member(const te__lm_group *g, int side, int i, char *name) {
     const char *const *patterns = side == TE__LM_FILE ? g->rule->file : g->rule->model;
     const int n = te__lm_patterns(patterns);
@@ -72,8 +77,8 @@ static te_tensor *te__lm_model_tensor(const te__lm_group *g, te_module *m, int i
     char name[TE__LM_NAME];
     return te__lm_member(g, TE__LM_MODEL, i, name) ? te__lm_parameter(m, name) : NULL;
 }
-/* Fills *g with the group of parameter `name` of `m`; returns the index of the parameter in the group. The counts of
- * the group are complete only if the index is 0. */
+/* Fills *g with the group that parameter `name` of `m` belongs to. Returns the index of the parameter in the group. The
+ * counts in *g are complete only if the index is 0. */
 static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *name, te__lm_group *g) {
     const char *from = "";
     size_t length = 0;
@@ -99,7 +104,7 @@ static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *n
         g->count[TE__LM_MODEL] += models;
     return 0;
 }
-/* Checks that the model still has all parameters of the group: the caller may have removed modules. */
+/* Checks that the model still has all parameters of the group, because the caller may have removed modules. */
 static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
     char name[TE__LM_NAME];
     int i;
@@ -111,19 +116,19 @@ static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
     }
     return true;
 }
-/* Returns true if one tensor of the file is one parameter, with the same shape. */
+/* Returns true if the group is a single tensor of the file and a single parameter, with the same shape. */
 static bool te__lm_is_whole(const te__lm_group *g) {
     return g->count[TE__LM_FILE] == 1 && g->count[TE__LM_MODEL] == 1 && !g->stacked[TE__LM_FILE] &&
            !g->stacked[TE__LM_MODEL] && !g->rule->transposed;
 }
-/* Returns the number of rows of all parameters of the group together. */
+/* Returns the total number of rows of all parameters of the group. */
 static int64_t te__lm_group_rows(const te__lm_group *g, te_module *m) {
     int64_t rows = 0;
     int i;
     for (i = 0; i < g->count[TE__LM_MODEL]; i++) rows += te__rows(te__lm_model_tensor(g, m, i));
     return rows;
 }
-/* Writes the shape of each tensor of the file to `shape`; returns the number of dimensions. */
+/* Writes to `shape` the shape that each file tensor of the group has. Returns the number of dimensions. */
 static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape) {
     const te_tensor *first = te__lm_model_tensor(g, m, 0);
     int ndim = 0;
@@ -137,7 +142,7 @@ static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape
     shape[ndim + !g->rule->transposed] = te__cols(first);
     return ndim + 2;
 }
-/* Writes to `file` the name in the file of parameter `name`, which must be one whole tensor there. */
+/* Writes to `file` the name that parameter `name` has in the file. The parameter must be one whole tensor there. */
 static bool te__lm_file_name(const te__lm_rule *rules, const char *name, char *file) {
     const char *from = "";
     char text[TE__LM_NAME];
@@ -147,7 +152,7 @@ static bool te__lm_file_name(const te__lm_rule *rules, const char *name, char *f
     snprintf(text, sizeof(text), "%.*s", (int)te__min(length, sizeof(text) - 1), from);
     return te__lm_expand(rules->file[0], text, number, file);
 }
-/* Returns 1 if a rule of the list other than the last matches the tensor name `file`, otherwise 0. */
+/* Returns 1 if any rule except the last of the list matches the tensor name `file`, otherwise 0. */
 static int te__lm_knows(const te__lm_rule *rules, const char *file) {
     const char *from;
     size_t length;
@@ -161,14 +166,14 @@ static int te__lm_knows(const te__lm_rule *rules, const char *file) {
 
 /* ---- values ---- */
 
-/* Concatenates the rows of `n` matrices of one dtype; returns NULL if one of them is NULL. */
+/* Concatenates the rows of `n` matrices of the same dtype. Returns NULL if one of them is NULL. */
 static te_tensor *te__lm_joined(te_tensor **parts, int n) {
     int i;
     for (i = 0; i < n; i++)
         if (!parts[i]) return NULL;
     return n == 1 ? parts[0] : te_concat(parts, n, 0);
 }
-/* Returns a tensor of the file as a matrix [rows, cols], transposed first if the rule says so. */
+/* Returns a tensor of the file as a matrix [rows, cols]. Transposes it first if `transposed` is set. */
 static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
     int64_t shape[2];
     if (x && transposed) x = te_tensor_contiguous(te_tensor_transpose(x, -2, -1));
@@ -177,15 +182,16 @@ static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
     shape[1] = te__cols(x);
     return te_tensor_view(x, 2, shape);
 }
-/* Sets a parameter to x, which is cast to the parameter's dtype and viewed with its shape; a quantized parameter is
- * quantized anew. */
+/* Sets a parameter to x, after casting x to the parameter's dtype and viewing it in the parameter's shape. A quantized
+ * parameter is quantized again. */
 static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
     te_tensor *value = te_tensor_cast(x, parameter->dtype);
     if (value && value->ndim != parameter->ndim) value = te_tensor_view(value, parameter->ndim, parameter->shape);
     if (!value) return te_error_code(parameter->te);
     return parameter->quantized ? te__primary_start(parameter, value) : te_tensor_copy(parameter, value);
 }
-/* Sets the parameters of a group from `parts`, all tensors of the group in the file. Overwrites entries of `parts`. */
+/* Sets the parameters of a group from `parts`, which are all file tensors of the group. Overwrites entries of
+ * `parts`. */
 static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor **parts) {
     te_ctx *te = m->te;
     const te_dtype dtype = te__lm_model_tensor(g, m, 0)->dtype;
@@ -204,7 +210,8 @@ static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor *
     }
     return all ? result : te_error_code(te);
 }
-/* Undoes te__lm_take_in: fills `parts` with the count[TE__LM_FILE] tensors for the file, from the parameters. */
+/* The inverse of te__lm_take_in: computes the file tensors of a group from its parameters, and stores them in `parts`,
+ * which has count[TE__LM_FILE] entries. */
 static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor **parts) {
     te_ctx *te = m->te;
     const int n = g->count[TE__LM_MODEL], files = g->count[TE__LM_FILE];

@@ -1,5 +1,6 @@
-/* lora/adapters.c: creates the adapters of a site and removes them. Knows the forward passes with adapters; must not
- * know how sites are chosen, or files. */
+/* lora/adapters.c: creates and removes the adapters of a site (te__lora_site), which is a matrix product that can have
+ * adapters. This part may use the forward passes with adapters. It must not depend on files or on how sites are
+ * chosen. */
 
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);
@@ -18,11 +19,12 @@ static void te__lora_take_away(const te__lora_site *s) {
         te_module_set_forward(s->owner, NULL);
 }
 
-/* The name, sizes and initial values of one adapter of a site, lora_A or lora_B. */
+/* The name, sizes and initial values of one adapter of a site: of lora_A or of lora_B. */
 typedef struct te__lora_adapter {
     const char *name;
     int64_t in, out;
-    te_parallel_mode mode; /* the adapter is sharded over the owner's ranks only if the site has this same mode */
+    te_parallel_mode mode; /* the adapter is sharded over the ranks of the site's owner only if the site has the same
+                            * mode */
     te_init init;
     te_dtype dtype;
 } te__lora_adapter;
@@ -63,7 +65,8 @@ static te_module *te__lora_create_grouped(const te__lora_site *site, const te__l
     return te_grouped_linear_create(site->owner->te, &d);
 }
 #endif
-/* Creates lora_A of an Embedding, as an Embedding: its table is the transpose of peft's lora_embedding_A. */
+/* Creates lora_A of an Embedding. lora_A is itself an Embedding, and its table is the transpose of peft's
+ * lora_embedding_A. */
 static te_module *te__lora_create_table(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
     te_embedding_desc d = TE_ZERO;
     d.num_embeddings = a->in;
@@ -74,8 +77,8 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     d.device = device;
     return te_embedding_create(site->owner->te, &d);
 }
-/* Creates adapter `a` and adds it to the holder. Under sequence parallelism each rank has other rows, so an adapter
- * that is not sharded is marked: its gradient must be summed over the ranks. */
+/* Creates adapter `a` and adds it to the module `holder`. Under sequence parallelism each rank has different rows. So
+ * an adapter that is not sharded is marked, because its gradient must be summed over the ranks. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
@@ -91,8 +94,8 @@ static bool te__lora_add(const te__lora_site *site, te_module *holder, const te_
         te_tensor_set_sequence_parallel(te_module_parameter(child, "weight"), true);
     return true;
 }
-/* Adds lora_A and lora_B. lora_A starts random and lora_B at zero; of an Embedding, as in peft, lora_A starts at
- * zero and lora_B random. */
+/* Adds lora_A and lora_B. lora_A starts with random values and lora_B with zeros. For an Embedding it is the other way
+ * round, as in peft. */
 static bool te__lora_add_both(const te__lora_site *site, te_module *holder, const te_lora_desc *d, te_dtype dtype) {
     const te__lora_shape shape = te__lora_shape_of(site, 0);
     const bool table = site->owner->cls == &te__embedding_class;
@@ -117,20 +120,23 @@ static bool te__lora_add_both(const te__lora_site *site, te_module *holder, cons
     return te__lora_add(site, holder, &a);
 }
 
-/* Returns the module that is to hold the adapters: the owner, or for LayerNormMLP a new child; NULL with an error. */
+/* Returns the module that will hold the adapters: the owner of the site, or a new child if the owner is a LayerNormMLP.
+ * On failure returns NULL and sets an error. */
 static te_module *te__lora_open_holder(const te__lora_site *site) {
     te_module *holder;
     if (site->owner->cls != &te__layernorm_mlp_class) return site->owner;
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
     return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
-/* Returns the rank of a site's adapters: dim, or with moe_rank_scaling dim / (experts per token) for experts. */
+/* Returns the LoRA rank of the adapters of a site, which is d->dim. For experts with moe_rank_scaling it is d->dim /
+ * (experts per token). */
 static int te__lora_rank(const te__lora_site *s, const te_lora_desc *d) {
     return d->moe_rank_scaling && te__is_experts(s->owner)
                ? d->dim / te__experts_chosen(s->owner)
                : d->dim;
 }
-/* Creates the adapters of a site and sets the owner's forward; after a failure the site has no adapters. */
+/* Creates the adapters of a site and sets the forward function of its owner. If this fails, the site has no
+ * adapters. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;

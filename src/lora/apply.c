@@ -1,5 +1,5 @@
-/* lora/apply.c: te_lora_apply: chooses the sites of a tree that get adapters, and the parameters trained in addition.
- * Knows name patterns and how adapters are created; must not know files. */
+/* lora/apply.c: te_lora_apply. It chooses the sites of a module tree that get adapters, and the parameters that are
+ * trained in addition. This part may use name patterns and create adapters. It must not depend on files. */
 
 /* ---- options ---- */
 
@@ -15,7 +15,8 @@ static bool te__lora_list_ok(te_ctx *te, const char *field, const char *const *n
     te__fail(te, TE_ERR_INVALID, "te_lora_apply: %s: name %d of %d is NULL", field, i, n);
     return false;
 }
-/* Copies the desc to *d with defaults filled in and checks it; false with an error. */
+/* Copies `desc` to *d, fills in the defaults and checks the options. If they are wrong, sets an error and returns
+ * false. */
 static bool te__lora_desc_ok(te_ctx *te, const te_lora_desc *desc, te_lora_desc *d) {
     bool targets, excludes;
     if (desc) *d = *desc;
@@ -63,8 +64,8 @@ static bool te__has_no_graphs(void *user, te_module *m) {
     (void)user;
     return !m->graphed;
 }
-/* Checks that modules of this tree may be changed: not inside a capture or a hook, and not if a module of the tree has
- * graphs, which would replay the old computation. */
+/* Checks that modules of this tree may be changed. They may not be changed inside a capture or a hook, or if a module
+ * of the tree has graphs: the graphs would replay the old computation. */
 static te_result te__lora_open(te_module *model, const char *who) {
     const te_module *up;
     bool graphed;
@@ -93,7 +94,7 @@ typedef struct te__lora_choice {
     int given;            /* number of sites that this call has given adapters */
 } te__lora_choice;
 
-/* Checks that a site can have adapters; false with an error. */
+/* Checks that a site can have adapters. If not, sets an error and returns false. */
 static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
     const te_module *holder = te__lora_holder(s);
@@ -126,7 +127,7 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
         return true;
     return false;
 }
-/* Checks that moe_rank_scaling leaves experts m a rank of at least 1; warns if the rank is rounded down. */
+/* Checks that moe_rank_scaling gives the experts m a rank of at least 1. Warns if the rank is rounded down. */
 static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char *path) {
     const int chosen = te__experts_chosen(m);
     if (!c->desc->moe_rank_scaling) return true;
@@ -144,7 +145,8 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
                  c->desc->dim, chosen, path, c->desc->dim / chosen);
     return true;
 }
-/* Returns how many Linears of experts m the names match; the path of m itself matches them all. */
+/* Returns how many Linears of the experts m are matched by the names. If a name matches the path of m itself, all
+ * Linears are matched. */
 static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     const int products = te__expert_products(m);
     char text[TE__TREE_PATH + 64], name[64];
@@ -156,8 +158,8 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     }
     return n;
 }
-/* Adds the site of experts m to the list if the options choose it. The experts of moe/block.c count as Linears, as in
- * the model's files; other experts do not. */
+/* Adds the site of the experts m to the list if the options choose it. The experts of moe/block.c count as Linears,
+ * because they are Linears in the files of the model; other experts do not count as Linears. */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;
     const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;
@@ -175,8 +177,8 @@ static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char
     if (others ? !block || n : !n && !(block && d->num_target_modules == 0)) return true;
     return te__lora_can(&s, path, d->use_dora) && te__lora_rank_ok(c, m, path) && te__lora_list_add(&c->sites, s);
 }
-/* Returns true if the options choose module m at `path`. An Embedding must be given by its plain name, because patterns
- * that also match embeddings, norms and containers pass over them. */
+/* Returns true if the options choose module m, whose path is `path`. An Embedding is chosen only by its plain name. A
+ * pattern may also match embeddings, norms and containers, but does not choose them. */
 static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *path) {
     const bool linear = m->cls == &te__linear_class || te__is_block_gate(m);
     bool plain;
@@ -211,7 +213,7 @@ static bool te__lora_choose(void *user, te_module *m) {
     for (s.gemm = 0; s.gemm < sites; s.gemm++) {
         const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));
         bool wanted = te__lora_wants(c, m, path[0] ? path : m->name);
-        /* a name of the module chooses both sites, "PATH.fc1" only one */
+        /* the name of the module chooses both sites, a name such as "PATH.fc1" only one */
         if (sites > 1) path = te__lora_path(c->sites.root, &s, buffer, sizeof(buffer));
         if (sites > 1 && !wanted) wanted = te__lora_wants(c, m, path);
         if (wanted &&
@@ -241,8 +243,8 @@ static te_result te__lora_train_beside(te__lora_choice *c) {
 
 /* ---- the base model's name ---- */
 
-#define TE__LORA_BASE "te.lora.base" /* attribute, a te__lora_name, of the module that te_lora_apply or te_lora_load was
-                                      * called with */
+#define TE__LORA_BASE "te.lora.base" /* an attribute with a te__lora_name, on the module that te_lora_apply or
+                                      * te_lora_load was called with */
 typedef struct te__lora_name {
     te_ctx *te;
     char *text;

@@ -1,11 +1,12 @@
-/* lora/dora.c: DoRA on Linears (Liu et al. 2024): a trained magnitude m for each row of V = W + alpha / dim B A. Knows
- * Linear, its adapters and row scaling; must not know how adapters are chosen, or files.
+/* lora/dora.c: DoRA on Linears (Liu et al. 2024): a trained magnitude m for each row of V = W + alpha / dim B A. This
+ * part may use Linear, its adapters and row scaling. It must not depend on how adapters are chosen, or on files.
  *
- * Computes y = x V^T * m / |V| + b, where |V| has the L2 norms of V's rows. The backward pass treats |V| as a constant,
- * as in section 4.3 of the paper and in peft. */
+ * Computes y = x V^T * m / |V| + b, where |V| has the L2 norm of each row of V. The backward pass treats |V| as a
+ * constant, as in section 4.3 of the paper and in peft. */
 
 #define TE__MAGNITUDE "lora_magnitude_vector"
-/* Added to the squared norm: a row of zeros gets the norm 1e-15, other norms do not change. */
+/* This constant is added to the squared norm of a row. A row of zeros gets the norm 1e-15; other norms do not
+ * change. */
 #define TE__DORA_EPS 1e-30f
 
 /* Multiplies column i of u [.., N] by g[i], f32 [N]. Differentiable in u and g. */
@@ -32,7 +33,7 @@ static te_tensor *te__dora_weight(te_module *m) {
     m->te->tape.no_grad--;
     return v;
 }
-/* Normalises every row of v, f32, in place to L2 norm 1; returns the reciprocal norms, f32 [rows]. */
+/* Scales every row of v, f32, in place to L2 norm 1. Returns the reciprocals of the old norms, f32 [rows]. */
 static te_tensor *te__dora_normalize(te_tensor *v) {
     te_op_l2normalize_fwd_args args = TE_ZERO;
     args.x = args.y = v;
@@ -48,7 +49,7 @@ static te_result te__magnitude_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "%s: it is a vector beside its Linear's adapters; run the Linear",
                     m->cls->name);
 }
-/* Sets the magnitudes to the norms of V's rows, so that the Linear's output does not change. Waits for the device. */
+/* Sets the magnitudes to the norms of the rows of V. The Linear's output then stays as it was. Waits for the device. */
 static te_result te__magnitude_reset(te_module *m) {
     te_tensor *weight = te_module_parameter(m, "weight"), *rnorm, *value;
     const size_t bytes = te_tensor_bytes(weight) / (size_t)te__dtype_size(weight->dtype) * sizeof(float);
@@ -108,8 +109,8 @@ static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *
     call.x = x;
     return te__linear_biased(&call, NULL, false);
 }
-/* Forward of a Linear with DoRA. With dropout before lora_A (x' = dropout(x)) it computes, as peft does,
- * y = x W^T + b + (x' V^T * m / |V| - x' W^T): dropout acts on the correction, not on the Linear's own output. */
+/* Forward of a Linear with DoRA. If there is dropout before lora_A, x' = dropout(x), it computes the same as peft: y =
+ * x W^T + b + (x' V^T * m / |V| - x' W^T). Dropout then acts on the difference in parentheses, not on x W^T. */
 static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);
@@ -130,8 +131,8 @@ static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return te__output(m, args, y);
 }
-/* Returns rows of the merged weight: the rows `v` of V, f32, which start at row `first`, scaled to norm 1 and
- * multiplied by their magnitudes. Overwrites v. */
+/* Computes rows of the merged weight from `v`, the rows of V that start at row `first`, f32. Each row is scaled to norm
+ * 1 and multiplied by its magnitude. Overwrites v. */
 static te_tensor *te__dora_merged(te_module *m, te_tensor *v, int64_t first) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight");
     if (!v || !weight || !te__dora_normalize(v)) return NULL;

@@ -1,5 +1,5 @@
-/* lora/experts.c: the parameters of adapters of MoE experts. Knows experts; must not know how adapters are chosen, or
- * files.
+/* lora/experts.c: the parameters of adapters of MoE experts. This part may use experts. It must not depend on how
+ * adapters are chosen, or on files.
  *
  * Each linear layer (up, down) of all experts has two stacks of adapters, as in NeMo Automodel's GroupedExpertsLoRA;
  * gate and up share lora_A. The stacks are children of the experts module, each with a parameter "weight":
@@ -7,8 +7,8 @@
  *     lora_gate_and_up_A [E, dim, r]    lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter])
  *     lora_down_A [E, inter, r]         lora_down_B [E, r, dim]
  *
- * In files each Linear of an expert has adapters of its own. The site counts these Linears as products: n = 0, 1, 2 are
- * gate (of gated experts), up and down of expert 0, then those of expert 1, and so on. */
+ * In files each Linear of an expert has adapters of its own. This code numbers these Linears as products. n = 0, 1, 2
+ * are gate (only for gated experts), up and down of expert 0; then follow the Linears of expert 1, and so on. */
 
 static bool te__is_grouped(const te_module *m) { return m->cls == &te__grouped_class; }
 
@@ -26,12 +26,12 @@ static bool te__is_experts(const te_module *m) {
     return m && (te__is_block(m) || m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class ||
                  m->cls == &te__te_experts_class);
 }
-/* Returns true if m is the gate of a language model's MoE block, which is a Linear in the model's files. Other gates
- * have no adapters, as in Automodel. */
+/* Returns true if m is the gate of a language model's MoE block. In the model's files this gate is a Linear. Other
+ * gates have no adapters, as in Automodel. */
 static bool te__is_block_gate(const te_module *m) {
     return m->cls == &te__gate_class && ((const te__gate_module *)m->state)->maps;
 }
-/* Returns the experts module above m: m's parent or grandparent; NULL if there is none. */
+/* Returns the parent or grandparent of m that is an experts module; NULL if neither of them is one. */
 static te_module *te__experts_above(const te_module *m) {
     te_module *up = m->parent;
     return te__is_experts(up) ? up : up && te__is_experts(up->parent) ? up->parent : NULL;
@@ -43,7 +43,7 @@ static const te__experts_module *te__experts_state(const te_module *m) { return 
 static int te__experts_chosen(const te_module *m) { return te__experts_state(m)->config.n_activated_experts; }
 static int te__experts_local(const te_module *m) { return te__experts_state(m)->local; }
 static int te__experts_ranks(const te_module *m) { return te__experts_state(m)->ranks; }
-/* Returns the first projection that the experts have: gate if they are gated, otherwise up. */
+/* Returns the first projection of each expert: gate if the experts are gated, otherwise up. */
 static int te__first_proj(const te_module *m) {
     return te__expert_is_gated(te__experts_state(m)->config.expert_activation) ? TE__GATE_PROJ : TE__UP_PROJ;
 }
@@ -56,13 +56,13 @@ static int te__product_expert(const te_module *m, int n, int *proj) {
     *proj = te__first_proj(m) + n % each;
     return n / each;
 }
-/* Writes the name of product n below the experts, "3.w1" for instance, to `buffer` and returns it. */
+/* Writes the name of product n below the experts module to `buffer`, for instance "3.w1", and returns `buffer`. */
 static const char *te__product_name(const te_module *m, int n, char *buffer, size_t size) {
     int proj, expert = te__product_expert(m, n, &proj);
     snprintf(buffer, size, "%d.%s", expert, te__experts_state(m)->proj[proj]);
     return buffer;
 }
-/* Returns the product with this name below the experts; -1 if there is none. */
+/* Returns the number of the product that has this name below the experts module; -1 if there is none. */
 static int te__product_named(const te_module *m, const char *name) {
     const int products = te__expert_products(m), each = TE__PROJS - te__first_proj(m);
     char text[64];
@@ -78,14 +78,15 @@ static te_module *te__product_owner(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_find(te__block_expert(m, expert), te__experts_state(m)->proj[proj]) : m;
 }
-/* Returns the weight of product n, [out, in]: a parameter, or a view of a part of a stack; NULL if it has no memory. */
+/* Returns the weight of product n, [out, in]. It is a parameter, or a view of a part of a stack. NULL if it has no
+ * memory. */
 static te_tensor *te__product_base(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_parameter(te__product_owner(m, n), "weight")
                            : te__proj_view(m, proj, false, expert);
 }
 
-/* Returns a parameter with the experts' dtype; it may be without memory. */
+/* Returns a parameter that has the dtype of the experts. The parameter may be without memory. */
 static const te_tensor *te__experts_base(te_module *m) {
     return te__is_block(m) ? te__product_base(m, 0)
                            : te_module_parameter(m, te_experts_tensor_name(TE_EXPERTS_DOWN_PROJS));
@@ -93,12 +94,13 @@ static const te_tensor *te__experts_base(te_module *m) {
 
 /* ---- stacks ---- */
 
-/* Returns the stack lora_A (b 0) or lora_B (b 1) of TE__EXPERTS_UP or TE__EXPERTS_DOWN; NULL if it was removed. */
+/* Returns the stack lora_A (b is 0) or lora_B (b is 1) of TE__EXPERTS_UP or TE__EXPERTS_DOWN; NULL if it was
+ * removed. */
 static te_tensor *te__adapter_stack(te_module *m, int product, int b) {
     return te_module_parameter(te_module_find(m, te__expert_adapter_names[product][b]), "weight");
 }
-/* Returns the adapter of product n as a view in the layout of a Linear: lora_A [r, in] (b 0) or lora_B [out, r] (b 1);
- * NULL if the stack is gone or has no memory. */
+/* Returns the adapter of product n as a view in the layout of a Linear. The view is lora_A [r, in] if b is 0, and
+ * lora_B [out, r] if b is 1. NULL if the stack was removed or has no memory. */
 static te_tensor *te__product_adapter(te_module *m, int n, int b) {
     int proj, expert = te__product_expert(m, n, &proj);
     te_tensor *x = te__adapter_stack(m, proj == TE__DOWN_PROJ ? TE__EXPERTS_DOWN : TE__EXPERTS_UP, b),
@@ -116,7 +118,7 @@ static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in,
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
 
-/* State of the module of one stack: how its reset fills the stack. */
+/* State of the module that holds one stack: how te_module_reset_parameters fills the stack. */
 typedef struct te__adapter {
     te_init init;
 } te__adapter;
@@ -143,8 +145,9 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     child->built_in = true;
     return meta || te__adapter_reset(child) == TE_OK;
 }
-/* Adds to experts m their four stacks of rank r. lora_A starts as torch fills a 3-D tensor: normal with deviation
- * sqrt(2 / ((in + E) r)), E the experts of all ranks, or uniform within 1 / sqrt(in r). lora_B starts at zero. */
+/* Adds four stacks of rank r to the experts module m. lora_A starts as torch fills a 3-D tensor: normal with deviation
+ * sqrt(2 / ((in + E) r)), or uniform within 1 / sqrt(in r). E counts the experts of all ranks. lora_B starts at
+ * zero. */
 static bool te__adapters_add(te_module *m, int64_t r, te_lora_init first, te_dtype dtype) {
     const te__experts_module *s = te__experts_state(m);
     const te_tensor *base = te__experts_base(m);

@@ -1,13 +1,13 @@
-/* lora/files.c: te_lora_save: writes adapters as a folder of the peft library: adapter_config.json and
- * adapter_model.safetensors. Knows the sites of adapters, the parameters trained in addition, and the files; must not
- * know what adapters compute. */
+/* lora/files.c: te_lora_save writes adapters as a folder of the peft library, with adapter_config.json and
+ * adapter_model.safetensors. This part may use the sites of adapters, the parameters trained in addition, and the
+ * files. It must not depend on what adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
-/* Writes to `name` and returns the name in the file of an adapter tensor: `adapter` is "lora_A", "lora_B" or
- * TE__MAGNITUDE, `product` the group or expert Linear of the site. Adapters of an Embedding have names of their own,
- * and the file has lora_A of an Embedding transposed. */
+/* Writes the name that an adapter tensor has in the file to `name`, and returns `name`. `adapter` is "lora_A", "lora_B"
+ * or TE__MAGNITUDE. `product` is the number of the group or expert Linear of the site. Adapters of an Embedding have
+ * names of their own, and the file stores lora_A of an Embedding transposed. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
@@ -24,8 +24,9 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* Writes to `name` and returns the name in the file of a parameter of the model. As in peft, "base_layer." stands
- * before the parameter's own name if the module has adapters, but not for modules of modules_to_save. */
+/* Writes the name that a parameter of the model has in the file to `name`, and returns `name`. As in peft,
+ * "base_layer." stands before the parameter's own name if the module has adapters. It does not for modules in
+ * modules_to_save. */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];
@@ -37,8 +38,9 @@ static const char *te__peft_parameter(const te_module *root, const te_module *m,
 
 /* ---- adapter_config.json ---- */
 
-/* Appends to a JSON list or object the peft module names of a site: the site's path, or the paths of all its experts'
- * Linears. `value`, if not NULL, follows each name. *n counts the names written so far. */
+/* Appends the peft module names of a site to a JSON list or object. The names are the site's path or, for experts, the
+ * paths of all Linears of the experts. If `value` is not NULL, it follows each name. *n counts the names written so
+ * far. */
 static void te__peft_put_site(te__text *t, const te_module *root, const te__lora_site *s, const double *value, int *n) {
     const int names = te__is_experts(s->owner) ? te__expert_products(s->owner) : 1;
     char path[TE__TREE_PATH + 64];
@@ -57,7 +59,7 @@ static void te__peft_put_site(te__text *t, const te_module *root, const te__lora
         if (value) te__text_number(t, *value);
     }
 }
-/* Writes alpha_pattern or rank_pattern: the sites whose alpha or rank differs from that of the first site. */
+/* Writes alpha_pattern or rank_pattern. It lists the sites whose alpha or rank differs from that of the first site. */
 static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char *key, bool alpha) {
     const te__lora *first = te__lora_of(te__lora_holder(&l->list[0]));
     int i, n = 0;
@@ -72,10 +74,10 @@ static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char
 }
 /* Result of a walk over the parameters trained in addition to adapters. */
 typedef struct te__peft_beside {
-    te__text *text;      /* receives modules_to_save as a JSON list; NULL: not wanted */
+    te__text *text;      /* receives modules_to_save as a JSON list; NULL if nobody wants the list */
     const te_module *root;
     int saved;           /* number of modules in that list */
-    bool biases, others; /* some biases are trained; some of these belong to modules without adapters */
+    bool biases, others; /* biases: some biases are trained; others: so is a bias of a module without adapters */
 } te__peft_beside;
 static bool te__peft_look(void *user, te_module *m) {
     te__peft_beside *b = (te__peft_beside *)user;
@@ -92,14 +94,14 @@ static bool te__peft_look(void *user, te_module *m) {
     }
     return true;
 }
-/* Returns true if the model is tied and its embedding table is trained. */
+/* Returns true if the model uses its embedding table as lm_head too, and the table is trained. */
 static bool te__peft_ties(const te_module *root) {
     const te_module *table = te__tied_table(root);
     const te__trained *t = table ? te__trained_of(table) : NULL;
     return t && t->whole;
 }
-/* Returns the base model's name: the name that the program gave, or the folder that the model was opened from; NULL if
- * there is none in UTF-8. */
+/* Returns the base model's name. This is the name that the program set, otherwise the folder that the model was opened
+ * from. NULL if there is neither, or the folder's name is not UTF-8. */
 static const char *te__peft_base(const te_module *model) {
     const te_module *m;
     void *value;

@@ -1,11 +1,11 @@
-/* lora/load.c: te_lora_load: reads a folder of the peft library: adapter_config.json and adapter_model.safetensors.
- * Knows the sites of adapters, the parameters trained in addition, and the files; must not know what adapters compute.
- * The files are not trusted: the model is changed only after all names, shapes and options have been checked. */
+/* lora/load.c: te_lora_load reads a folder of the peft library (adapter_config.json, adapter_model.safetensors). This
+ * part may use the sites of adapters, other trained parameters, and files. It must not depend on what adapters compute.
+ * The files are not trusted: the model is changed only after all names, shapes and options are checked. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 
-/* One entry of alpha_pattern. The key is the path of a site, or else a regular expression that matches a whole path or
- * its end behind a dot. */
+/* One entry of alpha_pattern. The key is the path of a site. Otherwise it is a regular expression that matches a whole
+ * path, or the end of a path after a dot. */
 typedef struct te__peft_alpha {
     const char *path; /* points into the text; NULL: `pattern` is used */
     te__pattern pattern;
@@ -18,8 +18,8 @@ typedef struct te__peft {
     float alpha, dropout;
     bool rslora, dora, ties; /* use_rslora, use_dora, ensure_weight_tying (embedding and lm_head trained as one) */
     te_lora_bias bias;
-    const char *base;   /* base_model_name_or_path, which points into the text, or NULL */
-    const char **saved; /* modules_to_save; the names point into the text */
+    const char *base;   /* base_model_name_or_path, a pointer into the text of the config; or NULL */
+    const char **saved; /* modules_to_save; the names point into the text of the config */
     int num_saved, cap_saved;
     te__peft_alpha *alphas;
     int num_alphas, cap_alphas, num_patterns;
@@ -36,8 +36,8 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
 
 /* ---- adapter_config.json ---- */
 
-/* Reads one key of alpha_pattern. peft matches re.match("(.*\\.)?(KEY)$", path). A key that is the path of a site is
- * compared as text, because te_lora_save writes paths unescaped. */
+/* Reads one key of alpha_pattern. peft tests re.match("(.*\\.)?(KEY)$", path). A key that is the path of a site is
+ * compared as text here, because te_lora_save writes paths unescaped. */
 static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to) {
     char expression[TE__PATTERN_LENGTH + 16], who[512];
     te__lora_site s;
@@ -120,7 +120,7 @@ static bool te__peft_parse_bias(te__peft *p) {
         }
     return text && te__peft_refuse(p, "bias", text);
 }
-/* Reads one key of the config. Keys for modules and ranks are skipped, because the tensors have both. */
+/* Reads one key of the config. Skips the keys of modules and ranks, because the tensors in the file tell both. */
 static bool te__peft_take(te__peft *p, const char *key) {
     static const char *const beyond[] = {
         "fan_in_fan_out", "lora_bias",       "target_parameters", "trainable_token_indices",
@@ -214,7 +214,7 @@ static bool te__peft_unknown(te__peft *p, const te_safetensors_entry *e) {
         "PATH.lora_A.weight and ...lora_B.weight",
         e->name);
 }
-/* Cuts the last component off text[0 .. *n): returns it and shortens *n; returns "" if nothing is left. */
+/* Cuts the component after the last dot off text[0 .. *n): returns it and shortens *n; returns "" at the end. */
 static const char *te__peft_component(char *text, size_t *n) {
     size_t at = *n;
     text[at] = 0;
@@ -270,8 +270,8 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
 
 /* ---- parameters trained in addition to adapters ---- */
 
-/* Returns true if modules_to_save names m or a module above m. By peft's rule the path must end in the name; *whole:
- * the name begins at the path's start or behind a dot. */
+/* Returns true if modules_to_save names m or a module above m. As in peft, any path that ends in the name counts. Sets
+ * *whole if in one such path the name begins at the start of the path or after a dot. */
 static bool te__peft_saves(const te__peft *p, const te_module *m, bool *whole) {
     char path[TE__TREE_PATH];
     bool any = false;
@@ -329,8 +329,8 @@ static bool te__peft_value_fits(te__peft *p, const te_safetensors_entry *e, cons
     return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and that of the model %s", e->name,
                        te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
 }
-/* Compares x and y, of one shape, after a cast to `dtype`, in chunks of rows. Returns the first row of the chunk that
- * differs, -1 if none does, -2 with an error. */
+/* Casts x and y, which have the same shape, to `dtype` and compares them in chunks of rows. Returns the first row of
+ * the first chunk that differs, -1 if no chunk differs, -2 with an error. */
 static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te_ctx *te = x->te;
     const int64_t rows = x->ndim ? x->shape[0] : 1, cols = te__numel(x) / te__max(rows, 1),
@@ -351,8 +351,8 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te__free(te, host, 2 * bytes);
     return found;
 }
-/* Checks that tensor `e`, which was not trained, equals x of the model, or tensor `other` of the file. If the dtypes
- * differ, equality in either dtype is enough. */
+/* Checks tensor `e` of the file, which was not trained. It must equal x of the model or, if `other` is given, tensor
+ * `other` of the file. If the dtypes differ, equality in either dtype is enough. */
 static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other,
                              te_tensor *x) {
     te_tensor *value;
@@ -419,8 +419,8 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
                            e->name);
     return te__peft_value_fits(p, e, x);
 }
-/* Checks that the file has all parameters of the modules in modules_to_save, and all parameters of m that an earlier
- * call has trained. */
+/* Checks that the file has the parameters of m. All are needed if modules_to_save names m or a module above m;
+ * otherwise those that an earlier call has made trainable. */
 static bool te__peft_lacks_parameter(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);
@@ -471,7 +471,7 @@ static bool te__peft_fill_trained(void *user, te_module *m) {
 
 /* ---- adapters ---- */
 
-/* Checks that tensor `name` is float [rows, cols], or [rows] if cols is 0. `with` is the tensor that requires it. */
+/* Checks that the tensor `name` is float [rows, cols], or [rows] if cols is 0. Tensor `with` makes it necessary. */
 static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *with, const char *path, int64_t rows,
                                   int64_t cols) {
     const te_safetensors_entry *e = te_safetensors_find(p->file, name);
@@ -492,13 +492,13 @@ static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *wit
                        " has %d dimensions, the first one %lld; [%lld], the output features of \"%s\", is needed",
                        e->name, e->ndim, (long long)e->shape[0], (long long)rows, path);
 }
-/* Returns the rank that the file has for a site, the rows of lora_A; 0 if there is no such matrix. */
+/* Returns a site's rank in the file, which is the rows of lora_A; 0 if the file has no such matrix. */
 static int64_t te__peft_rank(const te__peft *p, const te__lora_site *s, const char *path) {
     char name[TE__PEFT_NAME];
     const te_safetensors_entry *e = te_safetensors_find(p->file, te__peft_name(s, path, "lora_A", 0, name));
     return e && e->ndim == 2 ? e->shape[0] : 0;
 }
-/* Returns the alpha of a peft module: that of the first matching key of alpha_pattern, as in peft, or lora_alpha. */
+/* Returns a peft module's alpha: the value of the first matching key of alpha_pattern (as in peft), or lora_alpha. */
 static float te__peft_alpha_of(te__peft *p, const char *path) {
     int i;
     for (i = 0; i < p->num_alphas && !(p->alphas[i].path ? strcmp(p->alphas[i].path, path) == 0
@@ -509,8 +509,8 @@ static float te__peft_alpha_of(te__peft *p, const char *path) {
 
 /* ---- adapters of experts ---- */
 
-/* Writes to `path` and returns the peft module name of product n of a site: the site's path, or that of an expert's
- * Linear. */
+/* Writes the peft module name of product n of a site to `path`, and returns `path`. The name is the site's path or, for
+ * experts, the path of the expert's Linear. */
 static const char *te__peft_module(const te__peft *p, const te__lora_site *s, int n, char path[TE__PEFT_NAME]) {
     char expert[64];
     te__lora_path(p->model, s, path, TE__TREE_PATH);
@@ -537,9 +537,9 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     te__frame_end(p->j.te, NULL, 0);
     return host;
 }
-/* Returns the site's rank divided by the file's rank: 2 for experts whose gate and up have different lora_A,
- * otherwise 1; 0 with an error. te.h has one lora_A for gate and up: with 2 it holds the rows of both, and lora_B
- * has zeros for the rows that do not belong, which computes the same function. */
+/* Returns the site's rank divided by the file's rank, or 0 with an error. te.h has one lora_A for gate and up of an
+ * expert. If the file has different ones, the result is 2: lora_A gets the rows of both, and each lora_B has zeros for
+ * the rows of the other, so the function stays the same. Otherwise the result is 1. */
 static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
     const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
     const int products = gated ? te__expert_products(s->owner) : 0;
@@ -594,8 +594,8 @@ static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, cons
 
 /* ---- adapters of all sites ---- */
 
-/* Checks that the file's adapters of a site have the right shapes, and the rank of the adapters that the site may have
- * already. */
+/* Checks that the file's adapters of a site have the right shapes. If the site already has adapters, the file's rank
+ * must be theirs. */
 static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
     te__lora_shape shape = te__lora_shape_of(s, 0);
     const te_module *m = s->owner, *holder = te__lora_holder(s);
@@ -673,7 +673,7 @@ static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
         return false;
     return te__lora_list_add(&p->all, t.site);
 }
-/* Compares the file with the model, and fills p->fresh and p->all. */
+/* Checks the file. Lists its sites in p->all, and those of them that need new adapters in p->fresh. */
 static bool te__peft_check(te__peft *p) {
     te__lora_list have = TE_ZERO;
     bool fine = true;

@@ -1,11 +1,11 @@
-/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. Knows the module classes with a
- * weight matrix, embeddings and the module tree; must not know how adapters are chosen, or files.
+/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This part may use the module classes
+ * with a weight matrix, embeddings and the module tree. It must not depend on how adapters are chosen, or on files.
  *
- * A *site* is one weight matrix of a module, the site's *owner*. The adapters lora_A and lora_B are children of the
- * site's *holder*. The holder is the owner itself, or for LayerNormMLP, which has two sites, a child fc1 or fc2 that
- * is created for the adapters. */
+ * A *site* is one weight matrix of a module; this module is the *owner* of the site. The adapters lora_A and lora_B are
+ * children of the site's *holder*. The holder is mostly the owner itself. LayerNormMLP has two sites; their holders are
+ * its children fc1 and fc2, which are created for the adapters. */
 
-/* The settings of a site's adapters; the holder's attribute TE__LORA. */
+/* The settings of the adapters of one site. The holder has them as its attribute TE__LORA. */
 typedef struct te__lora {
     te_ctx *te;
     int64_t dim;
@@ -24,7 +24,8 @@ static void te__lora_free(void *value) {
 }
 static float te__lora_factor(const te__lora *l) { return l->alpha / (float)l->dim; }
 
-/* Writes to `buffer` and returns the path of m below `root`, names joined by dots; "" for `root` itself. */
+/* Writes the path of m below `root` to `buffer`, the names joined by dots, and returns it. The path of `root` itself is
+ * "". */
 static const char *te__path_below(const te_module *root, const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -39,8 +40,8 @@ static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) {
     return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x;
 }
 
-/* Returns B(A(x) * alpha / dim), in the adapters' dtype, for x, the input of the site of holder m. `dropped`: dropout
- * before lora_A has been applied to x already. */
+/* Returns B(A(x) * alpha / dim), in the adapters' dtype. x is the input of the site whose holder is m. `dropped` is
+ * true if dropout has been applied to x already. */
 static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te_tensor *x, bool dropped) {
     const te__lora *l = te__lora_of(m);
     const te_module *a = te_module_find(m, "lora_A");
@@ -74,8 +75,8 @@ static te_result te__lora_call_ok(const te_module *m, const te_forward_args *arg
                     "LoRA: %s: the sum of two products stays in high precision: leave it false, or te_lora_merge first",
                     args->fp8_output ? "fp8_output" : "fp8_grad");
 }
-/* Forward with adapters of Linear, GroupedLinear, Embedding and LayerNormLinear. For LayerNormLinear x becomes the
- * output of the norm. */
+/* Forward of a Linear, GroupedLinear, Embedding or LayerNormLinear with adapters. For LayerNormLinear the adapters get
+ * the output of the norm. */
 static te_result te__lora_forward(te_module *m, te_forward_args *args) {
     te_tensor *x = args->input, *y;
     te_result result = te__lora_call_ok(m, args);
@@ -121,7 +122,8 @@ static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* indexed by T
 static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__lora_product(m, args, args->input, false));
 }
-/* The holder of one site of a LayerNormMLP. Its forward takes the site's input and returns the adapters' output. */
+/* The holder of one site of a LayerNormMLP. Its forward takes the input of the site and returns the adapters'
+ * output. */
 static const te_module_class te__lora_part_class = {"LoRA", 0, te__lora_mlp_part_forward, NULL, NULL};
 
 static te_tensor *te__lora_mlp_add(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y) {
@@ -167,7 +169,7 @@ static bool te__lora_is_owner(te_module *m) {
     if (m->cls != &te__layernorm_mlp_class) return te__lora_of(m) && m->cls != &te__lora_part_class;
     return te_module_find(m, te__lora_mlp_names[TE__FC1]) || te_module_find(m, te__lora_mlp_names[TE__FC2]);
 }
-/* Writes to `buffer` and returns the path of a site below `root`, which is the path of its holder. */
+/* Writes the path of a site below `root` to `buffer` and returns it. The path of a site is the path of its holder. */
 static const char *te__lora_path(const te_module *root, const te__lora_site *s, char *buffer, size_t size) {
     size_t n;
     te__path_below(root, s->owner, buffer, size);
@@ -176,14 +178,14 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
         snprintf(buffer + n, size - n, "%s%s", n ? "." : "", te__lora_mlp_names[s->gemm]);
     return buffer;
 }
-/* Returns true if modules of m's class can have adapters; *sites receives the number of sites of m. */
+/* Returns true if modules of m's class can have adapters. Sets *sites to the number of sites of m. */
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
            te__is_grouped(m) || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
-/* Finds the site of experts with a Linear at `path`, "PATH.3.w1" for instance, and the number *product of the Linear;
- * false if there is none. */
+/* Finds a Linear of experts by its `path`, for instance "PATH.3.w1". Sets the site of the experts and *product, the
+ * number of the Linear. Returns false if there is none. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
     char above[TE__TREE_PATH];
     size_t n = strlen(path);
@@ -198,8 +200,8 @@ static bool te__lora_find_experts(te_module *root, const char *path, te__lora_si
     *product = te__product_named(s->owner, path + n + (dots == 2));
     return *product >= 0;
 }
-/* Finds the site at `path`; for experts it also sets *product, which otherwise stays unchanged. False if there is
- * none. */
+/* Finds the site at `path`. If the site is one of experts, it also sets *product; otherwise *product stays as it was.
+ * Returns false if there is no site. */
 static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s, int *product) {
     const char *dot = strrchr(path, '.'), *last = dot ? dot + 1 : path;
     char above[TE__TREE_PATH];
@@ -219,15 +221,15 @@ static bool te__lora_find_site(te_module *root, const char *path, te__lora_site 
 
 /* Sizes and weights of a site. */
 typedef struct te__lora_shape {
-    int64_t in, out;         /* features, of all ranks together; Embedding: rows of the table, size of a row */
+    int64_t in, out;         /* features, of all ranks together; of an Embedding the rows of the table and their size */
     te_parallel_mode mode;   /* how ranks share the weight */
-    const te__sharding *rows; /* the blocks into which the weight's rows are sharded; NULL: one block */
+    const te__sharding *rows; /* the blocks into which the rows of the weight are sharded; NULL if there is one block */
     int products;            /* number of weight matrices: groups of GroupedLinear, Linears of experts, otherwise 1 */
-    int parts;               /* number of parameters that make up the rows of one weight matrix */
-    int weights;             /* index among the owner's entries of the first of products * parts parameters */
+    int parts;               /* number of parameters whose rows together make one weight matrix */
+    int weights;             /* the first of products * parts parameters: its index in the owner's entries */
 } te__lora_shape;
 
-/* Returns the shape of a site. `product` matters only for experts, whose Linears differ in size. */
+/* Returns the shape of a site. `product` matters only for experts: their Linears differ in size. */
 static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) {
     te_module *m = site->owner;
     te__lora_shape x = TE_ZERO;
@@ -286,7 +288,8 @@ static te_tensor *te__lora_base(const te__lora_site *s, int weight) {
     if (te__is_experts(s->owner)) return te__product_base(s->owner, weight);
     return s->owner->entries[te__lora_shape_of(s, 0).weights + weight].tensor;
 }
-/* Returns the weight of adapter "lora_A" or "lora_B" for product `product`; NULL if it was removed. */
+/* Returns the weight of the adapter "lora_A" or "lora_B" for product number `product`; NULL if this adapter was
+ * removed. */
 static te_tensor *te__lora_weight(const te__lora_site *s, const char *adapter, int product) {
     te_module *m = te_module_find(te__lora_holder(s), adapter);
     char name[32] = "weight";
@@ -312,7 +315,7 @@ static void te__lora_list_free(te__lora_list *l) { te__free(l->te, l->list, (siz
 static bool te__lora_collect(void *user, te_module *m) {
     return !te__lora_of(m) || te__lora_list_add((te__lora_list *)user, te__lora_site_of(m));
 }
-/* Lists all sites of the tree that have adapters; an error if there is none. */
+/* Lists all sites of the tree that have adapters. Fails if there is none. */
 static te_result te__lora_all(te__lora_list *l, te_module *model, const char *who) {
     l->te = model->te;
     l->root = model;
@@ -323,15 +326,16 @@ static te_result te__lora_all(te__lora_list *l, te_module *model, const char *wh
                            model->name);
 }
 
-/* Returns true if m is the embedding of a tied model (tie_word_embeddings), whose table CausalLM also uses as
- * lm_head. */
+/* Returns true if m is the embedding of a tied model (tie_word_embeddings): its CausalLM uses the table as lm_head
+ * too. */
 static bool te__is_tied_table(const te_module *m) {
     return m->cls == &te__embedding_class && m->parent && te__tied_table(m->parent->parent) == m;
 }
 
 /* ---- weights with adapters ---- */
 
-/* Returns the product of the adapters, f32, in the shape of the site's weight: B A, for an Embedding A B^T. */
+/* Returns the product of the two adapters in f32, in the shape of the site's weight. It is B A; for an Embedding A
+ * B^T. */
 static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
     const bool table = s->owner->cls == &te__embedding_class;
     te_tensor *a = te_tensor_contiguous(te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32)),

@@ -1,9 +1,9 @@
-/* lora/match.c: patterns of module names: the subset of regular expressions that NeMo Automodel and peft use in
- * lists of modules. Knows text alone; must not know modules.
+/* lora/match.c: patterns of module names. They are the subset of regular expressions that NeMo Automodel and peft use
+ * in lists of modules. This part works on text alone. It must not depend on modules.
  *
- * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). A match follows
- * all reachable steps at once along the text, without backtracking, so its time is at most text length times program
- * length. */
+ * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). A match goes along
+ * the text once and keeps the list of all steps that it can be at, so there is no backtracking. Its time is at most
+ * text length times program length. */
 
 enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* maximum bytes of a pattern; maximum nesting of groups */
 
@@ -26,7 +26,7 @@ typedef struct te__pattern_range {
     int first, last;
 } te__pattern_range;
 
-/* A compiled pattern. Zero-initialise before te__pattern_open; free with te__pattern_close. */
+/* A compiled pattern. Set it to zero before te__pattern_open, and free it by te__pattern_close. */
 typedef struct te__pattern {
     te_ctx *te;
     te__pattern_step *steps;
@@ -47,7 +47,8 @@ static void te__pattern_close(te__pattern *p) {
     memset(p, 0, sizeof(*p));
 }
 
-/* Returns the UTF-8 code point at *s and advances *s past it. A byte that begins no code point counts as one itself. */
+/* Returns the UTF-8 code point at *s and moves *s past it. A byte that is not the start of a code point counts as one
+ * itself. */
 static int te__code_point(const char **s) {
     const unsigned char *p = (const unsigned char *)*s;
     const int n = te__utf8_length(*s);
@@ -67,7 +68,7 @@ static bool te__pattern_fail(te__pattern *p, const char *wrong, int characters) 
     }
     return false;
 }
-/* Appends a step and returns its index; -1 if memory is out. */
+/* Appends a step and returns its index; -1 if there is no memory. */
 static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
     te__pattern_step *s;
     if (!te__grow(p->te, (void **)&p->steps, &p->cap, p->n, sizeof(te__pattern_step))) return -1;
@@ -78,8 +79,8 @@ static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
     s->b = b;
     return p->n++;
 }
-/* Inserts a step before step `at` and moves the targets of later steps. No step before `at` may have a target behind
- * `at`. */
+/* Inserts a step at index `at`; the later steps and their targets move by one. No step before `at` may have a target
+ * after `at`. */
 static bool te__pattern_insert(te__pattern *p, int at) {
     int i;
     if (te__pattern_add(p, TE__PATTERN_GO, 0, 0) < 0) return false;
@@ -140,12 +141,12 @@ static bool te__pattern_class(te__pattern *p) {
 
 /* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
-    int start, part; /* steps at which the group and its last alternative begin */
-    int ends;        /* linked list of the GO steps that end the earlier alternatives: the last such step, whose `a` is
-                      * the one before; -1: none */
+    int start, part; /* the step at which the group begins, and the step at which its last alternative begins */
+    int ends;        /* the last GO step that ends an earlier alternative; `a` of this step is the one before it.
+                      * -1: there is none */
 } te__pattern_group;
 
-/* Begins another alternative of the group: a FORK before the last alternative and a GO behind it. */
+/* Begins another alternative of the group. Puts a FORK step before the last alternative and a GO step after it. */
 static bool te__pattern_alternative(te__pattern *p, te__pattern_group *g) {
     int go;
     if (!te__pattern_insert(p, g->part)) return false;
@@ -182,7 +183,7 @@ static bool te__pattern_repeat(te__pattern *p, int atom) {
 }
 static bool te__pattern_read(te__pattern *p) {
     te__pattern_group groups[TE__PATTERN_DEPTH + 1], *g = groups;
-    int atom = -1; /* step at which the operand of the next operator begins; -1: no operand, -2: has an operator */
+    int atom = -1; /* first step of the next operator's operand; -1: there is none, -2: it has an operator already */
     g->start = g->part = 0;
     g->ends = -1;
     while (*p->at) {
@@ -234,7 +235,8 @@ static bool te__pattern_read(te__pattern *p) {
     return te__pattern_add(p, TE__PATTERN_FOUND, 0, 0) >= 0;
 }
 
-/* Compiles `expression`. False with an error, which begins with `who` and quotes `text`, the user's own pattern. */
+/* Compiles `expression`. Returns false with an error. The error text begins with `who` and quotes `text`, which is the
+ * pattern as the user wrote it. */
 static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const char *text, const char *expression) {
     p->te = te;
     p->at = expression;
@@ -275,8 +277,9 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
 
 /* ---- matching ---- */
 
-/* Adds to `list` (n entries so far) all character steps reachable from step `at` without a character; returns the new
- * number of entries. Sets *found if FOUND is reachable. `now` marks seen steps; first, last: position in the text. */
+/* Lists all character steps that can be reached from step `at` without reading a character. Appends them to `list`,
+ * which has n entries so far, and returns the new number of entries. Sets *found if the step FOUND can be reached.
+ * Steps already seen carry the number `now`. `first` and `last` say that the text begins or ends here. */
 static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
     int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
     if (seen[at] != now) open[num_open++] = at;
@@ -330,14 +333,14 @@ static bool te__pattern_matches(te__pattern *p, const char *text) {
 
 /* ---- names ---- */
 
-/* Returns true if the name has no operators; such a name also matches the end of a path behind a dot. */
+/* Returns true if the name has no operators. Such a name also matches the end of a path after a dot. */
 static bool te__name_is_plain(const char *name) { return strpbrk(name, "*+?[](){}|^$\\") == NULL; }
 static bool te__path_ends_in(const char *path, const char *name) {
     const size_t n = strlen(path), k = strlen(name);
     return strcmp(path, name) == 0 || (n > k && path[n - k - 1] == '.' && strcmp(path + n - k, name) == 0);
 }
 
-/* A list of compiled names that choose modules. Zero-initialise before te__name_list_open; free with
+/* A list of compiled names that choose modules. Set it to zero before te__name_list_open, and free it by
  * te__name_list_close. */
 typedef struct te__name_list {
     te_ctx *te;
@@ -361,7 +364,8 @@ static bool te__name_list_open(te__name_list *l, te_ctx *te, const char *who, co
         if (!te__pattern_open_name(&l->patterns[i], te, who, names[i])) return false;
     return n == 0 || l->patterns;
 }
-/* Returns true if the path matches a name; *plain, unless `plain` is NULL, says if a name without operators matched. */
+/* Returns true if the path matches a name of the list. If `plain` is not NULL, sets *plain to true if a name without
+ * operators matched. */
 static bool te__name_list_match(te__name_list *l, const char *path, bool *plain) {
     bool any = false;
     int i;

@@ -1,5 +1,5 @@
-/* lora/merge.c: te_lora_merge and te_lora_remove. Knows the sites of adapters and which modules share a weight; must
- * not know files. */
+/* lora/merge.c: te_lora_merge and te_lora_remove. This part may use the sites of adapters, and may find modules that
+ * share a weight. It must not depend on files. */
 
 /* ---- shared weights ---- */
 
@@ -18,8 +18,8 @@ static bool te__values_meet(te_tensor *x, te_tensor *y) {
         }
     return x == y;
 }
-/* Finds a module other than `owner`, in any tree, with a parameter that shares memory with x; *entry receives the index
- * of that parameter. NULL if there is none. */
+/* Finds a module other than `owner` that has a parameter which shares memory with x. Searches all trees of the context.
+ * Sets *entry to the index of the parameter. Returns NULL if there is no such module. */
 static const te_module *te__other_owner(const te_module *owner, te_tensor *x, int *entry) {
     const te__closable *c;
     for (c = owner->te->closables; c; c = c->next) {
@@ -31,7 +31,7 @@ static const te_module *te__other_owner(const te_module *owner, te_tensor *x, in
     return NULL;
 }
 
-/* Returns the name of the first adapter child that was removed from a site; NULL if all are there. */
+/* Returns the name of the first adapter that was removed from a site; NULL if none was removed. */
 static const char *te__lora_gone(const te__lora_site *s) {
     te_module *holder = te__lora_holder(s);
     int i;
@@ -95,8 +95,8 @@ static te_result te__lora_mergeable(const te__lora_site *s) {
 
 /* ---- merging ---- */
 
-/* Computes the merged weights of products first .. first + n - 1 of a site into `sums`, in the order of the
- * parameters. */
+/* Computes the merged weights of n products of a site, beginning with product `first`. Writes them to `sums` in the
+ * order of the parameters. */
 static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tensor **sums) {
     const te__lora_shape shape = te__lora_shape_of(s, 0);
     te_module *holder = te__lora_holder(s);
@@ -116,8 +116,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     }
     return TE_OK;
 }
-/* Merges adapters into the weights of n products from `first` on; computes all sums before it changes a weight. `zero`:
- * TE__EXPERTS_PRODUCTS tensors that are set to 0 afterwards, or NULL. */
+/* Merges the adapters of n products, beginning with product `first`, into their weights. Computes all sums before it
+ * changes a weight. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero` to 0; `zero` may be NULL. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);
@@ -141,8 +141,8 @@ static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, t
     te__free(te, sums, bytes);
     return result;
 }
-/* Merges the adapters of a site into its weights. Experts are merged one by one to save memory; the lora_B of a merged
- * expert is set to 0, so that a failure in between leaves the function unchanged. */
+/* Merges the adapters of a site into its weights. Experts are merged one by one to save memory. After each expert its
+ * lora_B is set to 0, so if a later expert fails, the module still computes the same function. */
 static te_result te__lora_merge(const te__lora_site *s) {
     const int products = te__lora_shape_of(s, 0).products;
     te_module *m = s->owner;

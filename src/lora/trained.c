@@ -1,13 +1,14 @@
-/* lora/trained.c: parameters that are trained in addition to adapters: those of modules_to_save, and biases. Knows the
- * sites of adapters and parameters; must not know files.
+/* lora/trained.c: parameters that are trained in addition to adapters: biases, and all parameters of the modules in
+ * modules_to_save. This part may use the sites of adapters, and parameters. It must not depend on files.
  *
- * A copy of such a parameter is trained. The module keeps the original tensor, and te_lora_remove puts it back. */
+ * Training changes a copy of such a parameter. The module keeps the original tensor, and te_lora_remove puts it
+ * back. */
 
 #define TE__TRAINED "te.lora.trained"
 
 typedef struct te__trained_item {
     int entry;
-    te_tensor *before; /* the original tensor; NULL: the parameter had no values yet (TE_PARAMS_META) and is no copy */
+    te_tensor *before; /* the original tensor; NULL: the parameter had no values to copy (TE_PARAMS_META) */
 } te__trained_item;
 /* The trained parameters of a module; its attribute TE__TRAINED. */
 typedef struct te__trained {
@@ -46,7 +47,7 @@ static bool te__trains(const te__entry *e, bool whole) {
     return whole ? e->kind == TE_ENTRY_PARAMETER : te__is_bias(e);
 }
 
-/* Shortens m's list of trained parameters to n, puts back the original tensors of the rest, and sets t->whole. */
+/* Shortens m's list of trained parameters to n. Puts back the original tensors of the removed ones. Sets t->whole. */
 static void te__trained_cut(te_module *m, int n, bool whole) {
     te__trained *t = te__trained_of(m);
     if (!t) return;
@@ -60,7 +61,8 @@ static void te__trained_cut(te_module *m, int n, bool whole) {
     t->whole = whole;
     if (n == 0 && !whole) te_module_remove_attribute(m, TE__TRAINED);
 }
-/* Replaces the tensor of entry e by a copy; *before receives the original, or NULL if e has no memory and stays. */
+/* Replaces the tensor of entry e by a copy and sets *before to the original. If e has no memory, its tensor stays and
+ * *before is NULL. */
 static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before) {
     te_tensor *x = e->tensor, *copy, *main_grad = te_tensor_main_grad(x);
     te_result result;
@@ -71,7 +73,7 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
                         "model outside of te_quantized_model_init_begin",
                         e->name, m->name);
     *before = NULL;
-    /* allocates the tape variable now, because te__lora_train cannot report that memory is out */
+    /* allocates the tape variable now, because te__lora_train cannot report a lack of memory */
     if (!x->buffer) return te__var_of(x) ? TE_OK : te_error_code(m->te);
     te__frame_begin(m->te);
     copy = te__empty_like(x, x->dtype);
@@ -99,7 +101,7 @@ static te__trained *te__trained_open(te_module *m) {
     te__trained_free(t);
     return NULL;
 }
-/* Makes m's parameters (`whole`) or only its biases trained; skips those that are trained already. */
+/* Makes all parameters of m trained (`whole` is true), or only its biases. Skips those that are trained already. */
 static te_result te__trained_give(te_module *m, bool whole) {
     te__trained *t = NULL;
     te_result result = TE_OK;
@@ -143,7 +145,7 @@ static te_result te__trained_list_give(te__trained_list *l, te_module *m, bool w
     c->whole = t && t->whole;
     return te__trained_give(m, whole);
 }
-/* Frees the list; with `failed` it first undoes all its changes. */
+/* Frees the list. If `failed` is true, it first undoes all changes in the list. */
 static void te__trained_list_close(te__trained_list *l, bool failed) {
     for (; failed && l->n > 0; l->n--)
         te__trained_cut(l->list[l->n - 1].m, l->list[l->n - 1].n, l->list[l->n - 1].whole);
@@ -188,8 +190,8 @@ static bool te__trained_forget_one(void *user, te_module *m) {
     else te__trained_cut(m, 0, false);
     return true;
 }
-/* Ends the training of additional parameters in a tree: keeps the trained values, or without `keep` puts the original
- * tensors back. Freezes all of them. */
+/* Ends the training of additional parameters in a tree. If `keep` is true, the trained values stay; otherwise the
+ * original tensors come back. Freezes all these parameters. */
 static void te__trained_forget(te_module *model, bool keep) { te_module_visit(model, te__trained_forget_one, &keep); }
 
 /* ---- freezing ---- */
@@ -217,7 +219,8 @@ static bool te__lora_train(void *user, te_module *m) {
     for (i = 0; t && i < t->n; i++) te_tensor_set_requires_grad(m->entries[t->items[i].entry].tensor, true);
     return true;
 }
-/* Freezes all parameters but adapters and those trained in addition. `whole` false: only in modules with adapters. */
+/* Freezes all parameters except adapters and those trained in addition. If `whole` is false, does so only in modules
+ * that have adapters. */
 static void te__lora_freeze(te_module *model, bool whole) {
     if (whole) te_module_set_requires_grad(model, false);
     else te_module_visit(model, te__lora_freeze_owner, NULL);

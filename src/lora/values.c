@@ -1,6 +1,8 @@
-/* lora/values.c: initial values of adapters, and adding a required child to a module. Knows the module tree. */
+/* lora/values.c: initial values of adapters, and adding a required child to a module. This part may use the module
+ * tree. */
 
-/* Fills `weight` with uniform random numbers within +- 1 / sqrt(numbers); `numbers`: terms that one output sums. */
+/* Fills `weight` with uniform random numbers within +- 1 / sqrt(numbers). `numbers` is the number of terms in the sum
+ * of one output. */
 static te_result te__lora_fill_within(te_tensor *weight, int64_t numbers) {
     te_op_random_args args = TE_ZERO;
     te__draw draw = te__rng_draw(weight->te, 1);
@@ -22,7 +24,7 @@ static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
     return te_tensor_fill(weight, 0.0);
 }
 
-/* Adds `child`, which may be NULL, to m as a required child. On failure destroys the child and returns false. */
+/* Adds `child`, which may be NULL, to m as a required child. On failure it destroys `child` and returns false. */
 static bool te__lora_attach(te_module *m, te_module *child) {
     if (child && m->te->error_code == TE_OK && te_module_add_child(m, NULL, child) && te__module_need(child)) {
         child->evaluating = m->evaluating;

@@ -1,6 +1,6 @@
-/* model/attention.c: attention modules chosen by the name of a backend (te, sdpa, flex, eager): the table
- * te__attn_backends has a row for each, whose `core` implements the attention core. Knows DotProductAttention and
- * te_attention; must not know which models call it. */
+/* model/attention.c: attention modules chosen by the name of a backend (te, sdpa, flex, eager). The table
+ * te__attn_backends has one entry for each backend; the field `core` of an entry implements the attention core. This
+ * part may use DotProductAttention and te_attention. It must not depend on the models that call it. */
 
 /* Features that a backend supports. */
 enum {
@@ -8,7 +8,7 @@ enum {
     TE__ATTN_DROPOUT = 1 << 1,
     TE__ATTN_WHOLE_MASKS = 1 << 2,   /* 4-D masks */
     TE__ATTN_SINKS = 1 << 3,         /* sink_weights as an argument of the call */
-    TE__ATTN_NO_WINDOW_OF_0 = 1 << 4 /* with upstream_windows, a window of 0 keys means no window, as in Automodel */
+    TE__ATTN_NO_WINDOW_OF_0 = 1 << 4 /* with upstream_windows a window of 0 keys is no window, as in Automodel */
 };
 /* A backend. q, k and v are laid out as in models, [b, s, H, d]. */
 typedef struct te__attn_backend {
@@ -17,7 +17,7 @@ typedef struct te__attn_backend {
     unsigned facts;     /* TE__ATTN_* bits */
     te_result (*preprocess)(const struct te__attn_backend *b, te_module *m, const te_attn_inputs *in,
                             te_attn_args *out); /* fills *out, which is zeroed before */
-    /* Adds to the rule of a call everything but masks; NULL: adds nothing. */
+    /* Sets fields of the rule *x for one call, but not its masks. May be NULL. */
     te_result (*rule)(te_module *m, const te_attn_args *a, te_attn_rule *x);
     te_tensor *(*attend)(te_module *m, te__attn_run *run); /* returns [b, s, H, d_v]; NULL: the backend is te */
 } te__attn_backend;
@@ -36,7 +36,8 @@ static te_tensor *te__mask_of_padding(te_tensor *x) {
     return te_tensor_view(te__mask_turned(x), 4, shape);
 }
 
-/* Checks attention_mask of a call: 2 or 4 dimensions, sizes that fit q and k, and a dtype (u8; 4-D also float). */
+/* Checks attention_mask of a call. It must have 2 or 4 dimensions, sizes that fit q and k, and dtype u8 (or a float
+ * dtype if it has 4 dimensions). */
 static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m, const te_attn_inputs *in) {
     const te_tensor *x = in->attention_mask, *q = in->q, *k = in->k;
     char t[3][TE__SHAPE_TEXT];
@@ -69,14 +70,15 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
     return TE_OK;
 }
 
-/* Converts a window to the number of keys that a query sees, its own included; -1: all keys up to its own. te.h's
- * w.left does not count the query's own key, upstream's (upstream_windows) does. */
+/* Converts a window to the number of keys that a query sees, including its own key. -1 means all keys up to its own. In
+ * te.h w.left does not count the query's own key. With upstream_windows it does, as in Automodel. */
 static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
     const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
     return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* INT64_MAX: no overflow, and all keys anyway */
 }
-/* For sdpa, flex and eager: refuses packed sequences, and q, k and v whose sizes are not the module's. */
+/* For the backends sdpa, flex and eager: refuses packed sequences, and refuses q, k and v whose sizes differ from the
+ * module's. */
 static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const te_attn_inputs *in) {
     te_tensor *const part[3] = {in->q, in->k, in->v};
     if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
@@ -88,8 +90,8 @@ static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const 
     return te__attn_core_shapes(m, b->name, part);
 }
 
-/* Checks a call and fills the fields of *out that all backends have. A 4-D mask is the whole mask: no causal mask
- * and no window is added. */
+/* Checks a call and fills the fields of *out that all backends use. A 4-D mask is used alone: no causal mask and no
+ * window is added to it. */
 static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_window w = in->window;
     te_tensor *mask = in->attention_mask;
@@ -126,7 +128,8 @@ static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te
 
 /* ---- te ---- */
 
-/* Copies cu_seqlens and max_seqlen of packed sequences to *c: one list for both queries and keys, or one for each. */
+/* Copies cu_seqlens and max_seqlen of packed sequences to *c. The input has one list for queries and keys together, or
+ * one list for each. */
 static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attn_call *c) {
     const bool one = in->cu_seqlens != NULL;
     if (te__attn_core_of(m)->desc.format != TE_THD)
@@ -191,8 +194,8 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
 
 /* ---- sdpa ---- */
 
-/* Returns the last s_kv columns of padding x [b, columns] on the host, 1 for a token; the caller frees b s_kv + 1 bytes
- * by te__free. *all: true if there is no padding. */
+/* Copies the last s_kv columns of the padding mask x [b, columns] to the host, 1 for a token. The caller frees the
+ * result, which has b s_kv + 1 bytes, by te__free. Sets *all to true if there is no padding. */
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;
@@ -213,7 +216,7 @@ static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     return tokens;
 }
 
-/* preprocess of sdpa and eager: converts windows and padding to an element mask out->masked. */
+/* The preprocess function of sdpa and eager. Converts windows and padding to an element mask, out->masked. */
 static te_result te__attn_elements(const te__attn_backend *row, te_module *m, const te_attn_inputs *in,
                                    te_attn_args *out) {
     te_result r = te__attn_open(row, m, in, out);
@@ -231,7 +234,9 @@ static te_result te__attn_elements(const te__attn_backend *row, te_module *m, co
     if (out->window_keys >= 0 || !all) {
         te_tensor *kept = te__element_mask(m->te, b, s_q, s_kv, out->window_keys,
                                            out->is_causal ? te__max(s_kv - s_q, 0) : s_kv, all ? NULL : tokens);
-        out->masked = kept ? te_tensor_detach(kept) : NULL; /* an alias, because the context may drop its mask
+        out->masked = kept ? te_tensor_detach(kept) : NULL; /* another handle of the mask, because the context may drop
+                                                             * its own
+                                                             *                                                      
                                                              * before the caller is done */
         out->is_causal = false;
         if (!out->masked) r = te_error_code(m->te);
@@ -245,7 +250,7 @@ static te_tensor *te__attn_sdpa_attend(te_module *m, te__attn_run *run) {
     const te_attn_rule *x = &run->told.rule;
     te_sdpa_args args = TE_ZERO;
     if (!te__sdpa_of(m->te)->depth) return te__sdpa_attend(m, run);
-    /* te_sdpa_begin is open: calls the function that is in force now */
+    /* te_sdpa_begin is open: calls the function that te_scaled_dot_product_attention has now */
     masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
     if (x->attention_mask && !masked) return NULL;
     args.attn_mask = masked ? masked : x->core_attention_bias;
@@ -304,8 +309,8 @@ static te_result te__attn_eager_preprocess(const te__attn_backend *b, te_module 
                         te__shape_text(out->masked, t));
     return r;
 }
-/* Replaces the causal mask by an element mask if s_q != s_kv: the softmax kernel aligns its causal mask to the last key
- * (bottom right), a backend to the first key (top left). */
+/* If s_q != s_kv, replaces the causal mask by an element mask. The softmax kernel aligns its causal mask to the last
+ * key (bottom right), but this backend aligns it to the first key (top left). */
 static te_result te__attn_eager_rule(te_module *m, const te_attn_args *a, te_attn_rule *x) {
     const int64_t s_q = a->q->shape[1], s_kv = a->k->shape[1];
     if (x->mask != TE_MASK_CAUSAL || s_q == s_kv) return TE_OK;
@@ -320,8 +325,8 @@ static te_tensor *te__attn_eager_attend(te_module *m, te__attn_run *run) {
 
 /* ---- the module of sdpa, flex and eager ---- */
 
-/* Converts the arguments of te_forward_with to *in. Their attention_mask has 1 for a masked key, as in
- * DotProductAttention; in->attention_mask has 1 for a key that is seen. */
+/* Converts the arguments of te_forward_with to *in. In `args`, attention_mask has 1 for a masked key, as in
+ * DotProductAttention. In *in it has 1 for a key that is seen. */
 static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, te_attn_inputs *in) {
     const te_attn_call *c = &args->attention;
     const te__field *f = te__option_set(&te__sdpa_call_group, 1, c);
@@ -352,7 +357,7 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     return keep ? TE_OK : te_error_code(m->te);
 }
 
-/* Fills *run, which is zeroed before, with q, k and v and the rule of the arguments. */
+/* Fills *run with q, k, v and the rule (mask, scale, dropout) of the arguments. *run must be zero before the call. */
 static te_result te__attn_run_of(const te__attn_backend *b, te_module *m, const te_attn_args *a, te__attn_run *run) {
     const te_attn_call nothing = TE_ZERO;
     te_attn_rule *x = &run->told.rule;
@@ -390,7 +395,8 @@ static void te__attn_module_destroy(te_module *m) {
      {"attn_mask_type", "qkv_format", "softmax_type", "", "dropout_p"},                            \
      te__attn_prepare,                                                                             \
      te__attn_attend}
-/* Indexed by te_attn_backend - TE_ATTN_TE. Backends after TE_ATTN_EAGER have no row: their kernels are not in te.h. */
+/* Indexed by te_attn_backend - TE_ATTN_TE. Backends after TE_ATTN_EAGER have no entry: their kernels are not in
+ * te.h. */
 static const te__attn_backend te__attn_backends[] = {
     {{{NULL, 0, NULL, NULL, NULL}, NULL, {NULL, NULL, NULL, NULL, NULL}, NULL, NULL},
      "te attention",
@@ -491,7 +497,7 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
 
 /* ---- calls ---- */
 
-/* Returns the backend of a call's module, or NULL with the error. */
+/* Returns the backend of the module that a call uses, or NULL with an error. */
 static const te__attn_backend *te__attn_check_call(te_module *m, const char *who, const te_tensor *q,
                                                    const te_tensor *k, const te_tensor *v) {
     const te_attn_backend backend = te_attn_backend_of(m);
@@ -504,7 +510,8 @@ static const te__attn_backend *te__attn_check_call(te_module *m, const char *who
                  m->cls->name);
     return NULL;
 }
-/* Runs attention on q, k and v laid out as in models. Returns [.., H d_v] for backend te, otherwise [b, s, H, d_v]. */
+/* Runs attention on q, k and v in the layout of models, [b, s, H, d]. Backend te returns [.., H d_v], the others [b, s,
+ * H, d_v]. */
 static te_tensor *te__attn_call(te_module *m, const te__attn_backend *row, const te_attn_args *a) {
     te__attn_run run = TE_ZERO;
     if (!row->attend) return te__attn_te_call(m, a);

@@ -1,5 +1,6 @@
-/* model/backend.c: backend configuration of a model: capabilities, the defaults that follow from them, the rules of a
- * te_backend_config, and FP8 for a whole model. Knows the names of backends; must not know what a backend computes. */
+/* model/backend.c: the backend configuration of a model. It has the capabilities, the defaults that follow from them,
+ * the rules of te_backend_config, and FP8 for a whole model. This part may use the names of backends. It must not
+ * depend on what a backend computes. */
 
 /* ---- capabilities and defaults ---- */
 
@@ -155,7 +156,7 @@ static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) 
             te_backend_name("dispatcher", (int)c->dispatcher));
     return TE_OK;
 }
-/* Applies rules 1 to 10 of the documentation, in that order. `speaks`: this rank logs (rank 0). */
+/* Applies rules 1 to 10 of the documentation, in this order. `speaks` is true on the rank that logs (rank 0). */
 static te_result te__config_rules(te_ctx *te, te_backend_config *c, bool speaks) {
     const bool all_to_all = c->dispatcher == TE_DISPATCHER_DEEPEP || c->dispatcher == TE_DISPATCHER_HYBRIDEP ||
                             c->dispatcher == TE_DISPATCHER_UCCL_EP || c->dispatcher == TE_DISPATCHER_MOK;
@@ -218,7 +219,7 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
 
 /* ---- FP8 of a whole model ---- */
 
-/* The recipe kinds of te_fp8_recipe, indexed by its values below TE_FP8_OBJECT. */
+/* The recipe kind of each te_fp8_recipe. Indexed by the values of te_fp8_recipe below TE_FP8_OBJECT. */
 static const te_recipe_kind te__fp8_kinds[] = {TE_RECIPE_CURRENT, TE_RECIPE_BLOCK, TE_RECIPE_MXFP8};
 TE__STATIC_ASSERT(sizeof(te__fp8_kinds) / sizeof(te__fp8_kinds[0]) == TE_FP8_OBJECT, "a te_fp8_recipe has no recipe");
 
@@ -246,7 +247,7 @@ TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *co
         if (!desc.recipe) return te_error_code(te);
     }
     outer = te__autocast_now(te);
-    if (!desc.recipe) { /* opens a region that repeats the state in force, so that every begin has an end */
+    if (!desc.recipe) { /* opens a region with the settings of the outer region, so that each begin has an end */
         desc.disabled = !outer || !outer->enabled;
         if (outer) {
             storage = outer->recipe;

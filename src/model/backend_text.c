@@ -1,9 +1,10 @@
-/* model/backend_text.c: te_backend_config as text: names of values and fields, reading and writing. Knows names; must
- * not know what a backend is or which backends go together. */
+/* model/backend_text.c: reads and writes te_backend_config as text, by the names of its fields and values. This part
+ * may use names alone. It must not depend on what a backend is, or on which backends go together. */
 
 /* ---- names ---- */
 
-/* The names of the values of an enum, from 0 on. A NULL name: the value means "not given" and cannot be written. */
+/* The names of the values of an enum, from 0 on. If a name is NULL, the value means "not given" and cannot be
+ * written. */
 typedef struct te__names {
     const char *const *name;
     int count;
@@ -33,9 +34,9 @@ static const char *const te__foreign_dtypes[] = {"float64", "double", "int8",   
 /* ---- the fields ---- */
 
 typedef enum te__field_kind {
-    TE__FIELD_ENUM,    /* an enum of the size of int, with the values in `names` */
+    TE__FIELD_ENUM,    /* an enum of the size of int; `names` has its values */
     TE__FIELD_BOOL,
-    TE__FIELD_NOT,     /* a bool of the struct that is the negation of the named field */
+    TE__FIELD_NOT,     /* the struct has a bool with the opposite meaning of the named field */
     TE__FIELD_INT,
     TE__FIELD_NUMBER,  /* a double */
     TE__FIELD_DTYPE,
@@ -86,7 +87,7 @@ static const te__config_field te__config_fields[] = {
     TE__ROW(compile_attn, TE__FIELD_BOOL, te__bool_names),
     TE__ROW(cuda_graph, TE__FIELD_MODULES, te__graph_names),
     {"te_fp8.recipe", TE__FIELD_FP8, offsetof(te_backend_config, te_fp8),
-     TE__NAMES(te__fp8_names)}, /* second names of te_fp8 and cuda_graph, read but never written */
+     TE__NAMES(te__fp8_names)}, /* other names of te_fp8 and cuda_graph, which are read but never written */
     {"cuda_graph.modules", TE__FIELD_MODULES, offsetof(te_backend_config, cuda_graph), TE__NAMES(te__graph_names)}};
 #undef TE__ROW
 #undef TE__PLAIN
@@ -97,7 +98,7 @@ enum { TE__CONFIG_WRITTEN = TE__COUNT(te__config_fields) - 2 };
 
 enum { TE__MAX_WORD = 64 }; /* longer words are not compared */
 
-/* Returns the edit distance of a and b (Levenshtein 1966); keeps only one row of the table. */
+/* Returns the edit distance of a and b (Levenshtein 1966). It keeps only one row of the distance table. */
 static int te__edits(const char *a, size_t n, const char *b) {
     int row[TE__MAX_WORD + 1];
     size_t m = strlen(b), i, k;
@@ -114,14 +115,15 @@ static int te__edits(const char *a, size_t n, const char *b) {
     }
     return row[m];
 }
-/* Sets *best to `name` and *edits to its edit distance from the word if the distance is less than *edits. */
+/* Computes the edit distance of `name` from the word. If it is less than *edits, sets *edits to it and *best to
+ * `name`. */
 static void te__nearer(const char *word, size_t n, const char *name, const char **best, int *edits) {
     int d = te__edits(word, n, name);
     if (d >= *edits) return;
     *edits = d;
     *best = name;
 }
-/* Appends "; is \"te\" meant?" if the best name is near enough. */
+/* Appends "; is \"te\" meant?" with the name `best` in place of te, if `best` is near enough to the word. */
 static void te__text_nearest(te__text *t, const char *best, int edits) {
     if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best))
         te__text_printf(t, "; is \"%s\" meant?", best);
@@ -136,8 +138,8 @@ static void te__text_names(te__text *t, const te__names *names) {
         between = ", ";
     }
 }
-/* Records TE_ERR_INVALID for a word that is none of `names`. `who` is the function, `field` the field in the
- * message. */
+/* Records TE_ERR_INVALID for a word that is not in `names`. The message begins with `who`, the function, and names
+ * `field`. */
 static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n,
                                   const te__names *names) {
     te__text t = TE_ZERO;
@@ -209,7 +211,8 @@ static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_f
     return te__unknown_name(te, who, f->name, lower, n, &names);
 }
 
-/* Reads names joined by + into bits; refuses a name given twice. An empty word means no bits. */
+/* Reads names joined by + and sets the bit of each in *modules. Refuses a name that occurs twice. An empty word gives
+ * no bits. */
 static te_result te__modules_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, int *modules) {
     size_t at = 0;
     *modules = 0;
@@ -240,7 +243,7 @@ static te_result te__number_parse(te_ctx *te, const char *who, const te__config_
                     (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__number_wanted(f));
 }
 
-/* Reads the value of one field from the word w into *config. */
+/* Reads the value of one field from the word w and writes it to *config. */
 static te_result te__field_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w,
                                  te_backend_config *config) {
     char *at = (char *)config + f->offset;
@@ -278,7 +281,7 @@ static const te__config_field *te__field_find(const char *name, size_t n) {
             return &te__config_fields[i];
     return NULL;
 }
-/* Returns the bit that marks a field as given; both names of a field have the same bit. */
+/* Returns the bit that marks a field as given. If a field has two names, both have the same bit. */
 static uint64_t te__field_bit(const te__config_field *f) {
     int i;
     for (i = 0; te__config_fields[i].offset != f->offset || te__config_fields[i].kind != f->kind; i++) {}

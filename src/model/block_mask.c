@@ -1,9 +1,9 @@
-/* model/block_mask.c: block masks, and the cache of masks that a context keeps for its attention modules. Knows
- * tensors; must not know modules. */
+/* model/block_mask.c: block masks, and the cache of masks that a context keeps for its attention modules. This part may
+ * use tensors. It must not depend on modules. */
 
 /* ---- the state of a context ---- */
 
-/* A cached mask, shared by attention modules, with the key that it was made from. */
+/* An entry of the mask cache, which attention modules share: a mask, and the key that it was made from. */
 enum { TE__BLOCK_MASKS = 64, TE__ELEMENT_MASKS = 4 };
 typedef struct te__kept_mask {
     int64_t key[5];
@@ -39,8 +39,8 @@ static const te__room te__mask_room = TE__ROOM(&te__masks_slot, NULL, te__masks_
 
 /* ---- block masks ---- */
 
-/* Classifies the block of queries first_q .. last_q and keys first_kv .. last_kv as empty, partial or full: query i
- * sees keys i + lo .. i + hi that mask_fn, if given, allows. */
+/* Returns whether the block of queries first_q .. last_q and keys first_kv .. last_kv is empty, partial or full. Query
+ * i sees keys i + lo .. i + hi. If mask_fn is given, query i sees only those of them that mask_fn allows. */
 static te_attn_block te__block_of(const te_block_mask_desc *d, int lo, int hi, int64_t b, int64_t h, int64_t first_q,
                                   int64_t last_q, int64_t first_kv, int64_t last_kv) {
     bool some = false, all = true;
@@ -119,7 +119,7 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
 
 /* ---- the mask cache of a context ---- */
 
-/* Returns the mask with this key and content from a list of n; NULL if it is not there. */
+/* Searches a list of n entries for a mask with this key and content. Returns NULL if there is none. */
 static te_tensor *te__mask_kept(const te__kept_mask *list, int n, const int64_t *key, const uint8_t *content,
                                 size_t bytes) {
     int i;
@@ -129,8 +129,8 @@ static te_tensor *te__mask_kept(const te__kept_mask *list, int n, const int64_t 
             return list[i].mask;
     return NULL;
 }
-/* Puts a mask into the cache in place of the oldest entry; copies `content`. Returns the mask, which the cache retains,
- * or NULL with an error. */
+/* Puts a mask into the cache in place of the oldest entry. Copies `content` and retains the mask. Returns the mask, or
+ * NULL with an error. */
 static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const int64_t *key, const uint8_t *content,
                                 size_t bytes, te_tensor *mask) {
     uint8_t *copy = mask && bytes ? (uint8_t *)te__alloc(te, bytes) : NULL;
@@ -184,9 +184,9 @@ TE_API int te_flex_block_mask_count(const te_ctx *te) {
     return n;
 }
 
-/* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key; the context's cache owns it. Query i sees
- * the last `keys` keys up to key i + offset (keys -1: all up to it), except keys that are 0 in `tokens` (u8 [b,
- * s_kv] on the host, 1 for a token; NULL: no padding). */
+/* Returns an element mask u8 [b or 1, 1, s_q, s_kv], 1 for a masked key. The context's cache owns it. Query i sees the
+ * last `keys` keys up to key i + offset, or all keys up to it if `keys` is -1. Keys that are 0 in `tokens` are masked
+ * too. `tokens` is u8 [b, s_kv] on the host, 1 for a token; NULL means no padding. */
 static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset,
                                    const uint8_t *tokens) {
     int64_t key[5], shape[4], i, j, s;

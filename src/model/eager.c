@@ -1,10 +1,11 @@
-/* model/eager.c: the eager backend: attention as GEMM, softmax and GEMM, with the scores in memory. It may
- * call raw operations, but no module.
+/* model/eager.c: the eager backend. It computes attention as GEMM, softmax and GEMM, and keeps the scores in memory. It
+ * may call raw operations, but no module.
  *
- * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G heads of a group are
- * adjacent, so each product is one grouped GEMM with b G groups of (H / G) s_q rows. */
+ * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G query heads of one k/v head
+ * are adjacent. So each product is one grouped GEMM with b G groups of (H / G) s_q rows. */
 
-/* Computes d = a b for each group; along_k: the groups lie along k. Takes m, n and k from the tensors' shapes. */
+/* Computes d = a b for each group. If along_k is true, the groups divide k, otherwise m. Takes m, n and k from the
+ * tensors' shapes. */
 static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d,
                                    bool along_k, bool accumulate) {
     te_op_grouped_gemm_args g = TE_ZERO;
@@ -56,7 +57,7 @@ static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *co
     return r == TE_OK ? te__eager_product(sizes, p, d_o, false, dx[2], true, false) : r;
 }
 
-/* Broadcasts x, whose sizes are 1 or those of y, into y, and casts to y's dtype. */
+/* Broadcasts x into y and casts it to y's dtype. Each size of x is 1 or that of y. */
 static te_result te__eager_repeat(te_tensor *x, te_tensor *y) {
     te_tensor *all = te_tensor_detach(x);
     te_op_copy_args copy = TE_ZERO;
@@ -71,7 +72,7 @@ static te_result te__eager_repeat(te_tensor *x, te_tensor *y) {
     copy.dst = y;
     return te_op_copy(y->te, &copy);
 }
-/* Returns `masked` with a row for each query, as the softmax kernel needs it. */
+/* Returns `masked` expanded to one row for each query, as the softmax kernel needs it. */
 static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
     int64_t shape[4];
     te_tensor *y;
@@ -82,8 +83,8 @@ static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
     return y && te__eager_repeat(masked, y) == TE_OK ? y : NULL;
 }
 
-/* Computes attention with the rule x: its mask (causal, or u8 [b or 1, 1, s_q or 1, s_kv]) and its bias, which is added
- * to the scores. */
+/* Computes attention with the mask and the bias of the rule x. The mask is causal, or u8 [b or 1, 1, s_q or 1, s_kv].
+ * The bias is added to the scores. */
 static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_rule *x) {
     const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
     const float scale = te__attn_scale(x->softmax_scale, q->shape[3]);
@@ -107,8 +108,8 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     r = in[0] && in[1] && in[2] && sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK
                                                                                               : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, false);
-    if (r == TE_OK && added) { /* added after the scale: a mask value such as the dtype's minimum must not overflow
-                                * to -inf by scaling */
+    if (r == TE_OK && added) { /* the bias is added after the scale: scaling would make a mask value such as the
+                                * dtype's minimum overflow to -inf */
         sum.y = all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
         sum.x = sum.out = scores;

@@ -1,6 +1,6 @@
-/* model/formats.c: chooses which tensors of a model are cast and to which dtype: by words in their paths, or
- * temporarily (te_fp32_scope_open). Knows modules and paths; must not know how a tensor is cast in place
- * (model/recast.c). */
+/* model/formats.c: chooses the tensors of a model to cast, and their dtypes. The choice is made by words in the
+ * tensors' paths, or for a time (te_fp32_scope_open). This part may use modules and paths. It must not depend on how
+ * model/recast.c casts a tensor in place. */
 
 /* ---- words ---- */
 
@@ -19,7 +19,8 @@ static void te__words_destroy(void *value) {
     te__free(w->te, w->word, ((size_t)w->count + 1) * sizeof(char *));
     te__free(w->te, w, sizeof(*w));
 }
-/* Returns the words that m has under a key; NULL if there are none, or if the program has set another value there. */
+/* Returns the words that m has as attribute `key`. NULL if there is no attribute, or if the program has set another
+ * value. */
 static const te__words *te__words_of(const te_module *m, const char *key) {
     const te__attribute *a = te__module_attribute(m, key);
     return a && a->destroy == te__words_destroy ? (const te__words *)a->value : NULL;
@@ -70,8 +71,8 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
     return result;
 }
 
-/* Appends the words of w, without repeats and without words of `outer`, to `keywords`. *n also counts words for which
- * there is no room. */
+/* Appends the words of w to `keywords`, without repeats and without words that are in `outer`. *n counts the words,
+ * also those for which `keywords` has no room. */
 static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
@@ -104,7 +105,7 @@ TE_API bool te_has_dtensor_params(te_module *m) { return m && !te_module_visit_t
 
 /* ---- first paths ---- */
 
-/* The first entry of the tree, in the order of te_module_visit_tensors, that holds a parameter. */
+/* A parameter, and the first entry of the tree that holds it, in the order of te_module_visit_tensors. */
 typedef struct te__first {
     const te_tensor *x;
     const te__entry *entry;
@@ -142,8 +143,8 @@ static void te__firsts_close(te__firsts *f) {
     te__free(f->te, f->item, (size_t)f->cap * sizeof(te__first));
     memset(f, 0, sizeof(*f));
 }
-/* Collects the first entry of every parameter of the tree m, whose modules must not change until te__firsts_close.
- * False with an error; then there is nothing to close. */
+/* Collects the first entry of each parameter of the tree m. The modules of the tree must not change until
+ * te__firsts_close. Returns false with an error; te__firsts_close is then not needed. */
 static bool te__firsts_open(te__firsts *f, const te_module *m) {
     int i, n = 0;
     memset(f, 0, sizeof(*f));
@@ -158,7 +159,7 @@ static bool te__firsts_open(te__firsts *f, const te_module *m) {
     f->num = n;
     return true;
 }
-/* Returns true if e is the first entry of its parameter; always true for a buffer. */
+/* Returns true if e is the first entry that holds its parameter. Always true for a buffer. */
 static bool te__is_first(const te__firsts *f, const te__entry *e) {
     te__first key, *at = NULL;
     memset(&key, 0, sizeof(key));
@@ -179,11 +180,11 @@ typedef struct te__cast {
     te_dtype dtype;           /* target dtype */
     const te__words *words, *strict; /* words of the root that keep tensors in f32 */
     bool sharded;             /* the model has sharded parameters */
-    const char *const *keywords; /* words of te_restore_fp32_modules, used instead of the root's */
+    const char *const *keywords; /* words of te_restore_fp32_modules, used in place of those of the root */
     int count;                   /* number of keywords */
     bool buffers_alone;
     const te_cast_model_desc *desc; /* options of te_cast_model_to_dtype, or NULL */
-    const te_fp32_scope *scope;     /* the scope being closed, which restores each tensor's own dtype; or NULL */
+    const te_fp32_scope *scope;     /* the scope that is closed now: each tensor gets its own dtype back; or NULL */
 } te__cast;
 
 static te__cast te__cast_of(te_module *m, te_dtype dtype) {
@@ -200,7 +201,7 @@ static bool te__is_scaling_path(const char *path, te_entry_kind kind) {
     const char *dot = strrchr(path, '.');
     return kind == TE_ENTRY_BUFFER && te__is_scaling_name(dot ? dot + 1 : path);
 }
-/* Returns true if the root's words keep the tensor at c->path in f32. */
+/* Returns true if the tensor at c->path must stay in f32 because of the words of the root. */
 static bool te__cast_keeps(const te__cast *c, const te__entry *e) {
     if (!te__is_first(&c->firsts, e)) return false;
     return te__words_match(c->strict, c->path) ||
@@ -241,7 +242,8 @@ static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
     te__firsts_close(&c->firsts);
     return more;
 }
-/* Adds one tensor to the list. A parameter shared by a skipped and another module is cast; such a buffer is not. */
+/* Adds one tensor to the list. If a skipped module shares the tensor with another module, a parameter is cast and a
+ * buffer is not. */
 static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
     const bool skips = te__cast_skips(c, m);
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);
@@ -252,7 +254,7 @@ static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     const bool ok = te__cast_walk(c, visit);
     return te__recast_run(&c->list, ok);
 }
-/* Warns if the root has non-strict words, which keep no parameters in f32 if the model is sharded. */
+/* Warns if the root has non-strict words and the model is sharded: then these words keep no parameters in f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;
@@ -288,8 +290,8 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
     return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
 }
 
-/* Adds one tensor to the list if its path has a keyword. A module whose path has a keyword is cast as a whole, even
- * parameters whose first path is elsewhere. */
+/* Adds one tensor to the list if its path has a keyword. If a keyword is in the path of a module, all tensors of this
+ * module are cast, even those whose first path is elsewhere. */
 static bool te__restore_visit(te__cast *c, const te_module *m, const te__entry *e) {
     char *end = c->path + c->module_path;
     const char after = *end;
@@ -331,8 +333,8 @@ typedef struct te__scope_entry {
 struct te_fp32_scope {
     te_ctx *te;
     te_module *m;
-    te_dtype dtype; /* dtype of the whole model at close; TE_DTYPE_NONE: each tensor gets its own dtype back */
-    te_dtype usual; /* dtype at close of tensors that were added during the region */
+    te_dtype dtype; /* dtype of the whole model after the scope; TE_DTYPE_NONE: each tensor gets its own dtype back */
+    te_dtype usual; /* dtype after the scope of tensors that were added inside the scope */
     te__scope_entry *entry; /* sorted by tensor address */
     int num, cap;
     te__closable closable;
@@ -360,7 +362,8 @@ static int te__scope_by_tensor(const void *a, const void *b) {
     return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x);
 }
 
-/* Sets c->dtype to the dtype of the first floating parameter that c's words do not keep in f32, and stops the walk. */
+/* Sets c->dtype to the dtype of the first floating parameter that the words of *c do not keep in f32. Then stops the
+ * walk. */
 static bool te__first_visit(te__cast *c, const te_module *m, const te__entry *e) {
     (void)m;
     if (e->kind != TE_ENTRY_PARAMETER || !te__is_first(&c->firsts, e) || !te__is_floating(e->tensor) ||
@@ -426,7 +429,7 @@ TE_API te_result te_fp32_scope_close(te_fp32_scope *scope) {
     te = scope->te;
     before = te->error_code;
     error = te->error;
-    te->error_code = TE_OK; /* an error from inside the region is put back below */
+    te->error_code = TE_OK; /* an error from inside the region is set again below */
     te->error = NULL;
     result = te__recast_may(scope->m, who);
     if (result == TE_OK && scope->dtype) {

@@ -1,5 +1,6 @@
-/* model/frozen.c: te_cast_frozen_modules_to_compute_dtype: casts frozen tensors, and the tensors of modules with frozen
- * weights and adapters, to the compute dtype. Knows which words keep a tensor in f32 (model/formats.c). */
+/* model/frozen.c: te_cast_frozen_modules_to_compute_dtype. It casts frozen tensors to the compute dtype, and all
+ * tensors of modules that have frozen weights and adapters. This part may use the words that keep a tensor in f32
+ * (model/formats.c). */
 
 enum {
     TE__HAS_PARAMS = 1,
@@ -9,7 +10,7 @@ enum {
 
 typedef struct te__frozen {
     te__cast cast;
-    unsigned char *mark; /* [num] the flags above for each module of the tree, parents first */
+    unsigned char *mark; /* [num] the TE__HAS_* and TE__OWNS_BASE bits of each module of the tree, parents first */
     int num, at;
     bool any_base;
 } te__frozen;
@@ -19,13 +20,13 @@ static bool te__count_module(void *user, te_module *m) {
     ++*(int *)user;
     return true;
 }
-/* Returns true if e is a frozen floating parameter, not sharded, that no word keeps in f32. */
+/* Returns true if e is a frozen floating parameter that is not sharded and may leave f32. */
 static bool te__frozen_casts(const te__frozen *f, const te__entry *e) {
     return !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded &&
            !te__cast_keeps(&f->cast, e);
 }
-/* Computes the marks of m and the modules below; f->cast.path must be m's path. A shared parameter counts only for the
- * first module that has it. */
+/* Computes the bits of m and of the modules below it. f->cast.path must be the path of m. A shared parameter counts
+ * only for the first module that has it. */
 static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     const size_t used = strlen(f->cast.path);
     const int own = f->at++;
@@ -45,8 +46,8 @@ static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     f->cast.path[used] = 0;
     return f->mark[own] = mark;
 }
-/* Lists the casts of m and the modules below. `mixed`: a module above has a frozen weight and trainable parameters;
- * `frozen`: a module above has parameters, none of them trainable. */
+/* Lists the casts of m and of the modules below it. `mixed` is true if a module above m has a frozen weight and
+ * trainable parameters. `frozen` is true if a module above m has parameters and none of them is trainable. */
 static bool te__frozen_list(te__frozen *f, te_module *m, bool mixed, bool frozen) {
     const size_t used = strlen(f->cast.path);
     const unsigned char mark = f->mark[f->at++];
@@ -83,7 +84,7 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
     if (result != TE_OK) return result;
     f.cast = te__cast_of(m, desc->compute_dtype);
-    f.cast.sharded = false; /* te__frozen_casts skips sharded tensors, so all words may keep parameters */
+    f.cast.sharded = false; /* te__frozen_casts skips sharded tensors, so non-strict words may keep parameters too */
     f.any_base = desc->any_frozen_base;
     te_module_visit(m, te__count_module, &f.num);
     f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);

@@ -1,9 +1,9 @@
-/* model/inject.c: te_inject_te_attention: replaces the attention of existing models by DotProductAttention. Knows the
- * module tree, DotProductAttention and the language models; must not know files. */
+/* model/inject.c: te_inject_te_attention replaces the attention of existing models by DotProductAttention. This part
+ * may use the module tree, DotProductAttention and the language models. It must not depend on files. */
 
 #define TE__ATTN_MODULE "attn_module"
 #define TE__ATTN_INJECTED "_te_attention_injected"
-#define TE__ATTN_SDPA "te_sdpa" /* attribute: the te_sdpa_patch of a module with attn_module */
+#define TE__ATTN_SDPA "te_sdpa" /* name of the attribute that holds the te_sdpa_patch of a module with attn_module */
 #define TE__ATTN_ATTRIBUTES "attn_attributes"
 
 /* ---- counters ---- */
@@ -13,9 +13,9 @@ struct te_sdpa_patch {
     te_make_te_sdpa_desc desc;
     te_attn_stats stats;
     te_module_forward_fn before; /* own_forward of the patched module before the patch, or NULL */
-    bool injected;               /* true: the module's attribute attn_module was set together with this patch */
-    bool had_null;               /* true: the attribute attn_module existed before, with the value NULL */
-    bool missed;                 /* the warning that this patch is not called has been given */
+    bool injected;               /* this patch has set the module's attribute attn_module */
+    bool had_null;               /* the attribute attn_module already existed, with the value NULL */
+    bool missed;                 /* the warning was given that nothing calls this patch */
     te__closable closable;       /* registered while no module owns the patch */
 };
 
@@ -30,7 +30,8 @@ static uint64_t te__stats_sum(const te_attn_stats *s) {
     return s->te_hits + s->fallback_mask + s->fallback_scale_mismatch + s->fallback_other;
 }
 
-/* Adds 1 to a counter, given by its byte offset in te_attn_stats, in the stats of f and of the context. */
+/* Adds 1 to a counter of te_attn_stats, both in the stats of f and in those of the context. `counter` is its byte
+ * offset. */
 static void te__sdpa_count(te_sdpa_patch *f, size_t counter) {
     te_ctx *te = f->te;
     const te_attn_stats *s = &te__sdpa_of(te)->stats;
@@ -91,14 +92,14 @@ TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f) {
     return f ? f->stats : none;
 }
 
-/* Returns the context-parallel state of f's module, or NULL if its ranks do not share sequences. */
+/* Returns the context-parallel state of f's module. NULL if the module has no context parallelism. */
 static te__context *te__sdpa_ranks(const te_sdpa_patch *f) {
     const te_module *m = f->desc.attn_module;
     te__dpa_module *s = te__dpa_of(m);
     return s && te__context_size(&s->context) > 1 ? &s->context : NULL;
 }
-/* Reports that a call fails before it reaches the module, so that other context-parallel ranks do not wait. Returns
- * NULL. */
+/* Tells the other context-parallel ranks that this rank's call fails before it reaches the module, so that they do not
+ * wait. Returns NULL. */
 static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     te__context *ranks = te__sdpa_ranks(f);
     const te_attn_desc nothing = TE_ZERO;
@@ -106,7 +107,7 @@ static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     const te_result result = te_error_code(f->te);
     return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
 }
-/* Returns true if the original attention may take the call. It may not under context parallelism: it would see only
+/* Returns true if the original attention may take the call. Under context parallelism it may not: it would see only
  * this rank's keys, and the other ranks would wait. */
 static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
@@ -119,8 +120,8 @@ static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-/* Converts [b, heads, s, d] with repeated heads to [b, s, kept, d]: keeps the first of each heads / kept equal
- * heads. */
+/* Converts x [b, heads, s, d] to [b, s, kept, d]. The heads of x come in groups of heads / kept equal heads; keeps the
+ * first of each group. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
     int64_t shape[5];
@@ -137,7 +138,7 @@ static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     return te__attn_turned(x);
 }
 
-/* Runs f's module with te_forward_with, with dropout_p for this call; returns [b, s, heads, dv]. */
+/* Runs f's module by te_forward_with, with this `dropout_p` for the call. Returns [b, s, heads, dv]. */
 static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dropout_p) {
     te_module *m = f->desc.attn_module;
     te__dpa_module *s = te__dpa_of(m);
@@ -152,9 +153,9 @@ static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dro
     return te_tensor_view(te_tensor_contiguous(call->outputs.out), 4, shape);
 }
 
-/* Returns true if `mask` is [.., s_q, s_kv] of this call, or of all context-parallel ranks together. A broadcast
- * mask is refused, because te_detect_causal_mask reads only its stored elements. With mask.strict a mask that
- * requires a gradient is refused, too: only the original function computes that gradient. */
+/* Returns true if `mask` is [.., s_q, s_kv] of this call, or of all context-parallel ranks together. Refuses a
+ * broadcast mask, because te_detect_causal_mask reads only stored elements. If mask.strict is set, it also refuses a
+ * mask that requires a gradient: only the original function computes that gradient. */
 static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;
@@ -163,8 +164,8 @@ static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, c
            ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) ||
             (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
-/* Returns the reason why the module cannot take a call, and sets *counter to the counter of that reason. Returns
- * NULL if the module takes the call; then *call has the arguments. */
+/* Returns the reason why f's module cannot take a call, and sets *counter to the counter of this reason. If the module
+ * can take it, returns NULL and fills *call with the arguments. */
 static const char *te__sdpa_refusal(te_sdpa_patch *f, te_tensor *q, te_tensor *k, te_tensor *v,
                                     const te_sdpa_args *args, te_forward_args *call, size_t *counter) {
     const te_make_te_sdpa_desc *d = &f->desc;
@@ -264,7 +265,7 @@ TE_API int64_t te_proj_out_features(const te_module *proj) {
     return 0;
 }
 
-/* Returns the child `sdpa` of m if it is of the class SDPA, which injection can replace; otherwise NULL. */
+/* Returns the child `sdpa` of m if its class is SDPA, which injection can replace. Otherwise returns NULL. */
 static te_module *te__core_of(te_module *m) {
     te_module *core = te_module_find(m, "sdpa");
     return core && core->cls == &te__sdpa.cls ? core : NULL;
@@ -356,8 +357,8 @@ TE_API const char *te_inject_reason_text(te_inject_reason reason) {
     return (unsigned)reason < TE__COUNT(texts) ? texts[reason] : "";
 }
 
-/* Returns true if the projection's output has `channels` channels, or twice as many if it may be gated; also true if
- * the output size is unknown. */
+/* Returns true if the projection has `channels` output channels, or twice as many if it may be gated. Also returns true
+ * if the output size is unknown. */
 static bool te__proj_fits(te_module *m, const char *name, int64_t channels, bool gated) {
     const int64_t out = te_proj_out_features(te_module_find(m, name));
     return out == 0 || out == channels || (gated && out == 2 * channels);
@@ -416,8 +417,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
-/* Forward of an injected module without a child `sdpa`: runs its own forward inside te_sdpa_begin. Also closes regions
- * that the module's own forward leaves open. */
+/* Forward of an injected module without a child `sdpa`: runs the module's own forward inside te_sdpa_begin. Also closes
+ * the regions that the module's own forward has left open. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;
@@ -439,7 +440,7 @@ static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     return result;
 }
 
-/* Undoes an injection. Restores the forward only if it is still the one that injection has set. */
+/* Undoes an injection. Restores the module's forward only if the current forward is that of the injection. */
 static void te__eject(te_module *m) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     te_module *core = te__core_of(m);
@@ -476,7 +477,7 @@ TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f) {
 static void te__attn_module_free(void *value) { te_module_destroy((te_module *)value); }
 static void te__attn_sdpa_free(void *value) { te_sdpa_patch_destroy((te_sdpa_patch *)value); }
 
-/* Injects DotProductAttention into m. Returns false with an error recorded; then m is unchanged. */
+/* Injects DotProductAttention into m. On failure records an error, leaves m unchanged and returns false. */
 static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_params *p) {
     te_ctx *te = m->te;
     te_module *core = te__core_of(m);
@@ -504,7 +505,7 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
         te_module_destroy(dpa);
         return false;
     }
-    /* The attributes own f and dpa from here on, and the module destroys both. So te_ctx_destroy must not close
+    /* From here on the attributes own f and dpa, and the module destroys both. So te_ctx_destroy must not close
      * them. */
     te__closable_remove(&f->closable);
     if (te_module_set_attribute(m, TE__ATTN_MODULE, dpa, te__attn_module_free) != TE_OK) {

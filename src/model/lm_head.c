@@ -1,5 +1,5 @@
-/* model/lm_head.c: te_compute_lm_head_logits: computes logits of all or some positions, with an lm_head module that may
- * compute in another dtype than that of its parameters. Knows tensors and the lm_head module. */
+/* model/lm_head.c: te_compute_lm_head_logits computes logits of all or some positions. It uses an lm_head module, which
+ * may compute in another dtype than that of its parameters. This part may use tensors and the lm_head module. */
 
 /* ---- the compute dtype of a module ---- */
 
@@ -20,7 +20,7 @@ TE_API te_dtype te_module_param_dtype(const te_module *m) {
     return (uintptr_t)value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)(uintptr_t)value : TE_DTYPE_NONE;
 }
 
-/* A parameter and the cast tensor that replaces it during one forward pass. */
+/* A parameter, and the cast tensor that replaces it during one forward pass. */
 typedef struct te__stand_in {
     te_tensor *x; /* retained */
     te_tensor *cast; /* retained */
@@ -43,7 +43,7 @@ static te_tensor *te__cast_param(te_tensor *x, te_dtype dtype) {
     from.dim = (int)x->dtype;
     return te__record_unary("cast", x, y, &from, te__cast_backward);
 }
-/* Replaces the floating parameters of m and of the modules below by casts. */
+/* Replaces the floating parameters of m, and of the modules below m, by casts. */
 static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
     te_ctx *te = m->te;
     int i, k;
@@ -85,7 +85,7 @@ static te_tensor *te__forward_cast(te_module *m, te_tensor *x, te_dtype dtype) {
     c.dtype = dtype;
     te__frame_begin(m->te);
     if (te__param_cast_begin(&c, m) == TE_OK) {
-        m->checkpoint = false; /* te__forward_in checkpoints itself, because recomputation must cast again */
+        m->checkpoint = false; /* te__forward_in makes the checkpoint, because the recomputation must cast again */
         y = te_forward(m, x);
         m->checkpoint = checkpoint;
     }
@@ -109,8 +109,8 @@ static te_result te__forward_cast_again(te_ctx *te, void *user, te_tensor *const
     outputs[0] = te__forward_cast(c->m, inputs[0], c->dtype);
     return te_error_code(te);
 }
-/* Returns m(x) with floating parameters cast to `dtype` for the call, as in FSDP's mixed precision. Gradients come back
- * in the parameters' own dtypes. */
+/* Returns m(x), computed with the floating parameters cast to `dtype`, as in FSDP's mixed precision. The gradient of
+ * each parameter has the parameter's own dtype. */
 static te_tensor *te__forward_in(te_module *m, te_tensor *x, te_dtype dtype) {
     te__forward_cast_call call = TE_ZERO;
     te_checkpoint_desc d = TE_ZERO;

@@ -1,5 +1,5 @@
-/* model/moe_backend.c: creates an MoE whose parts a te_moe_backend chooses. Knows backends, and the create functions of
- * gates and experts; must not know what these compute. */
+/* model/moe_backend.c: creates an MoE from the parts that a te_moe_backend chooses. This part may use backends, and the
+ * functions that create gates and experts. It must not depend on what these compute. */
 
 static te_module *te__moe_linear(te_module *m, const char *name, te_linear_backend backend, const te_moe_config *c,
                                  int64_t in, int64_t out, bool bias) {
@@ -46,7 +46,8 @@ static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_line
     return te__close_part(m, outer);
 }
 
-/* Creates the experts by the dispatcher, the experts backend and the number of ranks (see te_moe_create). */
+/* Creates the experts. Their class depends on the dispatcher, the experts backend and the number of ranks (see
+ * te_moe_create). */
 static te_module *te__moe_experts_create(te_ctx *te, const te_moe_config *c, const te_moe_backend *given) {
     te_moe_backend b = *given;
     const int world = b.world_size ? b.world_size : te__group_size(b.ep_group);

@@ -1,5 +1,5 @@
-/* model/patches.c: the list of patches of a context: registers, applies and undoes them. Knows the replaceable methods
- * of FusedAdam; must not know what an optimizer does with these. */
+/* model/patches.c: the list of patches of a context. It registers, applies and undoes them. This part may use the
+ * replaceable methods of FusedAdam. It must not depend on what an optimizer does with the methods. */
 
 typedef struct te__patch {
     te_patch patch; /* its strings are copies, owned by the list */
@@ -10,7 +10,7 @@ struct te__patches {
     te__patch *list;
     int num, cap;
     bool looked; /* the last te_apply_patches reached the end of the list */
-    char version[32]; /* set by te_set_library_version; "": TE_TRANSFORMER_ENGINE_VERSION */
+    char version[32]; /* the version set by te_set_library_version; "" means TE_TRANSFORMER_ENGINE_VERSION */
     te_fused_adam_methods replaced; /* the methods that te.h's own patch has replaced */
 };
 
@@ -21,11 +21,11 @@ typedef struct te__version {
     long number[TE__VERSION_PARTS]; /* release numbers; missing ones are 0 */
     int phase; /* dev -4, a -3, b -2, rc -1, release 0, post 1 */
     long phase_number;
-    bool dev; /* a .dev version of the phase, which is older than the phase */
+    bool dev; /* a .dev version, which is older than the phase itself */
 } te__version;
 
-/* Reads a version suffix at s: an optional separator, a word of PEP 440, an optional number. Returns its end, or
- * NULL if there is none. */
+/* Reads a version suffix at s: an optional separator, a word of PEP 440, and an optional number. Returns the end of the
+ * suffix, or NULL if there is no suffix. */
 static const char *te__version_suffix(const char *s, int *phase, long *number) {
     static const struct {
         const char *word;
@@ -42,7 +42,7 @@ static const char *te__version_suffix(const char *s, int *phase, long *number) {
     *number = strtol(s, &end, 10);
     return end;
 }
-/* Parses a version such as "2.12", "2.12.0rc1" or "2.12.0.dev0+1234abc". Ignores the local part behind +. */
+/* Parses a version such as "2.12", "2.12.0rc1" or "2.12.0.dev0+1234abc". Ignores the local part, which + begins. */
 static bool te__version_read(const char *s, te__version *v) {
     int n = 0, phase;
     long number;
@@ -108,7 +108,7 @@ static te_result te__patches_add(te_ctx *te, struct te__patches *all, const te_p
     all->looked = false;
     return TE_OK;
 }
-/* Returns the context's patches; the first call adds te.h's own. NULL if memory is out. */
+/* Returns the context's patches, or NULL if there is no memory. The first call adds te.h's own patch. */
 static struct te__patches *te__patches_of(te_ctx *te) {
     te_patch own = TE_ZERO;
     struct te__patches *all;
@@ -173,8 +173,8 @@ TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
     return TE_OK;
 }
 
-/* Returns true if patch i is not needed, with the reason in its `why`. Looks the list up anew each time, because the
- * patch's functions may register patches, which moves the list. */
+/* Returns true if patch i is not needed, and writes the reason to its `why`. Reads the address of the list anew each
+ * time: functions of the patch may register patches, and that moves the list. */
 static bool te__patch_skipped(te_ctx *te, int i) {
     const te_patch patch = te__automodel_of(te)->patches->list[i].patch;
     const char *now = te__patched_version(te__automodel_of(te)->patches);
@@ -216,7 +216,7 @@ TE_API te_result te_apply_patches(te_ctx *te) {
         result = te__returned(te, p->patch.apply(te, p->patch.user), "te_apply_patches: apply", p->patch.name);
         p = &all->list[i];
         if (result == TE_OK) result = te->error_code;
-        /* te__fail keeps the first error, so this message shows only if apply recorded none */
+        /* te__fail keeps the first error, so this message shows only if the patch's function `apply` recorded none */
         if (result != TE_OK)
             return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name,
                             te_result_name(result));

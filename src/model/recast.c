@@ -1,11 +1,12 @@
-/* model/recast.c: casts the tensors of a model in place, all or none: handles stay valid, memory is new. Knows tensors
- * and what else refers to their memory; must not know which tensors are cast, or why. */
+/* model/recast.c: casts the tensors of a model in place, all of them or none. The handles stay valid; the memory is
+ * new. This part may use tensors and everything else that refers to their memory. It must not depend on which tensors
+ * are cast, or why. */
 
 typedef struct te__recast_item {
     te_tensor *x;
     te_dtype dtype;
-    int hold; /* priority: if a tensor is listed several times, the item with the highest one applies */
-    te_tensor *fresh, *grad; /* the new memory of x and of its gradient, owned by the frame; NULL: unchanged */
+    int hold; /* priority; if a tensor is listed several times, the item with the highest priority counts */
+    te_tensor *fresh, *grad; /* new memory of x and new memory of its gradient, owned by the frame; NULL: unchanged */
     void *init; /* the new preserved initial value of a quantized x; NULL: unchanged */
 } te__recast_item;
 typedef struct te__recast {
@@ -14,7 +15,7 @@ typedef struct te__recast {
     int num, cap;
 } te__recast;
 
-/* Returns true for float tensors; the dtype of a quantized tensor is its nominal dtype. */
+/* Returns true for float tensors. For a quantized tensor the nominal dtype counts. */
 static bool te__is_floating(const te_tensor *x) { return te__is_float(x->dtype); }
 
 static bool te__recast_add(te__recast *r, te_tensor *x, te_dtype dtype, int hold) {
@@ -46,7 +47,7 @@ static int te__recast_by_memory(const void *a, const void *b) {
     if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
     return x->x->offset < y->x->offset ? -1 : x->x->offset > y->x->offset;
 }
-/* Reduces the list to one item for each tensor whose dtype changes, and sorts it by memory. */
+/* Leaves one item for each tensor whose dtype changes, and sorts the items by memory. */
 static void te__recast_resolve(te__recast *r) {
     int i, n = 0;
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);
@@ -57,9 +58,9 @@ static void te__recast_resolve(te__recast *r) {
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);
 }
 
-/* Returns the number of items from `first` on that are adjacent or overlap in one buffer; *end is the end of their
- * bytes. They stay adjacent in the new memory, because modules read neighbours as one tensor and tied views share
- * values. */
+/* Returns the number of items, beginning with item `first`, that are adjacent or overlap in one buffer. Sets *end to
+ * the end of their bytes. These items stay adjacent in the new memory, because modules read neighbours as one tensor,
+ * and tied views share values. */
 static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     const te__recast_item *e = &r->item[first];
     const int64_t size = te__dtype_size(e->x->dtype);
@@ -74,7 +75,7 @@ static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     }
     return i - first;
 }
-/* Allocates one new buffer for `count` items from `first` on and fills it with their cast values. */
+/* Allocates one new buffer for `count` items, beginning with item `first`. Fills it with their cast values. */
 static te_result te__recast_fill(te__recast *r, int first, int count, int64_t end) {
     const int64_t begin = r->item[first].x->offset, size = te__dtype_size(r->item[first].x->dtype),
                   fresh_size = te__dtype_size(r->item[first].dtype);
@@ -99,8 +100,8 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
         b->refs++;
         result = te_tensor_copy(e->fresh, e->x);
     }
-    /* The version is kept, because a cast is no new value: optimizers keep their masters. Cached quantized copies
-     * compare the buffer, too, and so are renewed. */
+    /* The version stays as it was: a cast gives no new value, so optimizers keep their master weights. Cached quantized
+     * copies also compare the buffer, so they are made anew. */
     if (b) b->version = te__buffer_version(r->item[first].x->buffer);
     te__buffer_release(b);
     return result;
@@ -121,7 +122,7 @@ static te_result te__recast_init_value(te__recast_item *e) {
     }
     return TE_OK;
 }
-/* Casts an item's gradient and preserved initial value, if it has any. */
+/* Casts the gradient and the preserved initial value of an item, if it has them. */
 static te_result te__recast_prepare(te__recast_item *e) {
     const te_tensor *grad = te_tensor_grad(e->x);
     te_result result = TE_OK;
@@ -132,7 +133,7 @@ static te_result te__recast_prepare(te__recast_item *e) {
     return result == TE_OK && e->x->quantized && e->x->quantized->init_value ? te__recast_init_value(e) : result;
 }
 
-/* Marks as broken all graphs that use buffer b, whose tensors have moved to new memory. */
+/* Marks all graphs that use buffer b as broken, because the tensors of b have moved to new memory. */
 static void te__recast_break_graphs(const te__buffer *b) {
     te_graph *g;
     int i;
@@ -181,7 +182,7 @@ static te_result te__recast_all(te__recast *r) {
     for (i = 0; i < r->num && result == TE_OK; i++) te__recast_commit(&r->item[i]);
     return result;
 }
-/* Casts the items and empties the list. `ok` false: listing failed, and nothing is cast. */
+/* Casts the items and empties the list. If `ok` is false, listing has failed and nothing is cast. */
 static te_result te__recast_run(te__recast *r, bool ok) {
     te_result result = ok ? TE_OK : te_error_code(r->te);
     bool entered;
@@ -205,7 +206,7 @@ static te_result te__recast_run(te__recast *r, bool ok) {
     return result;
 }
 
-/* Checks that tensors may be cast now: not in a capture, a hook or a warm-up, and without an error recorded. */
+/* Checks that tensors may be cast now. Fails in a capture, a hook or a warm-up, or if an error is recorded. */
 static te_result te__recast_may(te_module *m, const char *who) {
     te_ctx *te = m->te;
     if (te->error_code != TE_OK) return te->error_code;

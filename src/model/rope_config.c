@@ -1,8 +1,8 @@
-/* model/rope_config.c: reads the rotary embedding of a config.json as the models of NeMo Automodel do. Knows the keys;
- * must not know how tensors are rotated.
+/* model/rope_config.c: reads the rotary embedding of a config.json as the models of NeMo Automodel do. This part may
+ * use the keys of the file. It must not depend on how tensors are rotated.
  *
- * The keys of te__hf_rope_keys (io/rope_keys.c) are read into a te__hf_rope, in which a missing number is NAN or -1. In
- * the public te_rope_config a missing number is 0. */
+ * The keys of te__hf_rope_keys (io/rope_keys.c) are read into a te__hf_rope. A missing number is NAN or -1 in
+ * te__hf_rope, but 0 in the public te_rope_config. */
 
 typedef struct te__rope_text {
     te__hf_rope parameters, scaling;
@@ -12,7 +12,7 @@ typedef struct te__rope_text {
     bool is_null;             /* rope_parameters is null */
 } te__rope_text;
 
-/* Parses the object of rope_parameters or rope_scaling. j reads a copy of `text`; to->rope_parameters points into
+/* Parses the object of rope_parameters or rope_scaling. j reads a copy of `text`, but to->rope_parameters points into
  * `text` itself. */
 static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
     bool more;
@@ -145,7 +145,7 @@ TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_ro
 
 /* ---- te_rotary_desc ---- */
 
-/* Fills *rotary with base and rotary_percent; *dim receives the number of rotated channels of a head. */
+/* Fills `base` and `rotary_percent` of *rotary. Sets *dim to the number of rotated channels of a head. */
 static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim,
                                 te_rotary_desc *rotary, int *dim) {
     if (!te) return TE_ERR_STATE;
@@ -244,8 +244,8 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
 
 /* ---- tables ---- */
 
-/* Computes inv_freq for sequences of `length` tokens (d->max_seqlen has priority). Returns the number of rotated
- * channels, or -1 with an error recorded. */
+/* Computes inv_freq for sequences of `length` tokens, or of d->max_seqlen tokens if that is set. Returns the number of
+ * rotated channels, or -1 with an error recorded. */
 static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n,
                                 int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
     float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;

@@ -1,26 +1,27 @@
-/* model/sdpa.c: te_scaled_dot_product_attention, which attention modules call; regions in which the program replaces it
- * (te_sdpa_begin); and te_detect_causal_mask. Knows functions and operations; must not know modules. */
+/* model/sdpa.c: te_scaled_dot_product_attention, which attention modules call; the regions in which the program
+ * replaces it (te_sdpa_begin); and te_detect_causal_mask. This part may use functions and operations. It must not
+ * depend on modules. */
 
 /* ---- the state of a context ---- */
 
-/* A cached result of te_detect_causal_mask, with the mask and the arguments as its key. */
+/* A cached result of te_detect_causal_mask. The mask and the arguments are its key. */
 typedef struct te__mask_verdict {
-    uint64_t version, written_at; /* the buffer's; written_at is unique among buffers, and 0 in an unused entry */
+    uint64_t version, written_at; /* those of the mask's buffer; written_at is unique among buffers; 0: unused entry */
     int64_t offset, shape[4], stride[4], left;
     const te__buffer *buffer; /* compared only, never dereferenced */
     te_dtype dtype;
     bool strict, causal;
 } te__mask_verdict;
-/* The stack of functions that replace te_scaled_dot_product_attention, the call counters of te_attention
- * (model/inject.c), and cached verdicts. */
+/* The functions that replace te_scaled_dot_product_attention (a stack), the call counters of te_attention
+ * (model/inject.c), and the cached results of te_detect_causal_mask. */
 enum { TE__MAX_SDPA = 16, TE__MASK_VERDICTS = 8 };
 typedef struct te__sdpa_state {
     te_sdpa_fn fn[TE__MAX_SDPA];
     void *user[TE__MAX_SDPA];
     int depth;
     te_attn_stats stats;
-    int stats_every;   /* log the counters every so many calls: $AUTOMODEL_TE_STATS_EVERY, or 500 */
-    char bad_every[40]; /* the text of the variable if it is no number; otherwise empty */
+    int stats_every;   /* number of calls between two log lines of the counters: $AUTOMODEL_TE_STATS_EVERY, or 500 */
+    char bad_every[40]; /* the text of that variable if it is not a number; otherwise empty */
     bool scale_warned;
     te__mask_verdict verdict[TE__MASK_VERDICTS];
     int next_verdict;  /* index of the entry that is overwritten next */
@@ -48,7 +49,7 @@ static const te__room te__sdpa_room = TE__ROOM(&te__sdpa_slot, te__sdpa_open, NU
 
 /* ---- masks for te_attention ---- */
 
-/* Returns `mask` with 4 dimensions; a dimension expanded by stride 0 is narrowed to size 1. */
+/* Returns `mask` with 4 dimensions. A dimension that was expanded by stride 0 gets size 1 again. */
 static te_tensor *te__mask_of_four(te_tensor *mask) {
     int64_t shape[4] = {1, 1, 1, 1};
     char text[TE__SHAPE_TEXT];
@@ -67,7 +68,7 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
     return te_tensor_view(te_tensor_contiguous(mask), 4, shape);
 }
 
-/* Inverts a u8 mask between 0 for a masked key and te_attention's 1 for a masked key: max(1 - x, 0). */
+/* Inverts a u8 mask as max(1 - x, 0). PyTorch masks have 0 for a masked key; those of te_attention have 1. */
 static te_tensor *te__mask_turned(te_tensor *mask) {
     te_ctx *te = mask->te;
     te_op_axpby_args sum = TE_ZERO;
@@ -84,8 +85,8 @@ static te_tensor *te__mask_turned(te_tensor *mask) {
     return y;
 }
 
-/* Sets the masks of a rule: `masked` (u8, 1 for a masked key), or if that is NULL a causal mask or none. `added`, which
- * may be NULL, is added to the scores. */
+/* Sets the masks of the rule *x. If `masked` (u8, 1 for a masked key) is NULL, the rule gets a causal mask (`causal` is
+ * true) or none. `added`, which may be NULL, is added to the scores. */
 static void te__rule_masks(te_attn_rule *x, bool causal, te_tensor *masked, te_tensor *added) {
     x->mask = masked ? TE_MASK_ARBITRARY : causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     x->attention_mask = masked;
@@ -145,8 +146,8 @@ static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te
 
 /* ---- regions ---- */
 
-/* Calls a function of the program in place of te_scaled_dot_product_attention. If it returns NULL without an error, an
- * error is recorded. */
+/* Calls a function that the program has put in place of te_scaled_dot_product_attention. Records an error if it returns
+ * NULL without one. */
 static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tensor *k, te_tensor *v,
                                 const te_sdpa_args *args) {
     te_tensor *y = fn(user, q, k, v, args);
@@ -202,7 +203,7 @@ static te__mask_verdict te__verdict_about(const te_tensor *mask, int64_t left, b
     v.strict = strict;
     return v;
 }
-/* Returns the cached verdict with the same key as *v, or NULL. */
+/* Returns the cached result whose key equals that of *v, or NULL. */
 static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask_verdict *v) {
     int i;
     for (i = 0; v->written_at && i < TE__MASK_VERDICTS; i++) {
@@ -213,7 +214,7 @@ static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask
     }
     return NULL;
 }
-/* Checks the mask's elements on the device. Waits for the device. */
+/* Returns true if the elements of the mask are those of a causal mask. The device reads them; waits for the device. */
 static bool te__mask_is_causal(te_tensor *mask, te_window window, bool strict) {
     te_ctx *te = mask->te;
     te_op_detect_causal_mask_args a = TE_ZERO;

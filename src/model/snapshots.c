@@ -1,5 +1,5 @@
-/* model/snapshots.c: takes f32 copies of a model's tensors and puts them back by path. Knows how a tensor is cast in
- * place (model/recast.c). */
+/* model/snapshots.c: takes f32 copies of a model's tensors, and puts them back by path. This part may use the casts in
+ * place of model/recast.c. */
 
 typedef struct te__fp32_copy {
     char *path;
@@ -36,7 +36,7 @@ static te_tensor *te__fp32_copy_of(te_tensor *x) {
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
 }
 typedef struct te__snapshotting {
-    te__cast walk; /* must be the first field, because te__cast_walk gets a pointer to it */
+    te__cast walk; /* must be the first field, because te__cast_walk hands a pointer to it to te__cast_fn functions */
     te_fp32_snapshots *s;
     const char *const *keywords[2]; /* indexed by te_entry_kind */
     int count[2];
@@ -95,8 +95,8 @@ typedef struct te__putting {
     te__firsts firsts;
     te__recast list;
 } te__putting;
-/* Returns the tensor of kind `kind` at `path` below the root; NULL if there is none. Tries every dot as the end of the
- * module's path, because names of tensors may contain dots. */
+/* Returns the tensor of kind `kind` at `path` below the root, or NULL. Tries each dot as the end of the module's path,
+ * because names of tensors may contain dots. */
 static te_tensor *te__tensor_at(const te__putting *p, const char *path, te_entry_kind kind) {
     char owner[TE__TREE_PATH];
     size_t n = te__min(strlen(path), sizeof(owner) - 1);
@@ -110,7 +110,7 @@ static te_tensor *te__tensor_at(const te__putting *p, const char *path, te_entry
         if (n-- == 0) return NULL;
     }
 }
-/* Writes to `out` the path without the components that a wrapper for activation checkpointing adds. */
+/* Writes the path to `out`, without the components that a wrapper for activation checkpointing adds. */
 static void te__path_unwrapped(const char *path, char *out, size_t size) {
     static const char step[] = "_checkpoint_wrapped_module.";
     size_t used = 0;
@@ -148,7 +148,7 @@ static te_result te__snapshots_add(te__putting *p, const te_fp32_snapshots *s, t
     }
     return TE_OK;
 }
-/* Copies the snapshots' values into the tensors, which must be f32 already. */
+/* Copies the values of the snapshots into the tensors of the model, which must be f32 already. */
 static te_result te__snapshots_copy(const te__putting *p, const te_fp32_snapshots *s, te_entry_kind kind) {
     te_result result = TE_OK;
     int i;

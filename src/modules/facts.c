@@ -1,11 +1,11 @@
-/* modules/facts.c: facts about a module for rooms that do not know its class, stored as attributes with private keys.
- * Knows the module tree; must not know who reads the facts. */
+/* modules/facts.c: facts about a module, for parts of te.h that do not know its class. They are stored as attributes
+ * with private keys. This part may use the module tree. It must not depend on the readers of the facts. */
 
 /* Facts about a whole model. */
 #define TE__MODEL_FACTS "te.model"
 typedef struct te__model_facts {
-    const char *folder; /* the folder that it was opened from; NULL: it was not opened from a folder */
-    const char *table;  /* path of the embedding whose weight is also the output's (tied weights); NULL: none */
+    const char *folder; /* the folder that the model was opened from, or NULL */
+    const char *table;  /* path of the embedding whose weight is also that of the output (tied weights), or NULL */
 } te__model_facts;
 
 /* Facts about an attention with projections. */
@@ -20,12 +20,12 @@ static const void *te__facts_of(const te_module *m, const char *key) {
     void *value = NULL;
     return m && te_module_attribute(m, key, &value) ? value : NULL;
 }
-/* Returns the embedding whose weight the output of `model` shares, or NULL. */
+/* Returns the embedding of `model` whose weight is also that of the output, or NULL. */
 static te_module *te__tied_table(const te_module *model) {
     const te__model_facts *f = (const te__model_facts *)te__facts_of(model, TE__MODEL_FACTS);
     return f && f->table ? te_module_find((te_module *)(uintptr_t)model, f->table) : NULL;
 }
-/* Returns the folder that the model around m was opened from, or NULL. */
+/* Returns the folder that the model of module m was opened from, or NULL. */
 static const char *te__model_folder(const te_module *m) {
     const te__model_facts *f = NULL;
     for (; m && !f; m = m->parent) f = (const te__model_facts *)te__facts_of(m, TE__MODEL_FACTS);

@@ -1,5 +1,5 @@
-/* modules/forward.c: runs a module: its path for messages, a frame for its temporaries, its checkpoint. Knows the
- * module tree; must not know what any class computes. */
+/* modules/forward.c: runs a module. It sets the module's path for messages, opens a frame for its temporaries, and
+ * checkpoints it. This part may use the module tree. It must not depend on what any class computes. */
 
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
     te_module_forward_fn old = m ? m->own_forward : NULL;
@@ -7,8 +7,8 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The fields of te_outputs: X(field, name in ONNX files, 1 if a Sequential may continue after a child that returns
- * it). */
+/* The fields of te_outputs, as X(field, name in ONNX files, passes). `passes` is 1 if a Sequential may go on after a
+ * child that returns this output. */
 #define TE__OUTPUT_LIST(X)                                                                                           \
     X(out, "out", 1)                                                                                                 \
     X(bias, "output_bias", 0)                                                                                        \
@@ -38,7 +38,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
-/* Checks that m reads fp8_output and fp8_grad if the call sets them. */
+/* Checks fp8_output and fp8_grad of a call. If one is set, m must support it. */
 static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
     if (!output && !grad) return true;
@@ -49,8 +49,8 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     return false;
 }
 
-/* Runs `forward` or, if it is NULL, the module's own function. Temporaries of the forward pass are released with the
- * frame; the tape retains the ones that the backward pass reads. */
+/* Runs `forward` or, if it is NULL, the module's own function. The temporaries of the forward pass are released with
+ * the frame, except those that the tape retains for the backward pass. */
 static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                    te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
@@ -77,12 +77,12 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                            : m->cls->forward(m, args),
                           m->cls->name, NULL);
     if (result == TE_OK && !args->outputs.out) {
-        /* either the class ignored an error that was recorded earlier, or the class itself is wrong */
+        /* either the class ignored an earlier error, or it returned TE_OK without an output */
         if (te->error_code == TE_OK)
             te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
-    /* te__fail keeps an error that the class has recorded itself */
+    /* if the class has recorded an error itself, te__fail keeps that error */
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result));
     te__outputs_list(&args->outputs, made);
     te__frame_end(te, made, result == TE_OK ? TE__OUTPUTS : 0);
@@ -95,9 +95,9 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 
 /* ---- checkpoints ---- */
 
-/* The fields of a call and of the structs in it, each once and in the struct's order: T(field) for a tensor, O(field)
- * for any other. Copies of a call, checkpoints, graphs and ONNX files are made of these lists. A field that is missing
- * from its list does not compile (te__call_tensors). */
+/* The fields of a call and of the structs in it, each once and in the order of the struct. T(field) is a tensor,
+ * O(field) is any other field. These lists serve to copy calls, and to make checkpoints, graphs and ONNX files. If a
+ * list lacks a field, te__call_tensors does not compile. */
 #define TE__FORWARD_FIELDS(T, O)                                                                                     \
     T(input) T(encoder_output) T(key) T(value) O(rotary) O(rotary_key) O(attention) O(cross) O(m_splits)             \
     T(m_splits_tensor) T(topk_weights) T(topk_indices) O(padded_m_splits) O(fp8_output) O(fp8_grad)                  \
@@ -116,15 +116,15 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
     T(cu_seqlens) O(max_seqlen)
 TE__STATIC_ASSERT(TE_SCORE_MOD_AUX == 4, "te__call_names and ops/args.c name four tensors of a score_mod");
 
-/* A module's call as a checkpointed function. The inputs of this function are the call's tensors, in the order of
- * te__call_tensors. */
+/* A call of a module as a checkpointed function. The inputs of the function are the tensors of the call, in the order
+ * of te__call_tensors. */
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
     te_rotary_desc rotary, rotary_key; /* args.rotary and args.rotary_key point here if the call has them */
     te_score_mod score_mod;            /* args.attention.score_mod points here if the call has one */
-    bool of_class;          /* true: run the class's function, because te_module_set_forward's function is running
-                             * already */
+    bool of_class;          /* true: run the function of the class, because the function of te_module_set_forward is
+                             * already running */
     int num_outputs;        /* outputs of the last run */
     bool made[TE__OUTPUTS]; /* which outputs the last run made */
 } te__module_call;
@@ -144,7 +144,7 @@ static const char *const te__call_names[TE__FORWARD_TENSORS] = {
 #undef TE__NAME
 #undef TE__NAME_OF_KEY
 
-/* Lists the addresses of all tensors of a call; each tensor may be NULL. */
+/* Lists the addresses of the tensor fields of a call. A tensor itself may be NULL. */
 static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TENSORS]) {
     int n = 0, i;
 #define TE__TYPE te_forward_args
@@ -177,7 +177,8 @@ static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TE
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) list[n++] = &c->score_mod.aux[i];
 }
 
-/* Copies a call and what its args point to. te__call_point then makes the args of the copy point into the copy. */
+/* Copies a call and the structs that its args point to. After this te__call_point makes the copied args point to the
+ * copied structs. */
 static void te__call_take(te__module_call *c, const te_forward_args *args) {
     c->args = *args;
     if (args->rotary) c->rotary = *args->rotary;
@@ -205,8 +206,8 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*of_call[i]) *of_call[i] = inputs[at++];
     te__call_point(&call);
-    if (num_outputs) call.args.padded_m_splits = NULL; /* only the forward pass writes it: in the backward pass the
-                                                        * caller's memory may be gone */
+    if (num_outputs) call.args.padded_m_splits = NULL; /* only the forward pass writes padded_m_splits; in the backward
+                                                        * pass the caller's memory may be gone */
     result = te__module_run_as(c->m, &call.args, c->of_class ? te__class_forward : NULL, NULL);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);
@@ -251,7 +252,7 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
     if (m) m->checkpoint = on;
 }
 
-/* Returns true if this call can launch the module's graphs; otherwise the module runs as usual. */
+/* Returns true if this call can launch the module's graphs. Otherwise the module runs without them. */
 static bool te__runs_graphs(const te_module *m) {
     const te_ctx *te = m->te;
     return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming &&
@@ -291,7 +292,7 @@ TE_API te_tensor *te_forward(te_module *m, te_tensor *x) {
     args.input = x;
     return te_forward_with(m, &args);
 }
-/* Ends a class's forward function: stores y as the output `out`; y NULL returns the error. */
+/* Ends the forward function of a class. Stores y as the output `out`, or returns the error if y is NULL. */
 static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
     if (!y) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
     args->outputs.out = y;

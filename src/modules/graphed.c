@@ -1,8 +1,8 @@
-/* modules/graphed.c: modules whose forward and backward passes are two captured graphs. Knows modules, graphs and the
- * tape; must not know what any class computes. */
+/* modules/graphed.c: modules whose forward and backward passes are two captured graphs. This part may use modules,
+ * graphs and the tape. It must not depend on what any class computes. */
 
-/* A graphed module: two graphs and the static tensors that both read and write. Each tape node of a run holds a
- * reference. */
+/* A graphed module: its two graphs, and the static tensors that both graphs read and write. Each tape node of a run
+ * holds a reference to it. */
 struct te__graphed {
     te_ctx *te;
     int refs;
@@ -11,11 +11,11 @@ struct te__graphed {
     te_outputs made;       /* outputs of the forward graph (retained) */
     te_tensor *dy[TE__OUTPUTS];               /* static gradients of the outputs; NULL: the output has no gradient, or
                                                * is not made */
-    te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs (NULL where the call has none), then parameters (retained) */
-    te_tensor *dx[TE__MAX_NODE_TENSORS];      /* gradients of the leaves from the backward graph (retained), or NULL */
+    te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs (NULL if the call has none), then parameters; retained */
+    te_tensor *dx[TE__MAX_NODE_TENSORS];      /* gradients of `leaf` from the backward graph, or NULL; retained */
     int num_leaves;
-    te_tensor **frozen;                       /* parameters that required no gradient when the module was graphed
-                                               * (retained) */
+    te_tensor **frozen;                       /* retained; parameters that required no gradient when the module was
+                                               * graphed */
     int num_frozen, cap_frozen;
     uint64_t launches; /* launches of the forward graph */
     te_microbatch microbatch; /* the step's microbatch when the graphs were captured */
@@ -179,7 +179,7 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
 
 /* ---- capturing ---- */
 
-/* The buffers that warm-up passes change, and copies of the values from before the warm-up. */
+/* The buffers that the warm-up passes change, and copies of the values that they had before. */
 typedef struct te__graphed_kept {
     te__graphed *g;
     te_tensor *buffer[TE__MAX_NODE_TENSORS * 2], *value[TE__MAX_NODE_TENSORS * 2];
@@ -190,7 +190,7 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
     te__graphed_kept *k = (te__graphed_kept *)user;
     int i;
     (void)path;
-    if (kind == TE_ENTRY_BUFFER && k->after) { /* after the warm-up: restores old buffers, and gives new ones their
+    if (kind == TE_ENTRY_BUFFER && k->after) { /* after the warm-up: old buffers get their former values, new ones their
                                                 * first values */
         for (i = 0; i < k->num_buffers && k->buffer[i] != x; i++) {}
         if (i < k->num_buffers)
@@ -256,7 +256,8 @@ static te_result te__graphed_forward_pass(te_module *m, te__graphed *g, const te
     *outputs = args.outputs;
     return y && result == TE_OK ? TE_OK : te_error_code(g->te) != TE_OK ? te_error_code(g->te) : TE_ERR_STATE;
 }
-/* Runs the backward pass of the outputs that have gradients. The first run makes the static gradients of outputs. */
+/* Runs the backward pass of the outputs that have gradients. The first call creates the static gradients of the
+ * outputs. */
 static te_result te__graphed_backward_pass(te__graphed *g, const te_outputs *outputs) {
     te_tensor *made[TE__OUTPUTS], *y[TE__OUTPUTS], *dy[TE__OUTPUTS];
     int i, n = 0;
@@ -272,7 +273,7 @@ static te_result te__graphed_backward_pass(te__graphed *g, const te_outputs *out
     return te__backward_all(g->te, g->te->tape.segment, y, dy, n);
 }
 
-/* Swaps the gradients of the leaves with those in `to`. */
+/* Swaps the gradients of the leaves with the tensors in `to`. */
 static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     int i;
     for (i = 0; i < g->num_leaves; i++) {
@@ -284,8 +285,8 @@ static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     }
 }
 
-/* Replaces main gradients by new tensors during warm-up passes, because a FIRST microbatch overwrites main gradients.
- * `to` keeps the originals. */
+/* Replaces the main gradients by new tensors during the warm-up passes, because a FIRST microbatch overwrites main
+ * gradients. Keeps the originals in `to`. */
 static te_result te__graphed_lend_main_grads(te__graphed *g, te_tensor **to) {
     te_result result = TE_OK;
     int i;
@@ -360,7 +361,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
                           m->name, (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);
-    te->tape.quiet++; /* ranks must not exchange the gradients of warm-up and capture */
+    te->tape.quiet++; /* ranks must not exchange the gradients of the warm-up and the capture */
     if (result == TE_OK) result = te__graphed_lend_main_grads(g, main_grads);
     for (i = 0; i < n && result == TE_OK; i++) {
         result = te__graphed_forward_pass(m, g, d->autocast, &outputs);

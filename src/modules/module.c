@@ -1,13 +1,12 @@
-/* modules/module.c: the module tree. Knows tensors; must not know what any class computes. */
+/* modules/module.c: the module tree. This part may use tensors. It must not depend on what any class computes. */
 
 typedef struct te__entry {
     char *name;
     te_tensor *tensor;
     te_entry_kind kind;
     bool product_weight; /* te_quantized_model_init_begin stores this weight quantized */
-    bool transient;      /* te_module_set_buffer_persistent(false): files do not have it */
-    bool stacked;        /* one of several entries that lie one behind the other in memory, and that the class reads as
-                          * one tensor */
+    bool transient;      /* not in files, because of te_module_set_buffer_persistent(false) */
+    bool stacked;        /* one of several entries that are adjacent in memory; the class reads them as one tensor */
 } te__entry;
 
 typedef struct te__attribute {
@@ -16,8 +15,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* The record that a child leaves in its parent when the program destroys the child although the parent's class runs it.
- * The record is allocated together with the child, so that destroying needs no memory. */
+/* A record of a child that the program has destroyed although the class of its parent runs it. The parent keeps the
+ * record. It is allocated together with the child, so that destroying needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* place of the child among its parent's children */
@@ -27,23 +26,23 @@ typedef struct te__gone {
 typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
-    void (*ungraph)(te_module *m); /* frees `graphed`; run_graphs launches the graphs; both are set together with
-                                    * `graphed` */
+    void (*ungraph)(te_module *m); /* frees `graphed`. run_graphs launches the graphs. Both functions are set together
+                                    * with `graphed` */
     te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;
-    bool named;      /* named by its maker; false: it has the default name of its class */
+    bool named;      /* true: the creator gave the name; false: the default name of the class */
     bool numbered;   /* its Sequential has given it a number as name */
     te_module *parent;
-    te_module *maker; /* while the module is created: the module whose create function makes it and becomes its parent;
-                       * else NULL */
+    te_module *maker; /* only during creation: the module whose create function makes this one and becomes its parent;
+                       * otherwise NULL */
     te_module **children; /* in the order of their places */
     int num_children, cap_children;
-    int64_t place, places; /* place: position among the parent's children; places: number of places given to own
-                            * children so far */
-    te__gone *mark; /* record that the module leaves when destroyed; NULL: the parent can do without the module */
+    int64_t place, places; /* place: the position among the children of the parent; places: number of places that own
+                            * children have got so far */
+    te__gone *mark; /* record that the parent gets when the module is destroyed; NULL: the parent does not need it */
     te__gone *gone; /* records that destroyed children have left */
-    bool takes_any; /* the program chooses the children, and the class needs none of them */
+    bool takes_any; /* the program chooses the children, and the class itself needs none of them */
     te__entry *entries;
     int num_entries, cap_entries;
     te__attribute *attributes;
@@ -51,17 +50,17 @@ struct te_module {
     te_module_forward_fn own_forward; /* replaces the forward function of the class */
     bool evaluating;
     bool meta;       /* the parameters have no memory yet */
-    bool awaits_group; /* the parameters wait for te_set_tensor_parallel_group, which says which shards this rank has */
+    bool awaits_group; /* the parameters wait for te_set_tensor_parallel_group: only then this rank knows its shards */
     te__parallel parallel; /* the ranks that share the module's work */
-    unsigned met;          /* a bit for each product whose operands the ranks have compared */
+    unsigned met;          /* a bit for each product, set after the ranks have compared their operands for it */
     struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
-    te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the recipe of the autocast region */
+    te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the autocast region has the recipe */
     bool recipe_off;
-    const char *rng_tracker; /* name, owned by the context, of the random state that the module uses, or NULL */
+    const char *rng_tracker; /* name of the random state that the module uses, or NULL; the context owns it */
     bool has_fp8_output, has_fp8_grad; /* the class reads fp8_output, fp8_grad of a call */
     bool takes_packed; /* a call may give qkv_layer instead of an input */
-    bool built_in;   /* the class comes with the library: it reads the options of a call, and refuses the ones that it
-                      * does not support yet */
+    bool built_in;   /* the class comes with te.h: it reads the options of a call, and refuses those that it does not
+                      * support */
     bool checkpoint; /* set by te_module_set_checkpoint */
     int holds;       /* number of tape nodes that will run the module again */
     bool destroyed;  /* destroyed by its owner while tape nodes held it */
@@ -71,7 +70,7 @@ struct te_module {
 };
 
 typedef struct te__modules_state {
-    te_module *making; /* module whose create function is making children now, or NULL */
+    te_module *making; /* the module whose create function creates children now, or NULL */
     int num_gone;      /* records of destroyed children, in all trees of the context */
     bool is_optim_step; /* set by te_step_set_is_optim_step */
 } te__modules_state;
@@ -87,7 +86,7 @@ static const te_module *te__root_of(const te_module *m) {
 }
 static void te__module_close(void *owner) {
     te_module *m = (te_module *)owner;
-    while (m->parent) m = m->parent; /* destroys from the root, so that each class's destroy function still finds the
+    while (m->parent) m = m->parent; /* destroys from the root, so that the destroy functions of classes still find the
                                       * children */
     te_module_destroy(m);
 }
@@ -123,7 +122,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     return m;
 }
 
-/* Creates a module with the name `given` or, if that is NULL, with the class's default name `otherwise`. */
+/* Creates a module with the name `given` or, if that is NULL, with `otherwise`, the default name of the class. */
 static te_module *te__module_named(te_ctx *te, const te_module_class *cls, const char *given, const char *otherwise) {
     te_module *m = te_module_create(te, cls, given ? given : otherwise);
     if (m) m->named = given != NULL;
@@ -142,7 +141,7 @@ static te__gone *te__gone_create(te_ctx *te, const char *name) {
 static void te__gone_free(te_ctx *te, te__gone *x) {
     if (x) te__free(te, x, te__gone_bytes(x->name));
 }
-/* Takes the record of this name out of m's list and returns it, or NULL if there is none. */
+/* Removes the record of the destroyed child `name` from m's list and returns it. Returns NULL if there is none. */
 static te__gone *te__gone_take(te_module *m, const char *name) {
     te__gone **at = &m->gone, *x;
     while (*at && strcmp((*at)->name, name) != 0) at = &(*at)->next;
@@ -152,7 +151,7 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     te__modules_of(m->te)->num_gone--;
     return x;
 }
-/* Takes m out of its parent's children. If the parent's class runs m, the parent gets m's record. */
+/* Removes m from the children of its parent. If the parent's class runs m, the parent gets m's record. */
 static void te__module_leave(te_module *m) {
     te_module *parent = m->parent;
     int i = 0;
@@ -183,15 +182,15 @@ static bool te__module_is_whole(void *user, te_module *m) {
     memcpy(te->module_path, before, sizeof(before));
     return false;
 }
-/* Checks that every module from m down still has the children that its class runs. All functions that run, save or
- * change a whole tree call this first, so that classes need not check. */
+/* Checks that each module of the tree m still has the children that its class runs. All functions that run, save or
+ * change a whole tree call this first, so classes need no check of their own. */
 static te_result te__tree_whole(te_module *m) {
     return te__modules_of(m->te)->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
 }
 
 /* ---- destroying ---- */
 
-/* Keeps m alive until the matching te__module_unhold. NULL is fine. */
+/* Keeps m alive until the matching te__module_unhold. m may be NULL. */
 static te_module *te__module_hold(te_module *m) {
     if (m) m->holds++;
     return m;
@@ -237,7 +236,7 @@ TE_API const te_module_class *te_module_get_class(const te_module *m) { return m
 TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
-/* Joins the names of a chain of modules by dots, from the last module in `chain` to the first. */
+/* Joins the names of the modules in `chain` by dots, from the last one to the first. */
 static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
     while (n > 0) { /* no printf, because every forward pass runs this */
@@ -249,7 +248,7 @@ static const char *te__join_names(const te_module *const *chain, int n, char *bu
     return buffer;
 }
 
-/* Writes the path from the root's child down to m; a module without a parent gives only its own name. */
+/* Writes the path of m. It begins below the root. For a module without a parent it is only the module's name. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -259,7 +258,7 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     return te__join_names(chain, n, buffer, size);
 }
 /* Writes the path of a module that is being created. The path begins at the module whose create function the program
- * called, which has no parent yet. */
+ * has called; that module has no parent yet. */
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -267,7 +266,7 @@ static const char *te__making_path(const te_module *m, char *buffer, size_t size
     return te__join_names(chain, n, buffer, size);
 }
 
-/* Returns the number of levels of the tree below m, m included. */
+/* Returns the number of levels of the tree m; m itself is one level. */
 static int te__module_height(const te_module *m) {
     int i, height = 0;
     for (i = 0; i < m->num_children; i++) height = (int)te__max(height, te__module_height(m->children[i]));
@@ -312,7 +311,7 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
         return NULL;
     copy = te__copy_string(parent->te, name ? name : child->name);
     if (!copy) return NULL;
-    mark = te__gone_take(parent, copy); /* takes the place of a destroyed child of the same name */
+    mark = te__gone_take(parent, copy); /* the new child gets the place of a destroyed one with the same name */
     place = mark ? mark->place : parent->places;
     if (!mark && !parent->built_in && !parent->takes_any && !(mark = te__gone_create(parent->te, copy))) {
         te__free_string(parent->te, copy);
@@ -329,13 +328,13 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     parent->children[i] = child;
     return child;
 }
-/* Marks a child that the class has not made itself as one that the parent's class runs. Returns false on failure. */
+/* Marks `child` as needed: the class of its parent runs it, but has not made it. Returns false on failure. */
 static bool te__module_need(te_module *child) {
     if (!child->mark) child->mark = te__gone_create(child->te, child->name);
     return child->mark != NULL;
 }
-/* Destroys m's child `name`, or its record if the program has destroyed the child already: the class does not run this
- * child any more. */
+/* Destroys the child `name` of m, which the class no longer runs. If the program has destroyed it already, removes its
+ * record. */
 static void te__module_drop(te_module *m, const char *name) {
     te_module *child = te_module_find(m, name);
     te__gone_free(m->te, te__gone_take(m, name));
@@ -514,8 +513,8 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) 
     return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Longest path, in bytes, of a walk. Paths begin at the module where the walk began. `path` holds the path of m, `used`
- * characters long; each function restores `path` before it returns. */
+/* Longest path, in bytes, in a walk over a tree. Paths begin at the module where the walk began. The argument `path`
+ * holds the path of m and has `used` characters. Each function restores it before it returns. */
 enum { TE__TREE_PATH = 512 };
 static void te__path_append(char *path, size_t used, const char *name) {
     snprintf(path + used, TE__TREE_PATH - used, "%s%s", used ? "." : "", name);
@@ -564,7 +563,7 @@ static bool te__forget_grad(void *user, te_module *m, const char *path, te_tenso
     te_tensor_zero_grad(x);
     return true;
 }
-/* Returns true if the module that owns deferred work is in the tree `user`. */
+/* Returns true if the module of this deferred work (`owner`) is in the tree `user`. */
 static bool te__scaling_below(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     while (m && m != (const te_module *)user) m = m->parent;
@@ -573,8 +572,7 @@ static bool te__scaling_below(const void *owner, const void *user) {
 TE_API void te_module_zero_grad(te_module *m) {
     if (!m) return;
     te_module_visit_tensors(m, te__forget_grad, NULL);
-    te__deferred_take(m->te, te__scaling_below, m, false); /* drops the gradients that te_backward_dw would have
-                                                            * computed */
+    te__deferred_take(m->te, te__scaling_below, m, false); /* drops the weight gradients that wait for te_backward_dw */
 }
 static bool te__set_evaluating(void *user, te_module *m) {
     m->evaluating = !*(const bool *)user;

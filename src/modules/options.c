@@ -1,8 +1,9 @@
-/* modules/options.c: options that have a field but that a module does not read yet: one table for each group of
- * options, and the check that refuses an option that is set. Must not know what any option does. */
+/* modules/options.c: options that have a field, but that a module does not support yet. There is one table for each
+ * group of options, and a check that refuses an option that is set. This part must not depend on what any option
+ * does. */
 
 typedef struct te__option_group {
-    const char *name; /* name of the member that holds the group, with a dot */
+    const char *name; /* name of the struct member that holds the group, with a dot at the end */
     const te__field *fields; /* in the struct's order */
     int num_fields;
 } te__option_group;
@@ -14,8 +15,8 @@ typedef struct te__option_group {
         TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
         TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
 #define TE__TYPE te_attn_call
-/* The fields of a call that SDPA does not read: it reads only windows, and masks without padding. Other implementations
- * read attention_mask too; their check begins at the second field. */
+/* The fields of a call that SDPA does not read. It reads only windows, and masks without padding. Other implementations
+ * also read attention_mask, the first field here; so they check the list from its second field on. */
 static const te__field te__sdpa_call_later[] = {
     TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),
     TE__LATER(inference_params), TE__LATER(qkv_layer),        TE__LATER(kv_layer),
@@ -31,13 +32,14 @@ static const te__field te__sdpa_rule_later[] = {TE__LATER_OF_BOTH, TE__LATER(kv_
 static const te__option_group te__sdpa_rule_group = {"rule.", te__sdpa_rule_later, TE__COUNT(te__sdpa_rule_later)};
 static const te__option_group te__sdpa_call_group = {"attention.", te__sdpa_call_later, TE__COUNT(te__sdpa_call_later)};
 
-/* Returns the first field of `options` that is set, from number `first` of the group on, or NULL if none is. */
+/* Returns the first field that is set in `options`, or NULL. Searches from field number `first` of the group on. */
 static const te__field *te__option_set(const te__option_group *group, int first, const void *options) {
     for (; first < group->num_fields; first++)
         if (te__field_is_set((const char *)options, &group->fields[first])) return &group->fields[first];
     return NULL;
 }
-/* Returns false, with an error that names the field, if `options` sets a field of `group`. */
+/* Checks that `options` sets no field of `group`. Otherwise records an error that names the field, and returns
+ * false. */
 static bool te__options_ok(te_ctx *te, const char *who, const te__option_group *group, const void *options) {
     const te__field *f = te__option_set(group, 0, options);
     if (f)

@@ -1,10 +1,10 @@
-/* modules/parameters.c: the parameters of classes with weights: memory and first values; whole, sharded or stored
- * quantized. Knows modules; must not know what any class computes. */
+/* modules/parameters.c: the parameters of classes with weights. It gives them memory and first values. They may be
+ * whole, sharded or stored quantized. This part may use modules. It must not depend on what any class computes. */
 
-/* Every forward function looks its parameters up again, because te_module_add_parameter may have replaced one, for
+/* A forward function looks up its parameters in each call, because te_module_add_parameter may have replaced one, for
  * example to tie weights. */
 
-/* Finds the random state that a module's option names; returns false with the error recorded. */
+/* Finds the random state that an option of the module names. Returns false with an error recorded. */
 static bool te__rng_open(te_module *m, const char *name) {
     const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
     m->rng_tracker = t ? t->name : NULL;
@@ -17,7 +17,7 @@ static void te__fork_end(te_module *m) {
     if (m->rng_tracker) te_rng_fork_end(m->te);
 }
 
-/* Writes the first values of a plain weight: by init_method, or from a normal distribution. */
+/* Writes the first values of a plain weight. They come from init_method, or from a normal distribution. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
     te_op_random_args args = TE_ZERO;
     te__draw draw;
@@ -27,7 +27,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         result = te__returned(x->te, init->init_method(init->user, x), "the init_method", x->name ? x->name : "weight");
         x->te->tape.no_grad--;
         if (result == TE_OK) result = x->te->error_code;
-        /* te__fail keeps an error that the function has recorded itself */
+        /* if init_method has recorded an error itself, te__fail keeps that error */
         return result == TE_OK ? TE_OK
                                : te__fail(x->te, result, "the init_method of \"%s\" returned %s",
                                           x->name ? x->name : "weight", te_result_name(result));
@@ -42,8 +42,8 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     return te_op_random(x->te, &args);
 }
 
-/* How a weight is divided among ranks. Every rank has an equal part of the rows or of the columns. The rows may be in
- * up to three blocks (queries, keys, values); each rank then has a part of every block. */
+/* The division of a weight among ranks. Each rank has an equal part of the rows or of the columns. The rows may form up
+ * to three blocks (queries, keys, values); then each rank has a part of each block. */
 typedef struct te__sharding {
     int num_blocks;   /* 0: one block */
     int64_t block[3]; /* rows of each block in the whole weight */
@@ -64,8 +64,9 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
     }
     return result;
 }
-/* Writes the first values of a weight. Ranks that share a weight all draw the same whole weight and keep their shards.
- * So the shards are slices of what a single rank would have, and the random states of the ranks stay equal. */
+/* Writes the first values of a weight. If ranks share the weight, each of them draws the same whole weight and keeps
+ * its shard. So the shards are slices of the weight that a single rank would have, and the random states of the ranks
+ * stay equal. */
 static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
                                  const te__sharding *sharding) {
     te__parallel p = m->parallel;
@@ -104,7 +105,7 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
     return result;
 }
 
-/* Adds an uninitialised parameter, which reset_parameters fills. cols 0: a vector. */
+/* Adds an uninitialised parameter; reset_parameters fills it later. If cols is 0, it is a vector. */
 static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
     shape[0] = rows;
@@ -116,8 +117,7 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
                                     : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* Applies the `device` of a desc to the parameters that are added afterwards. Shards have no values before the group is
- * known. */
+/* Sets the device of the parameters that are added after this call. Shards have no values before the group is known. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
@@ -133,7 +133,7 @@ static void te__add_product_weight(te_module *m, const char *name, te_dtype dtyp
     if (m->num_entries > before) m->entries[before].product_weight = true;
 }
 
-/* Replaces the weights of products by quantized tensors, inside te_quantized_model_init_begin .. _end. */
+/* Inside te_quantized_model_init_begin .. _end: replaces the weights of products by quantized tensors. */
 static te_result te__quantize_weights(te_module *m) {
     char path[sizeof(m->te->module_path)];
     te_result result = TE_OK;
@@ -189,8 +189,8 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-/* Returns how many entries from `first` on share one block of memory, and in *bytes its size. Only stacked entries of
- * one format share. */
+/* Returns the number of entries, beginning with entry `first`, that share one block of memory. Sets *bytes to its size.
+ * Only stacked entries with the same dtype and number of dimensions share a block. */
 static int te__stack_of(const te_module *m, int first, size_t *bytes) {
     const te_tensor *x = m->entries[first].tensor;
     int i;
@@ -226,7 +226,7 @@ static te_result te__give_memory(te_module *m) {
     return result;
 }
 
-/* Gives the parameters of m itself first values, and memory if they have none. */
+/* Gives first values to the parameters of m, but not of its children. If they have no memory, allocates it. */
 static te_result te__reset_own(te_module *m) {
     te_result result = m->meta ? te__give_memory(m) : TE_OK;
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
@@ -240,7 +240,7 @@ static te_result te__reset_tree(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
     return result;
 }
-/* Runs `reset` on m, with the module's device current. On failure restores the random state. */
+/* Calls `reset` with m while the device of m is current. On failure restores the random state. */
 static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), const char *who) {
     te_ctx *te = m->te;
     te__rng_state random;
@@ -255,7 +255,7 @@ static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), co
     result = reset(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        /* te__fail keeps an error that the class has recorded itself */
+        /* if the class has recorded an error itself, te__fail keeps that error */
         te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result));
         te__rng_back(te, random);
     }
@@ -274,8 +274,8 @@ static te_result te__group_joined(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
     return result;
 }
-/* Gives the group to all modules from m down whose work ranks share. `check`: only checks that each module is shared by
- * as many ranks as the group has. */
+/* Sets the group of each module of the tree m that ranks share. If `check` is true, sets nothing: it only checks that
+ * each such module is shared by as many ranks as the group has. */
 static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];
@@ -307,8 +307,8 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
     return x;
 }
 
-/* Reads the options of a desc into m; returns false with the error recorded. `mode` TE_PARALLEL_NONE: for a class that
- * ranks do not share; the options are only checked. */
+/* Reads the parallel options of a description into m. Returns false with an error recorded. With mode TE_PARALLEL_NONE,
+ * for a class that ranks cannot share, it only checks the options. */
 static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te__parallel *p = &m->parallel;
     te_ctx *te = m->te;
@@ -349,7 +349,7 @@ static bool te__divides(te_module *m, const char *name, int64_t size) {
 static int64_t te__per_rank(const te_module *m, int64_t size) {
     return m->parallel.size > 1 ? size / m->parallel.size : size;
 }
-/* Checks that a module whose work ranks share has its group. */
+/* Checks that a module has its group if ranks share its work. */
 static te_result te__parallel_ready(const te_module *m) {
     if (m->parallel.size < 2 || m->parallel.group) return TE_OK;
     return te__fail(m->te, TE_ERR_STATE,
@@ -367,11 +367,12 @@ static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
 
 typedef struct te__product_params {
     int count;           /* number of weights, and of biases */
-    int weights, biases; /* index of the first weight and of the first bias in the module's entries; biases -1: no
-                          * bias */
+    int weights, biases; /* indices of the first weight and the first bias in the module's entries; biases is -1 if
+                          * there is none */
 } te__product_params;
 
-/* Adds parameters that are views of one tensor, row after row, so that te__join returns the whole without a copy. */
+/* Adds parameters that are views of one tensor, one after the other by rows. So te__join returns the whole tensor
+ * without a copy. */
 static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind,
                           te_dtype dtype, int64_t cols) {
     int64_t shape[2], at = 0;
@@ -398,7 +399,7 @@ static void te__add_parts(te_module *m, const te_parameters_split *split, const 
     }
     te__frame_end(m->te, NULL, 0);
 }
-/* Computes the rows of each parameter on this rank; returns false with the error recorded. */
+/* Computes the number of rows that each parameter has on this rank. Returns false with an error recorded. */
 static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out,
                            int64_t *rows) {
     int64_t sum = 0;
@@ -433,7 +434,7 @@ static bool te__split_rows(te_module *m, const te_parameters_split *split, te_pa
     return false;
 }
 
-/* Adds the weights and biases of a product; `out` and `in` are the sizes of the whole. */
+/* Adds the weights and biases of a product. `out` and `in` are the sizes of the whole weight, of all ranks together. */
 static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode,
                              const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
     te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
@@ -482,8 +483,8 @@ static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *con
         if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
     return TE_OK;
 }
-/* Returns `count` parameters from entry `at` on as one tensor, joined by rows. The result is an alias if the parameters
- * still lie one behind the other, else a copy. */
+/* Returns `count` parameters, beginning with entry `at`, as one tensor, joined by rows. If the parameters are still
+ * adjacent in memory, the result is an alias, otherwise a copy. */
 static te_tensor *te__join(te_module *m, int at, int count) {
     te__join_state state = TE_ZERO;
     te_tensor *part[TE__MAX_NODE_TENSORS], *y, *first = m->entries[at].tensor;
@@ -525,7 +526,7 @@ static te_tensor *te__product_bias(te_module *m, const te__product_params *p) {
     return p->biases < 0 ? NULL : te__join(m, p->biases, p->count);
 }
 
-/* Writes first values: each part draws separately, and biases are 0. */
+/* Writes first values. Each weight part is drawn on its own; biases are 0. */
 static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init,
                                    te_parallel_mode mode, const te__sharding *sharding) {
     te_result result = TE_OK;
@@ -537,8 +538,8 @@ static te_result te__product_reset(te_module *m, const te__product_params *p, co
     return result;
 }
 
-/* Tags a bias that is added after a product divided by row: under sequence parallelism each rank adds it to other rows,
- * so ranks must sum its gradient. */
+/* Tags a bias that is added after a row-parallel product. Under sequence parallelism each rank adds the bias to other
+ * rows, so the ranks must sum its gradient. */
 static void te__product_tag_bias(te_module *m, const te__product_params *p) {
     int i;
     for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)

@@ -1,17 +1,17 @@
-/* modules/recompute.c: activation checkpointing: runs a function without recording, and runs the function again,
- * recorded, when te_backward reaches its node. Knows the tape and snapshots; must not know what the function
- * computes. */
+/* modules/recompute.c: activation checkpointing. It runs a function without recording. When te_backward reaches the
+ * node, it runs the function again with recording. This part may use the tape and snapshots. It must not depend on what
+ * the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;
     void *user;
-    size_t user_size; /* bytes of the node's own copy; 0: `user` is the caller's */
+    size_t user_size; /* size of `user` in bytes if the node has a copy of it; 0: `user` belongs to the caller */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
-    te_group *group; /* NULL: this rank keeps all inputs; else saved[0] is this rank's part of the first input */
+    te_group *group; /* NULL: this rank keeps all inputs; otherwise saved[0] is a part of the first input */
     int whole_ndim;
     int64_t whole[TE_MAX_DIMS]; /* shape of the whole first input */
-    int num_inputs, num_outputs; /* num_outputs 0: first run of a module, which sets the number */
+    int num_inputs, num_outputs; /* num_outputs is 0 in the first run of a module, which then sets it */
     te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
     int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
     int64_t shape[TE_MAX_CHECKPOINT_OUTPUTS][TE_MAX_DIMS];
@@ -24,7 +24,7 @@ static void te__checkpoint_release(te_ctx *te, void *state) {
     te__module_unhold(s->module);
 }
 
-/* The number of regions of each kind that are open. */
+/* The number of open regions of each kind. */
 typedef struct te__regions {
     int scopes, no_grad, grad_regions, autocast;
 } te__regions;
@@ -36,8 +36,8 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.autocast = te__quant_of(te)->num_autocast;
     return r;
 }
-/* Restores the regions of `r` after a function that begins and ends regions unequally often. Returns the name of such a
- * region, or NULL. A scope that the function ended too early has released its tensors. */
+/* Restores the counts of `r` after a function that has begun and ended regions unequally often. Returns the name of
+ * such a region, or NULL. If the function has ended a scope too early, the tensors of the scope are lost. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"
@@ -52,7 +52,7 @@ static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     return what;
 }
 
-/* Runs the function. Fails if it returns TE_OK without one of the outputs, or leaves a region open. */
+/* Runs the function. Fails if the function returns TE_OK but lacks an output, or leaves a region open. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs,
                                      te_tensor **outputs) {
     const te__regions regions = te__regions_now(te);
@@ -71,12 +71,12 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
         if (!outputs[i])
             result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d",
                               i + 1, s->num_outputs);
-    /* te__fail keeps an error that the function has recorded itself */
+    /* if the function has recorded an error itself, te__fail keeps that error */
     if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result));
     return result;
 }
 
-/* Checks that the second run made outputs of the same formats and shapes as the first. */
+/* Checks that the outputs of the second run have the same dtypes and shapes as those of the first. */
 static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *outputs) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
@@ -92,8 +92,9 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Runs the function again and then its backward pass. The gradient that an input has so far moves to the input's copy
- * for the second run, and back: so sums are added in the same order as without a checkpoint. */
+/* Runs the function again and then its backward pass. If an input already has a gradient, this gradient moves to the
+ * copy of the input that the second run reads, and back afterwards. So sums are added in the same order as without a
+ * checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
@@ -128,8 +129,8 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
         }
     result = te__backward_all(te, te->tape.segment, out, grad, s->num_outputs);
     for (i = 0; i < s->num_inputs; i++)
-        if (moved[i] && !vars[i]->grad) { /* not through dx: te_backward would take it for a gradient that began in this
-                                           * call, and would drop it on failure */
+        if (moved[i] && !vars[i]->grad) { /* set here and not in dx: te_backward would take it for a gradient that began
+                                           * in this call, and would drop it on failure */
             vars[i]->grad = in[i]->var->grad;
             in[i]->var->grad = NULL;
         } else if (needs[i] && result == TE_OK)
@@ -137,12 +138,12 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
-/* Returns the snapshot from which the second run of a checkpoint begins, or NULL for other nodes. */
+/* Returns the snapshot with which the second run of a checkpoint begins; NULL if the node is not a checkpoint. */
 static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
     return node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->snapshot : NULL;
 }
 
-/* Returns this rank's part of x as a new tensor, so that the rest of x can be freed. */
+/* Returns this rank's part of x as a new tensor. The rest of x can then be freed. */
 static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
     int64_t n = te__numel(x), own = n / te__group_size(group);
     te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n),
@@ -156,14 +157,14 @@ static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int
     const int first = te->scopes[te__min(te->num_scopes, TE__MAX_SCOPES) - 1].first_tensor;
     int k;
     for (k = 0; k < i; k++)
-        if (outputs[k] == outputs[i]) return false; /* given twice: each of the two outputs would take the whole
+        if (outputs[k] == outputs[i]) return false; /* returned twice: each of the two outputs would get the whole
                                                      * gradient */
     for (k = te->num_live - 1; k >= first && te->live[k] != outputs[i]; k--) {}
     return k >= first;
 }
 
-/* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward pass d->fn runs, which sets
- * *num_outputs; or NULL. */
+/* Runs d->fn without recording, then records one node for it. If d->fn runs the forward pass of a module, `m` is this
+ * module, and the pass sets *num_outputs. Otherwise `m` is NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
@@ -183,7 +184,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     if (m) s.num_outputs = *num_outputs;
     for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
         te_tensor *y = d->outputs[i];
-        /* y may be an input or a parameter: it keeps its own place on the tape, and a detached alias is returned */
+        /* if y is an input or a parameter, it stays as it is on the tape, and a detached alias is returned */
         if (y->var || !te__checkpoint_made(te, d->outputs, i)) d->outputs[i] = y = te_tensor_detach(y);
         if (!y) {
             result = te_error_code(te);

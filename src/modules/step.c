@@ -1,5 +1,5 @@
 /* modules/step.c: the place of a call in a training step (microbatch, optimizer step), and hooks of a model's parts.
- * Knows the module tree; must not know how gradients are exchanged. */
+ * This part may use the module tree. It must not depend on how gradients are exchanged. */
 
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;
@@ -38,7 +38,7 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
         hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
         if (!hook) continue;
         result = te__returned(te, hook(parts[i], hooks->user), "the hook", te_module_name(parts[i]));
-        /* te__fail keeps an error that the hook has recorded itself */
+        /* if the hook has recorded an error itself, te__fail keeps that error */
         if (result != TE_OK)
             te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]),
                      te_result_name(result));

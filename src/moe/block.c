@@ -1,15 +1,15 @@
-/* moe/block.c: the MoE block of a published language model: an MoE in which each expert is a module of its own.
- * Knows Linears, GroupedLinears and MoE; must not know models or files.
+/* moe/block.c: the MoE block of a published language model. It is an MoE in which each expert is a module of its own.
+ * This part may use Linear, GroupedLinear and MoE. It must not depend on models or files.
  *
  * Expert E owns its weights: the Linears experts.E.GATE, experts.E.UP and experts.E.DOWN, named as in the model's
- * files. `experts` has three more children, GroupedLinears GATE, UP and DOWN, which borrow these weights and
- * multiply the rows of all experts at once. Group sizes stay on the device, so the host never waits for the gate's
- * choice. */
+ * files. `experts` has three more children, the GroupedLinears GATE, UP and DOWN. They borrow the weights of all
+ * experts and multiply the rows of all experts at once. Group sizes stay on the device, so the host never waits for the
+ * gate's choice. */
 
 /* Arguments of te__moe_block_create. Zero-initialised. */
 typedef struct te__moe_block {
-    te_moe_config config; /* read: the gate's fields, sizes, expert_bias, dtype, device, name. Not read: the fields of
-                           * shared experts and latent projections, expert_activation, init_std */
+    te_moe_config config; /* read: the gate's fields, sizes, expert_bias, dtype, device and name. The fields of shared
+                           * experts and latent projections, expert_activation and init_std are not read */
     te_init init;
     te_activation activation;     /* must be gated */
     const char *gate, *up, *down; /* names of an expert's Linears; string literals */
@@ -17,13 +17,13 @@ typedef struct te__moe_block {
 
 static te_module *te__block_expert(const te_module *experts, int i) { return te_module_child(experts, i); }
 
-/* Returns parameter `kind` of the Linear of expert i that has the same name as `m`, a GroupedLinear. */
+/* Returns the parameter `kind` of a Linear of expert i. `m` is a GroupedLinear; the Linear has the same name as `m`. */
 static te_tensor *te__block_parameter(te_module *m, const char *kind, int i) {
     return te_module_parameter(te_module_find(te__block_expert(te_module_parent(m), i), m->name), kind);
 }
 
-/* Allocates the weights of all experts in one buffer, contiguous, so that a grouped GEMM reads them without a copy.
- * Weights that are stored quantized are skipped: each has memory of its own. */
+/* Allocates the weights of all experts next to each other in one buffer, so that a grouped GEMM reads them without a
+ * copy. Skips weights that are stored quantized, because each has memory of its own. */
 static te_result te__block_experts_reset(te_module *m) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;
@@ -51,8 +51,8 @@ static const te_module_class te__block_experts_class = {"LinearExperts", sizeof(
 
 /* ---- making ---- */
 
-/* Adds to `parent` a Linear with meta parameters, which te__block_experts_reset allocates; or with `grouped` a
- * GroupedLinear that borrows the weights of all experts. */
+/* Adds a module to `parent`. If `grouped` is false, it is a Linear with meta parameters, which te__block_experts_reset
+ * allocates. If `grouped` is true, it is a GroupedLinear that borrows the weights of all experts. */
 static void te__block_linear(te_module *parent, const te__moe_block *b, const char *name, int64_t in, int64_t out,
                              bool grouped) {
     te_linear_desc l = TE_ZERO;
@@ -118,11 +118,11 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
     return m;
 }
 
-/* Creates the MoE block of a language model's layer; NULL with the error recorded. */
+/* Creates the MoE block of one layer of a language model. Returns NULL with an error recorded. */
 static te_module *te__moe_block_create(te_ctx *te, const te__moe_block *given) {
     te__moe_block b = *given;
     te_module *outer, *m;
-    /* router weights in f32, applied after `down`: as in transformers, the weights are not rounded */
+    /* as in transformers, router weights are f32 and applied after `down`, so they are not rounded */
     b.config.router_weights_fp32 = b.config.apply_router_weight_after_down = true;
     b.config.n_shared_experts = 0;
     b.config.moe_latent_size = 0;

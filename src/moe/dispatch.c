@@ -1,23 +1,25 @@
-/* moe/dispatch.c: the two dispatchers, which bring tokens to the ranks of their experts and results back. One
- * gathers all tokens on all ranks, the other exchanges rows between ranks. Knows groups and row maps; must not know
- * what experts compute. */
+/* moe/dispatch.c: the two dispatchers. They bring tokens to the ranks of their experts, and bring results back. One
+ * gathers all tokens on all ranks, the other exchanges rows between ranks. This part may use groups and row maps. It
+ * must not depend on what experts compute. */
 
-/* State of one dispatch. Both dispatchers sort the copies of tokens by expert; `map` has the place of each copy. */
+/* State of one dispatch. Both dispatchers make a copy of each token for each of its experts, and sort the copies by
+ * expert. `map` has the place of each copy. */
 typedef struct te__dispatch {
     te_group *group;
     int ranks, local;    /* ranks that share the experts; experts on each rank */
     te_tensor *map;      /* row map of the tokens that this rank sorts: an index map, or a mask map if topk is 0 */
     int64_t topk, tokens; /* experts chosen for each token; tokens of this rank */
-    int64_t copies;      /* with a mask map: upper bound of the copies of all tokens together */
+    int64_t copies;      /* only with a mask map: upper bound of the number of copies of all tokens */
     te_dtype dtype;      /* format of the tokens */
-    te_tensor *weights;  /* router weights, f32: [tokens that this rank sorts, topk], or [tokens, experts] (mask map) */
-    int64_t longest;     /* gather: the largest number of tokens of a rank; each rank has so many rows in the gathered
-                          * tensor */
-    int64_t *send, *recv; /* exchange: rows sent to each rank, received from each rank */
-    int64_t *chunks;     /* [ranks, local]: rows received from each rank for each local expert */
-    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device: chunk sizes in order of arrival; chunk sizes
-                                                       * sorted by expert; order that sorts them back by rank */
-    int64_t *host;       /* one allocation, which holds the three lists above and rows.host */
+    te_tensor *weights;  /* router weights, f32: [tokens to sort, topk], or with a mask map [tokens, experts] */
+    int64_t longest;     /* for the gather: the largest number of tokens of any rank; in the gathered tensor each rank
+                          * has this many rows */
+    int64_t *send, *recv; /* for the exchange: numbers of rows sent to each rank and received from each rank */
+    int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
+    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device. chunk_sizes: sizes of the chunks in order of
+                                                       * arrival; back_sizes: the same sorted by expert; back_order:
+                                                       * order that sorts the chunks back by rank */
+    int64_t *host;       /* one allocation for `send`, `recv`, `chunks` and rows.host */
     size_t bytes;        /* size of `host` */
 } te__dispatch;
 
@@ -40,7 +42,8 @@ typedef struct te__gather_state {
     int64_t tokens, longest;
 } te__gather_state;
 
-/* Returns x [tokens, N] extended to [longest, N] with rows of `fill`; not recorded on the tape. */
+/* Returns x [tokens, N] extended to [longest, N]; each new row is filled with the number `fill`. Not recorded on the
+ * tape. */
 static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {
     int64_t shape[2];
     te_tensor *y;
@@ -62,7 +65,7 @@ static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_te
     dx[0] = te__rows_of(sum, te__group_rank(s->group) * s->longest, s->tokens);
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* Gathers the tokens x [T, N] of all ranks into [ranks * longest, N]: rank r has the rows from r * longest on. The
+/* Gathers the tokens x [T, N] of all ranks into [ranks * longest, N]. The rows of rank r begin at row r * longest. The
  * backward pass sums the gradients over the ranks. After an error all ranks get NULL. */
 static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double fill) {
     te__gather_state s = TE_ZERO;
@@ -82,8 +85,8 @@ static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tenso
     dx[0] = te__gather(s->group, te__padded_tokens(te_tensor_contiguous(dy[0]), s->longest, 0.0));
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* Sums y [ranks * longest, N] over the ranks and returns the rows of this rank's tokens. y NULL: this rank failed to
- * compute y; the rank still joins the collective, so that all ranks get an error. */
+/* Sums y [ranks * longest, N] over the ranks and returns the rows of this rank's tokens. y is NULL if this rank failed
+ * to compute it. Then the rank still joins the collective, so that all ranks get an error. */
 static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
     te__gather_state s = TE_ZERO;
     te_tensor *sum = y ? te__empty_like(y, y->dtype) : NULL, *own;
@@ -95,7 +98,7 @@ static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
     s.longest = d->longest;
     return own ? te__record("sum_tokens", own, te__sum_tokens_backward, &s, sizeof(s), &y, 1, NULL, 0) : NULL;
 }
-/* Sets d->longest to the largest number of tokens of a rank. Waits for the device. */
+/* Sets d->longest to the largest number of tokens that any rank has. Waits for the device. */
 static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
     int64_t one = 1;
     te_tensor *x = te_tensor_from_host(te, TE_I64, 1, &one, &d->tokens);
@@ -107,8 +110,9 @@ static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
 
 /* ---- sorting by expert ---- */
 
-/* Converts expert numbers to local ids: i32, shaped as `indices`, relative to `first`, and -1 outside of the `count`
- * local experts and for padding. *sizes receives the copies of each local expert, i64 [count]. */
+/* Converts expert numbers to ids of local experts, i32 in the shape of `indices`. The id is the expert number minus
+ * `first`. It is -1 for padding, and for experts that are not among the `count` local ones. Sets *sizes to the number
+ * of copies for each local expert, i64 [count]. */
 static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count,
                                 te_tensor **sizes) {
     te_op_moe_local_ids_args args = TE_ZERO;
@@ -120,8 +124,8 @@ static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t 
     args.tokens_per_expert = *sizes = te__empty_1d(indices->te, TE_I64, count);
     return args.local && *sizes && te_op_moe_local_ids(indices->te, &args) == TE_OK ? args.local : NULL;
 }
-/* Sorts copies of x's tokens by expert id and returns the first `rows` of them; *probs receives their router weights.
- * Sets d->map. */
+/* Copies each token of x once for each of its experts, sorts the copies by expert id, and returns the first `rows`
+ * copies. Sets *probs to their router weights. Sets d->map. */
 static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids, int64_t rows, te_tensor **probs) {
     te_op_moe_index_map_args args = TE_ZERO;
     args.experts = ids;
@@ -130,7 +134,7 @@ static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids,
     if (!d->map || te_op_moe_index_map(x->te, &args) != TE_OK) return NULL;
     return te__permute("dispatch", x, d->map, d->topk, NULL, d->weights, probs, rows);
 }
-/* Returns the expert ids [T, K] in the order of the sorted rows, i32 [rows]. */
+/* Returns the expert id of each sorted row, i32 [rows]. `ids` has the unsorted expert ids, [T, K]. */
 static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t rows) {
     te_ctx *te = ids->te;
     te_op_moe_permute_args args = TE_ZERO;
@@ -148,8 +152,8 @@ static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t 
         return NULL;
     return te_tensor_copy(y, sorted) == TE_OK ? y : NULL;
 }
-/* Sums the copies of each token in f32 and rounds once. With `weighted` each copy is first multiplied by its router
- * weight. */
+/* Sums the copies of each token in f32 and rounds once. If `weighted` is true, each copy is first multiplied by its
+ * router weight. */
 static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool weighted) {
     te_moe_unpermute_desc desc = TE_ZERO;
     te__unpermute_state state = TE_ZERO;
@@ -171,7 +175,7 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
                       &state, sizeof(state), &rows, 1, saved, 4);
 }
 
-/* Allocates the host lists of a dispatch: rows.host, and send, recv and chunks of an exchange. */
+/* Allocates the host lists of a dispatch: rows.host and, for an exchange, `send`, `recv` and `chunks`. */
 static te_result te__dispatch_lists(te_ctx *te, te__dispatch *d, te__expert_rows *r) {
     int64_t all = (int64_t)d->ranks * d->local;
     d->bytes = (size_t)(d->local + 2 * d->ranks + all) * sizeof(int64_t);
@@ -184,7 +188,7 @@ static te_result te__dispatch_lists(te_ctx *te, te__dispatch *d, te__expert_rows
     return TE_OK;
 }
 
-/* Returns the expert of each row, i32 [sum of sizes], from the n group sizes on the host. */
+/* Returns the expert of each row, i32 [sum of sizes]. `sizes` has the n group sizes on the host. */
 static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     int64_t rows = te__count_all(sizes, n), at = 0, i;
     size_t bytes = (size_t)(rows + 1) * sizeof(int32_t);
@@ -199,8 +203,8 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
-/* Fills *r with the rows of all experts, on one rank that has them all. `choice` is the routing map u8 [tokens,
- * experts]. Group sizes stay on the device. With `weighted` r->probs is filled in. */
+/* Fills *r with the rows of all experts, for one rank that has all experts. `choice` is the routing map u8 [tokens,
+ * experts]. Group sizes stay on the device. If `weighted` is true, also fills r->probs. */
 static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
     if (d->copies > INT32_MAX)
         return te__fail(x->te, TE_ERR_SHAPE,
@@ -212,8 +216,9 @@ static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choic
                   : NULL;
     return r->x ? TE_OK : te_error_code(x->te);
 }
-/* Dispatcher "torch": fills *r with the rows of this rank's experts, from the tokens of all ranks. With `on_host` group
- * sizes are copied to the host (a wait), and r->x has only rows of groups. With `ids` r->ids is filled in. */
+/* Dispatcher "torch": fills *r with the rows of this rank's experts, from the tokens of all ranks. If `on_host` is
+ * true, copies the group sizes to the host, which waits; then r->x has no rows after the last group. If `ids` is true,
+ * also fills r->ids. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
@@ -243,8 +248,8 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
     return te__refuse(d->group, TE__ALL_REDUCE,
                       te_error_code(te)); /* others wait in the all-reduce */
 }
-/* Returns the results [T, dim] of this rank's tokens, in y's dtype, from the experts' output y. y NULL: this rank
- * failed; it still joins the collective. */
+/* Converts the experts' output y to the results [T, dim] of this rank's tokens, in y's dtype. y is NULL if this rank
+ * failed; then the rank still joins the collective. */
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
     if (d->ranks == 1) return te__sum_copies(d, y, weighted);
@@ -265,8 +270,8 @@ static int64_t *te__exchange_counts(const te__exchange_state *s) {
     return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state));
 }
 
-/* Sends rows of x, send[r] of them to rank r, and returns the rows received, recv[r] of them from rank r. x NULL: this
- * rank failed, and all ranks get an error. */
+/* Sends rows of x, send[r] of them to rank r. Returns the received rows, recv[r] of them from rank r. x is NULL if this
+ * rank failed; then all ranks get an error. */
 static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
                                      const int64_t *recv) {
     te_ctx *te = group->te;
@@ -281,7 +286,8 @@ static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dty
     }
     return te__checked(y, te__lines_exchanged(group, x, send, y, recv));
 }
-/* Returns the gradient g as a matrix, or zeros if g is NULL: every rank must take part in every exchange. */
+/* Returns the gradient g as a matrix; zeros if g is NULL. A rank without a gradient needs the zeros, because each rank
+ * must take part in each exchange. */
 static te_tensor *te__given_or_zeros(te_ctx *te, te_tensor *g, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
     shape[0] = rows;
@@ -302,8 +308,8 @@ static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor 
     if (dx[1]) dx[1] = te__alias_1d(dx[1], 0, TE_F32, te__numel(dx[1]));
     return dx[1] ? TE_OK : te_error_code(te);
 }
-/* Exchanges rows x [S, N], and their router weights `probs` f32 [S] if not NULL, and records both on the tape. Returns
- * the rows received; *got receives their weights. */
+/* Exchanges the rows x [S, N] and, if `probs` is not NULL, their router weights `probs` f32 [S]. Records both exchanges
+ * on the tape. Returns the received rows, and sets *got to their router weights. */
 static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dtype, int64_t cols, te_tensor *probs,
                                const int64_t *send, const int64_t *recv, te_tensor **got) {
     te_ctx *te = d->group->te;
@@ -327,15 +333,15 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         in[1] = probs;
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    /* both exchanges succeeded but recording failed: other ranks wait in the exchange of the way back */
+    /* both exchanges succeeded but recording failed: the other ranks wait in the exchange that brings results back */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     if (s) te__free(te, s, bytes);
     if (got) *got = recorded ? p : NULL;
     return recorded ? y : NULL;
 }
 
-/* Fills in d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has this rank's copies for each expert
- * of all ranks. Waits for the device. */
+/* Sets d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has, for each expert of any rank, the number of
+ * copies that this rank sends to the expert. Waits for the device. */
 static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
@@ -352,8 +358,9 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     d->chunk_sizes = recv;
     return TE_OK;
 }
-/* Returns the order that sorts received chunks by expert, and sets d->back_order, which sorts them back by rank, and
- * d->back_sizes. Adds up r->host. In order of arrival, chunk k * local + e comes from rank k for local expert e. */
+/* Returns the order that sorts the received chunks by expert. Sets d->back_order, the order that sorts them back by
+ * rank, and d->back_sizes. Adds up r->host. In order of arrival, chunk k * local + e comes from rank k and is for local
+ * expert e. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
@@ -376,8 +383,8 @@ static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te__free(te, sizes, 3 * (size_t)experts * sizeof(int64_t));
     return d->back_sizes && d->back_order ? order : NULL;
 }
-/* Dispatchers "deepep", "uccl_ep" and "hybridep": fills *r with the rows of this rank's experts, received from all
- * ranks. */
+/* Dispatchers "deepep", "uccl_ep" and "hybridep": fills *r with the rows of this rank's experts, which all ranks
+ * send. */
 static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool ids,
                                     te__expert_rows *r) {
     te_ctx *te = x->te;
@@ -395,8 +402,8 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     if (r->sizes && ids) r->ids = te__ids_of_sizes(te, r->host, d->local);
     return r->sizes && (!ids || r->ids) ? TE_OK : te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
 }
-/* Returns the results [T, cols] of this rank's tokens, in `dtype`, from the experts' output y. y NULL: this rank
- * failed; it still joins the exchange. */
+/* Converts the experts' output y to the results [T, cols] of this rank's tokens, in `dtype`. y is NULL if this rank
+ * failed; then the rank still joins the exchange. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
     y = y ? te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order) : NULL;
     return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);

@@ -1,5 +1,5 @@
-/* moe/expert_files.c: loads and saves the weights of this rank's experts in files with Hugging Face names. Knows the
- * layout of the files and of the parameters; must not know what experts compute. */
+/* moe/expert_files.c: loads and saves the weights of this rank's experts, in files with Hugging Face names. This part
+ * may use the layouts of the files and of the parameters. It must not depend on what experts compute. */
 
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count) {
     if (!te || !first || !count)
@@ -17,7 +17,7 @@ TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, 
 
 enum { TE__GATE_PROJ, TE__UP_PROJ, TE__DOWN_PROJ, TE__PROJS, TE__MISSING_SHOWN = 5 };
 
-/* Transposes y in place, by swapping its sizes and strides. y must be an alias that only the caller holds. */
+/* Transposes y in place by swapping its sizes and strides. No one but the caller may hold the alias y. */
 static void te__turn(te_tensor *y) {
     const int64_t rows = y->shape[0], step = y->stride[0];
     y->shape[0] = y->shape[1];
@@ -25,7 +25,7 @@ static void te__turn(te_tensor *y) {
     y->shape[1] = rows;
     y->stride[1] = step;
 }
-/* Narrows y, an alias of the fused gate and up rows, to the rows of gate or of up. */
+/* Narrows y to the rows of gate or of up. y is an alias of the fused rows of gate and up. */
 static void te__proj_rows(const te__experts_module *s, te_tensor *y, int proj) {
     const bool alternate = te__expert_activations[s->config.expert_activation].alternate;
     const int64_t step = y->stride[0];
@@ -33,7 +33,7 @@ static void te__proj_rows(const te__experts_module *s, te_tensor *y, int proj) {
     if (alternate) y->stride[0] *= 2;
     if (proj == TE__UP_PROJ) y->offset += step * (alternate ? 1 : y->shape[0]) * te__dtype_size(y->dtype);
 }
-/* Returns a view of one projection of local expert i in the layout of the files: weight [out, in], bias [out]. */
+/* Returns a view of one projection of local expert i, in the layout of the files: weight [out, in] or bias [out]. */
 static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     const te_experts_tensor which =
@@ -56,7 +56,8 @@ static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
     return y;
 }
 
-/* Called by te__each_proj for each projection of each local expert; `name` is the tensor name in the files. */
+/* A function that te__each_proj calls for each projection of each local expert. `name` is the tensor's name in the
+ * files. */
 typedef te_result (*te__proj_fn)(void *user, te_module *m, const char *name, int proj, bool bias, int expert);
 static te_result te__each_proj(te_module *m, const char *prefix, te__proj_fn fn, void *user) {
     const te__experts_module *s = (const te__experts_module *)m->state;
@@ -93,7 +94,8 @@ static te_safetensors *te__file_with(const te__experts_load *l, const char *name
         if (te_safetensors_find(l->files[i], name)) return l->files[i];
     return NULL;
 }
-/* Checks that the files have tensor `name` with a float dtype and the right shape; counts and lists missing ones. */
+/* Checks that the files have tensor `name`, with a float dtype and the right shape. Counts and lists the missing
+ * tensors. */
 static te_result te__proj_check(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
     te__experts_load *l = (te__experts_load *)user;
     te_safetensors *f = te__file_with(l, name);

@@ -1,20 +1,21 @@
-/* moe/experts.c: building blocks of experts: GEMMs of sorted rows with a stack of weights, biases scaled by router
- * weights, and activations. Knows rows that are sorted by expert; must not know how rows were routed. */
+/* moe/experts.c: building blocks of experts: GEMMs of sorted rows with a stack of weights, biases multiplied by router
+ * weights, and activations. This part may use rows that are sorted by expert. It must not depend on how rows were
+ * routed. */
 
 /* The implementation of the GEMMs of all experts. */
 typedef enum te__expert_way {
-    TE__EXPERTS_LOOP,    /* one GEMM for each expert; group sizes are on the host */
-    TE__EXPERTS_GROUPED, /* one grouped GEMM for all experts; group sizes are on the device */
-    TE__EXPERTS_MXFP8    /* as TE__EXPERTS_GROUPED, with operands quantized to MXFP8 and decoded before */
+    TE__EXPERTS_LOOP,    /* one GEMM for each expert, with the group sizes on the host */
+    TE__EXPERTS_GROUPED, /* one grouped GEMM for all experts, with the group sizes on the device */
+    TE__EXPERTS_MXFP8    /* as TE__EXPERTS_GROUPED, but operands are first quantized to MXFP8 and decoded */
 } te__expert_way;
 
-/* Rows of tokens, sorted by expert. Rows behind those of the last expert are 0. */
+/* Rows of tokens, sorted by expert. Rows after those of the last expert are 0. */
 typedef struct te__expert_rows {
     te_tensor *x;     /* [R, dim] */
     te_tensor *probs; /* f32 [R]: the router weight of each row */
     te_tensor *sizes; /* i64 [E]: rows of each expert, on the device */
-    int64_t *host;    /* [E]: rows of each expert, on the host; NULL: not known */
-    te_tensor *ids;   /* i32 [R]: the expert of each row, -1 behind the last; NULL without biases */
+    int64_t *host;    /* [E]: number of rows of each expert, on the host; NULL if it is not known there */
+    te_tensor *ids;   /* i32 [R]: the expert of each row, -1 after the last expert; NULL if there are no biases */
 } te__expert_rows;
 
 /* ---- GEMMs ---- */
@@ -24,12 +25,12 @@ typedef struct te__expert_mm {
     int n;
     int64_t rows, in, out;
     te_dtype bias_dtype;
-} te__expert_mm; /* with TE__EXPERTS_LOOP followed in memory by int64_t sizes[n] */
+} te__expert_mm; /* with TE__EXPERTS_LOOP, int64_t sizes[n] follows this struct in memory */
 static int64_t *te__mm_sizes(const te__expert_mm *s) {
     return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__expert_mm));
 }
 
-/* Returns x rounded to MXFP8: quantized along `which` (TE_ROWWISE or TE_COLUMNWISE) and decoded. */
+/* Returns x with the rounding of MXFP8: quantizes it along `which` (TE_ROWWISE or TE_COLUMNWISE) and decodes it. */
 static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
     const te_recipe recipe = te_recipe_mxfp8();
     te__quant_spec spec = te__recipe_spec(&recipe, false, TE__SLOT_INPUT, NULL);
@@ -39,8 +40,8 @@ static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
     return y ? te__copy_dequantize(y, which, x->dtype) : NULL;
 }
 
-/* Computes d = a w[g] + bias[g] for the rows of each group g: w[g] is [k, n], or [n, k] if `transposed`. The caller has
- * filled d with zeros, which stay behind the last group. */
+/* Computes d = a w[g] + bias[g] for the rows of each group g. w[g] is [k, n], or [n, k] if `transposed` is true. The
+ * caller has filled d with zeros. The rows of d after the last group stay 0. */
 static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed,
                              te_tensor *bias, te_tensor *sizes, te_tensor *d) {
     int64_t size = te__cols(a) * te__cols(d) * te__dtype_size(w->dtype), at = 0;
@@ -76,7 +77,8 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
     }
     return result;
 }
-/* Computes d [n * in, out], the weight gradients x^T dy over the rows of each group; 0 for an empty group. */
+/* Computes the weight gradients, d [n * in, out]. For each of the n groups they are x^T dy over the rows of the group;
+ * 0 for an empty group. */
 static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x, te_tensor *dy, te_tensor *sizes,
                                 te_tensor *d) {
     int64_t at = 0;
@@ -142,8 +144,8 @@ static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor
     }
     return result;
 }
-/* Returns x [R, in] times the group's matrix of w [n, in, out], plus the group's row of bias [n, out] (or NULL): [R,
- * out]. Differentiable in x, w and bias. */
+/* Multiplies each row of x [R, in] by its group's matrix of w [n, in, out], and adds its group's row of bias [n, out]
+ * unless bias is NULL. Returns [R, out]. Differentiable in x, w and bias. */
 static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way way, te_tensor *x, te_tensor *w,
                                      te_tensor *bias) {
     te_ctx *te = x->te;
@@ -190,7 +192,7 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     te_result result = g && factors ? TE_OK : te_error_code(te);
     (void)state;
     dx[0] = dy[0];
-    if (result == TE_OK && needs[1]) { /* the bias gradient: sum of probs[i] dy[i] over the rows of each expert */
+    if (result == TE_OK && needs[1]) { /* the bias gradient of each expert is the sum of probs[i] dy[i] over its rows */
         te_op_moe_unpermute_args scale = TE_ZERO;
         te_op_grouped_column_sum_args sum = TE_ZERO;
         scale.x = g;
@@ -217,8 +219,8 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     }
     return result;
 }
-/* Returns y with probs[i] times the bias of the row's expert added to row i. The unpermute kernel gathers the biases:
- * r->ids is its row map, r->probs its weights. */
+/* Adds a bias to each row i of y: the bias of the row's expert, multiplied by probs[i]. The unpermute kernel gathers
+ * the biases; r->ids is its row map, and r->probs are its weights. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
     te_ctx *te = y->te;
     te_op_moe_unpermute_args rows = TE_ZERO;
@@ -241,12 +243,12 @@ static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_t
 
 /* ---- the activation ---- */
 
-/* One te_expert_activation: the activation function and the config fields that it reads. */
+/* The properties of one te_expert_activation: the activation function, and the config fields that it reads. */
 typedef struct te__expert_activation_row {
     te_activation activation;
     bool reads_limit;  /* limit and alpha are activation_limit and activation_alpha */
     bool reads_swiglu; /* a swiglu_limit above 0 clamps the activation */
-    bool alternate;    /* columns of gate and up alternate, instead of two halves */
+    bool alternate;    /* columns of gate and up alternate; otherwise gate and up are two halves */
     bool shared;       /* shared experts may use this activation */
 } te__expert_activation_row;
 /* Indexed by te_expert_activation. */
@@ -260,7 +262,8 @@ TE__STATIC_ASSERT(sizeof(te__expert_activations) / sizeof(te__expert_activations
 static bool te__expert_is_gated(te_expert_activation a) {
     return te_activation_is_gated(te__expert_activations[a].activation);
 }
-/* Returns the activation that experts use and sets its parameters in *params, which must be zero before. */
+/* Returns the activation function of experts and sets its parameters in *params. *params must be zero before the
+ * call. */
 static te_activation te__expert_function(te_expert_activation activation, const te_moe_config *c,
                                          te_activation_params *params) {
     const te__expert_activation_row *row = &te__expert_activations[activation];
@@ -277,8 +280,8 @@ static te_activation te__expert_function(te_expert_activation activation, const 
     return clamped ? TE_CLAMPED_SWIGLU : row->activation;
 }
 
-/* Returns TE__EXPERTS_MXFP8 if both sizes are multiples of 32, so that no block spans two experts; otherwise
- * TE__EXPERTS_GROUPED with a warning. Each message is logged once for a context. */
+/* Returns TE__EXPERTS_MXFP8 if both sizes are multiples of 32: then no MXFP8 block has rows of two experts. Otherwise
+ * returns TE__EXPERTS_GROUPED with a warning. Each message is logged once in a context. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
         if (!te__moe_of(te)->told_mxfp8)

@@ -1,5 +1,5 @@
-/* moe/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and load-balancing bias, and
- * FakeBalancedGate. Knows the router's operations; must not know experts. */
+/* moe/gate.c: the gates of a mixture of experts. They are Gate, with its auxiliary loss and load-balancing bias, and
+ * FakeBalancedGate. This part may use the router's operations. It must not depend on experts. */
 
 typedef struct te__moe_state {
     float moe_aux_loss_scale;          /* set by te_set_moe_aux_loss_scale; 0 means 1 */
@@ -13,7 +13,7 @@ static const te__room te__moe_room = TE__ROOM(&te__moe_slot, NULL, NULL);
 
 static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
 
-/* Checks that `backend`, which selects the kernels of experts, is not NULL; `who` is named in the error. */
+/* Checks that `backend`, which chooses the kernels of experts, is not NULL. The error names the function `who`. */
 static bool te__has_moe_backend(te_ctx *te, const te_moe_backend *backend, const char *who) {
     if (backend) return true;
     te__fail(te, TE_ERR_INVALID,
@@ -22,7 +22,7 @@ static bool te__has_moe_backend(te_ctx *te, const te_moe_backend *backend, const
              who);
     return false;
 }
-/* Checks `given` and copies it to *c with defaults filled in. Every create function of moe/ calls it first. */
+/* Checks `given` and copies it to *c, with the defaults filled in. Each create function in moe/ calls this first. */
 static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *given, te_moe_config *c) {
     if (!te || !te__has_desc(te, given, who)) return false;
     *c = *given;
@@ -58,7 +58,7 @@ static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *
     return false;
 }
 
-/* Returns x [.., size] viewed as a matrix [T, size], recorded on the tape; NULL with an error. */
+/* Returns x [.., size] as a view [T, size], recorded on the tape. Returns NULL with an error. */
 static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     char text[TE__SHAPE_TEXT];
     int64_t shape[2];
@@ -73,7 +73,7 @@ static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     shape[1] = size;
     return x && x->ndim != 2 ? te_tensor_view(x, 2, shape) : x;
 }
-/* Sets *padding to the call's padding mask, u8 [T], or NULL if the call has none; returns false with an error. */
+/* Sets *padding to the padding mask of the call, u8 [T]; NULL if the call has none. Returns false with an error. */
 static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t tokens, te_tensor **padding) {
     te_tensor *x = args->attention.attention_mask;
     char text[TE__SHAPE_TEXT];
@@ -96,15 +96,15 @@ typedef struct te__gate_module {
     te_moe_config config;
     te_init init;
     te_dtype precision;
-    bool maps; /* true: weights and choice (a u8 map) are [T, E]; false: both are lists [T, K] */
+    bool maps; /* true: router weights and choice are [T, E], the choice as a u8 map; false: both are [T, K] */
     te_group *cp_group;
-    te_tensor *load;       /* f32 [E]: tokens counted for each expert since the last bias update */
-    uint64_t load_cleared; /* the tensor version of `load` after it was last cleared; same version: nothing counted */
-    float *master;         /* [E]: the bias in f32 if its buffer has another dtype; NULL before the first update */
-    uint64_t master_of;    /* the version of the bias buffer that `master` was rounded to */
+    te_tensor *load;       /* f32 [E]: number of tokens counted for each expert since the last bias update */
+    uint64_t load_cleared; /* tensor version of `load` after it was last cleared; unchanged: `load` is 0 */
+    float *master;         /* [E]: f32 bias if the bias buffer has another dtype; NULL before the first update */
+    uint64_t master_of;    /* version of the bias buffer when the values of `master` were last rounded to it */
 } te__gate_module;
 
-/* Returns the router arguments of a gate. `bias` is e_score_correction_bias, or NULL. */
+/* Returns the router arguments of a gate. `bias` is the tensor e_score_correction_bias, or NULL. */
 static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tensor *bias) {
     te_op_moe_router_fwd_args y = TE_ZERO;
     bool sigmoid = c->score_func == TE_GATE_SIGMOID || c->score_func == TE_GATE_SIGMOID_WITH_BIAS;
@@ -127,8 +127,8 @@ static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tens
     }
     return y;
 }
-/* Chooses experts: returns the router weights in `dtype` and sets *indices to the choice, i32 [T, K]; with s->maps the
- * choice is a routing map u8 [T, E]. */
+/* Chooses experts. Returns the router weights in `dtype`, and sets *indices to the choice: i32 [T, K], or a routing map
+ * u8 [T, E] if s->maps is true. */
 static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args router,
                                   te_dtype dtype, te_tensor **indices) {
     te_ctx *te = logits->te;
@@ -165,7 +165,7 @@ static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, t
     return te__checked(load, te_tensor_copy(load, counts));
 }
 
-/* Returns the sum of x over the ranks. In the backward pass the gradient of x is the gradient of the sum. */
+/* Returns the sum of x over the ranks. In the backward pass the gradient of the sum becomes the gradient of x. */
 static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
     if (y && te_tensor_copy(y, x) != TE_OK) y = NULL;
@@ -173,9 +173,9 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* Returns the auxiliary loss L of api/experts.h. The number of tokens is known only on the device. So the loads are
- * divided twice by this number here, and te_fused_moe_aux_loss gets total_num_tokens 1. *met becomes true once the
- * collectives between ranks have begun. */
+/* Returns the auxiliary loss L that api/experts.h defines. Only the device knows the number of tokens. So the loads are
+ * divided twice by it here, and te_fused_moe_aux_loss gets total_num_tokens 1. Sets *met to true once the collectives
+ * between ranks have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
@@ -225,8 +225,8 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     return cp ? te__sum_of_ranks(s->cp_group, scores) : scores;
 }
 
-/* Backward of te__attach_loss, which returns the weights unchanged: passes their gradient through, and starts the
- * gradient of the loss with moe_aux_loss_scale. */
+/* Backward of te__attach_loss, which returns the router weights unchanged. The gradient of the weights stays as it is.
+ * The gradient of the loss is moe_aux_loss_scale. */
 static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     int64_t one = 1;
@@ -258,13 +258,13 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
 static bool te__gate_has_loss(const te_module *m) {
     return ((const te__gate_module *)m->state)->config.aux_loss_coeff > 0.0f && te_module_is_training(m);
 }
-/* Reports that a call of gate m fails before its collectives, so that the ranks of cp_group do not wait for it. Returns
- * `result`. */
+/* Tells the other ranks of cp_group that a call of gate m fails before its collectives, so that they do not wait.
+ * Returns `result`. */
 static te_result te__gate_misses(te_module *m, te_result result) {
     return te__gate_has_loss(m) ? te__refuse(((const te__gate_module *)m->state)->cp_group, TE__ALL_REDUCE, result)
                                 : result;
 }
-/* Returns the logits of x with a term added (of LoRA adapters, say). */
+/* A function that adds a term to the logits of x, for instance that of LoRA adapters. Returns the sum. */
 typedef te_tensor *(*te__gate_add_fn)(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits);
 static te_result te__gate_route(te_module *m, te_forward_args *args, te__gate_add_fn add, bool *met) {
     te__gate_module *s = (te__gate_module *)m->state;
@@ -381,8 +381,8 @@ TE_API te_tensor *te_gate_expert_load(te_module *m) {
     return s && s->load && te_tensor_version(s->load) != s->load_cleared ? s->load : NULL;
 }
 
-/* Updates the bias: adds gate_bias_update_factor for experts with less than the mean load, subtracts it for those with
- * more. `load` [E] has the loads; `host` [E] is scratch memory for the bias. */
+/* Updates the bias. Adds gate_bias_update_factor for each expert with less than the mean load, and subtracts it for
+ * each with more. `load` [E] has the loads. `host` [E] is scratch memory for the bias. */
 static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, float *load) {
     te__gate_module *s = (te__gate_module *)m->state;
     const int n = s->config.n_routed_experts;
@@ -394,8 +394,8 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     if (bias->dtype != TE_F32 && s->master && s->master_of == te_tensor_version(bias))
         memcpy(host, s->master, (size_t)n * sizeof(float));
     else
-        result = te_tensor_to_f32(bias, host); /* the buffer is f32, or this is the first update, or the buffer was
-                                                * written since (a checkpoint was loaded, say) */
+        result = te_tensor_to_f32(bias, host); /* the buffer is f32, or this is the first update, or something else has
+                                                * written the buffer (the load of a checkpoint, for instance) */
     if (result == TE_OK && bias->dtype != TE_F32 && !s->master) {
         s->master = (float *)te__alloc_zero(m->te, (size_t)n * sizeof(float));
         if (!s->master) return TE_ERR_OUT_OF_MEMORY;
@@ -461,7 +461,7 @@ typedef struct te__fake_gate {
     te_moe_config config;
     int skip;
     float noise;
-    te_tensor *indices, *weights; /* cached result of the last call without noise; reused if size and dtype match */
+    te_tensor *indices, *weights; /* cached result of the last call without noise; used again if size and dtype match */
 } te__fake_gate;
 
 /* A stream of random 32-bit words from Philox. */
@@ -474,8 +474,8 @@ static uint32_t te__draw_word(te__draws *d) {
     return d->word[d->count++ % 4];
 }
 
-/* Fills `weights` and `indices`, both [tokens, K]. Without noise experts are chosen round robin with weights 1 / K;
- * with noise they are random, determined by `seed`. */
+/* Fills `weights` and `indices`, both [tokens, K]. Without noise experts are chosen round robin, with weights 1 / K.
+ * With noise both are random and depend on `seed`. */
 static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights,
                                  int32_t *indices) {
     const int topk = s->config.n_activated_experts, experts = s->config.n_routed_experts - s->skip;
@@ -513,7 +513,7 @@ static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t 
     }
     return TE_OK;
 }
-/* Sets *seed to a number derived from the first four elements of x. Waits for the device. */
+/* Sets *seed to a number computed from the first four elements of x. Waits for the device. */
 static te_result te__fake_seed(te_tensor *x, uint64_t *seed) {
     float host[4] = {0.0f, 0.0f, 0.0f, 0.0f}, sum;
     int64_t n = te__min(4, te__numel(x));

@@ -1,21 +1,23 @@
-/* moe/grouped.c: GEMMs of groups of rows, with group sizes on the host or on the device. Knows the linear product and
- * the state of GroupedLinear; must not know GroupedLinear's parameters, or how groups are chosen.
+/* moe/grouped.c: GEMMs of groups of rows, with the group sizes on the host or on the device. This part may use the
+ * linear product and the state of GroupedLinear. It must not depend on GroupedLinear's parameters, or on how groups are
+ * chosen.
  *
- * With sizes on the host and a recipe in force, each group has a GEMM of its own, as in Linear. Otherwise
+ * If the sizes are on the host and a recipe is in force, each group has a GEMM of its own, as in Linear. Otherwise
  * te_op_grouped_gemm multiplies all groups at once and reads the weights as one stack. The weights are allocated as
- * parts of one stack; if they no longer are, they are copied into one. */
+ * parts of one stack. If the program has replaced some, all weights are copied to a new stack. */
 
-/* Returns the weight (kind "weight") or the bias (kind "bias") of group i, a parameter of another module. */
+/* A function that returns a parameter of another module as the weight (`kind` is "weight") or the bias (`kind` is
+ * "bias") of group i. */
 typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
 
 typedef struct te__grouped_module {
-    te_grouped_linear_desc desc; /* in_features and out_features are the sizes on this rank */
+    te_grouped_linear_desc desc; /* in_features and out_features are those of this rank */
     te__group_parameter_fn borrow; /* NULL: weight0, weight1 ... are the module's own */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
 
-/* One call of a GroupedLinear: the module's parameters and the arguments. */
+/* One call of a GroupedLinear, with the parameters of the module and the arguments. */
 typedef struct te__grouped_call {
     te_module *m;
     te__grouped_module *s;
@@ -32,11 +34,11 @@ static void te__release_all(te_tensor *const *x, int n) {
     for (i = 0; i < n; i++) te_tensor_release(x[i]);
 }
 
-/* Returns rows first .. first + rows - 1 of a matrix as an alias, not recorded on the tape. */
+/* Returns the rows first .. first + rows - 1 of a matrix as an alias. The alias is not recorded on the tape. */
 static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
     return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
 }
-/* Sets the rows of x from `first` on, those behind the last group, to 0. */
+/* Sets the rows of x from row `first` on to 0. They are the rows after the last group. */
 static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
     te_tensor *rest;
     if (!x) return te_error_code(te);
@@ -47,7 +49,7 @@ static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
 
 /* ---- groups one by one ---- */
 
-/* State of the tape node; followed in memory by te__linear_state[n] and then int64_t sizes[n]. */
+/* State of the tape node. The arrays te__linear_state[n] and int64_t sizes[n] follow this struct in memory. */
 typedef struct te__each_state {
     int n;
     bool biases;
@@ -151,7 +153,7 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
         state->used = at;
         result = te__zero_rows_from(te, c->y, at);
     }
-    if (result == TE_OK) { /* te__record_owning takes over the state and releases it, even if it fails */
+    if (result == TE_OK) { /* from here on te__record_owning owns the state and releases it, also if it fails */
         if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in,
                                1 + n + (c->biases ? n : 0), saved, 3 * n))
             result = te_error_code(te);
@@ -166,8 +168,8 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
 
 /* ---- all groups at once ---- */
 
-/* Returns n matrices [rows, cols] as one [n * rows, cols]: an alias if they are contiguous in one buffer, otherwise a
- * copy. */
+/* Returns n matrices [rows, cols] as one matrix [n * rows, cols]. It is an alias if they are contiguous in one buffer,
+ * otherwise a copy. */
 static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]),
             bytes = rows * cols * te__dtype_size(x[0]->dtype);
@@ -185,13 +187,14 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     return all;
 }
 
-/* The form in which quantized operands go to te_op_grouped_gemm: CODES: the codes and scales themselves. EXACT: codes
- * times block scales as bf16, which is exact and is how te_op_gemm multiplies them, too. VALUES: decoded values, with
- * rounding. */
+/* The form in which te_op_grouped_gemm gets quantized operands. CODES: codes with their scales. EXACT: products of
+ * codes and block scales as bf16, which is exact; te_op_gemm uses them too. VALUES: decoded values, which are
+ * rounded. */
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
-/* Returns the form that copy `a_which` of a and copy `w_which` of all n tensors w can take. With block scales, CODES
- * needs 1 x 128 by 128 x 128 blocks, or 1 x 128 by 1 x 128 if the groups lie along k. */
+/* Returns the form that a grouped GEMM of a and the n tensors w can use. It reads copy `a_which` of a and copy
+ * `w_which` of each w. If the scales are those of blocks, CODES needs 1 x 128 blocks in a and 128 x 128 blocks in w, or
+ * 1 x 128 blocks in both if the groups lie along k. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
@@ -208,8 +211,8 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
     }
     return way;
 }
-/* Returns codes times block scales as bf16 [M, N]. The amax factor is left out, and a Hadamard transform is not undone.
- * If the copy pads its groups, so does the result. */
+/* Returns codes times block scales as bf16 [M, N]. The factor from the amax is left out, and a Hadamard transform is
+ * not undone. If the copy has padding between its groups, the result has it too. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
@@ -229,8 +232,8 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     }
     return own->cls->decode(y, own, which, TE_BF16);
 }
-/* Returns the scale of the GEMM for an operand in form EXACT, computed from its amax: one for each group, or one for
- * all. NULL: the operand needs no scale (amax NULL), or there was an error. */
+/* Returns the factor by which a GEMM multiplies an operand of form EXACT. It comes from the amax: one for each group,
+ * or one for all. Returns NULL if there is no amax, and so no factor, or if there was an error. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     te_op_axpby_args args = TE_ZERO;
     if (!amax) return NULL;
@@ -239,7 +242,7 @@ static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     args.alpha = te__gemm_nvfp4_factor(c->e4m3_max_256);
     return args.out && te_op_axpby(amax->te, &args) == TE_OK ? args.out : NULL;
 }
-/* Returns operand x of a grouped GEMM in form `way`; sets *scale and *scaling if the form has scales. */
+/* Returns the operand x of a grouped GEMM in the form `way`. If this form has scales, sets *scale and *scaling. */
 static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype,
                                       const te_tensor **scale, te_scaling *scaling) {
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, which);
@@ -253,7 +256,7 @@ static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way w
     return c->data;
 }
 
-/* Computes for each group i: its rows of g->d = its rows of a times w[i], or times w[i]^T if `w_transposed`. */
+/* Computes g->d = a w[i] for the rows of each group i, or a w[i]^T if `w_transposed` is true. */
 static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed,
                                           te_op_grouped_gemm_args *g) {
     int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
@@ -279,7 +282,7 @@ static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *c
     te__free(te, list, bytes);
     return result;
 }
-/* Computes for each group i: matrix i of g->d = dy^T x over the rows of group i. */
+/* Computes matrix i of g->d as dy^T x over the rows of group i, for each group. */
 static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
     te__grouped_way way = te__grouped_way_of(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE, true);
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, TE_COLUMNWISE);
@@ -301,19 +304,19 @@ static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, 
     return result;
 }
 
-/* The quantization of one slot (input or output gradient) of all groups, each group by itself. */
+/* The quantization of one slot (input or output gradient) of all groups. Each group is quantized by itself. */
 typedef struct te__grouped_spec {
-    te__quant_spec spec, child[2]; /* spec.row and spec.col may point to child[0] and child[1] */
+    te__quant_spec spec, child[2]; /* spec.row and spec.col are NULL, or point to child[0] and child[1] */
 } te__grouped_spec;
 
-/* Returns elements first, first + step, ... of an f32 tensor as a strided vector [n]. */
+/* Returns the elements first, first + step, ... of an f32 tensor as a strided vector [n]. */
 static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     te_tensor *y = te__alias_1d(x, first * (int64_t)sizeof(float), TE_F32, n);
     if (y) y->stride[0] = step;
     return y;
 }
-/* Makes *spec quantize each group by itself, with the scale and amax of the group. Leaves *spec alone if the scale
- * comes from the program, which is then the same in all groups, or if the class makes no codes of te.h. */
+/* Changes *spec so that each group is quantized by itself, with its own scale and amax. Does not change *spec if the
+ * program gives the scale, which is then the same for all groups, or if the quantizer class makes no codes of te.h. */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
@@ -334,7 +337,7 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
     spec->sizes = sizes;
     return TE_OK;
 }
-/* Fills *s with the quantization of `slot`. *s must not be moved afterwards, because s->spec points into *s. */
+/* Fills *s with the quantization of `slot`. *s must not move afterwards, because s->spec points into it. */
 static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int slot, int usage, te_tensor *sizes,
                                      te__grouped_spec *s) {
     te_result result = TE_OK;
@@ -350,8 +353,8 @@ static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int
     return result;
 }
 
-/* Fills *g with the sizes of a grouped GEMM. Sets every byte, padding between fields too (an assignment of a struct may
- * skip it), because te_onnx_export compares bytes. */
+/* Fills *g with the sizes of a grouped GEMM. Sets each byte of *g, also the padding between fields, because
+ * te_onnx_export compares bytes. The assignment of a struct might skip padding. */
 static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows,
                                 int64_t cols, int64_t inner, bool split) {
     memset(g, 0, sizeof(*g));
@@ -367,12 +370,12 @@ static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *siz
 typedef struct te__all_state {
     int n;
     bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
-    int quantize_x; /* the copy that the backward pass makes of saved[0]; 0: saved[0] is used as it is */
+    int quantize_x; /* the copy of saved[0] that the backward pass makes; 0: it uses saved[0] itself */
     int64_t rows, in, out;
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     te_dtype dtype, weight_dtype, bias_dtype;
-    te__scaling *delays; /* an owned reference if weight gradients are deferred to te_backward_dw, or NULL */
+    te__scaling *delays; /* if te_backward_dw computes the weight gradients later: an owned reference; otherwise NULL */
     te__quant_call quant;
 } te__all_state;
 static void te__all_release(te_ctx *te, void *state) {
@@ -381,8 +384,8 @@ static void te__all_release(te_ctx *te, void *state) {
     te__scaling_release(((te__all_state *)state)->delays);
 }
 
-/* Operands of the gradients of all weights; holds references to tensors and vars only if the gradients are deferred.
- * Followed in memory by te__var *vars[n]. */
+/* Operands of the gradients of all weights. Holds references to tensors and vars only if te_backward_dw computes the
+ * gradients later. The array te__var *vars[n] follows this struct in memory. */
 typedef struct te__all_wgrad {
     te_tensor *dy, *x, *sizes;
     int64_t out, in, rows;
@@ -395,7 +398,8 @@ static te__var **te__wgrad_vars(const te__all_wgrad *g) {
     return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad));
 }
 
-/* Computes the weight gradients. Adds each into its main_grad if fused and present, otherwise returns it in dw[i]. */
+/* Computes the weight gradients. A fused gradient is added to the main_grad of its weight, if there is one. Other
+ * gradients are returned in dw[i]. */
 static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
     te__var **vars = te__wgrad_vars(g);
     te_dtype dtype = g->dtype;
@@ -555,7 +559,7 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
     return weights && result == TE_OK ? te__all_weight_grads(te, s, gq, x, saved[1], dx) : result;
 }
 
-/* Returns the weight of group i, quantized as the recipe says. */
+/* Returns the weight of group i, quantized by the recipe. */
 static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage) {
     te__linear_call call = TE_ZERO;
     call.quant = &c->quant;
@@ -566,7 +570,7 @@ static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage
     return te__quantized_weight(&call, usage);
 }
 
-/* Calibrates delayed scaling: records the amax of each group of the input and of each weight, without quantizing. */
+/* Calibrates delayed scaling without quantizing: records the amax of each group of the input, and of each weight. */
 static te_result te__grouped_calibrate(const te__grouped_call *c) {
     te__grouped_spec how;
     te_op_amax_args amax = TE_ZERO;
@@ -587,7 +591,7 @@ static te_result te__grouped_calibrate(const te__grouped_call *c) {
     return result;
 }
 
-/* Runs the forward of te__grouped_all and fills in[], saved[] and w[], which te__grouped_all has allocated. */
+/* Runs the forward pass of te__grouped_all. Fills in[], saved[] and w[], which te__grouped_all has allocated. */
 static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in,
                                       te_tensor **saved, te_tensor **w) {
     te_ctx *te = c->m->te;

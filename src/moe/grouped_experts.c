@@ -1,6 +1,6 @@
-/* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE: the parameters of a
- * rank's experts, and the forward of all expert modules, that of moe/block.c included. Knows dispatchers and GEMMs of
- * experts; must not know gates. */
+/* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE. This part has the
+ * parameters of a rank's experts, and the forward of all expert modules, also of those of moe/block.c. This part may
+ * use dispatchers and the GEMMs of experts. It must not depend on gates. */
 
 enum { TE__EXPERTS_UP, TE__EXPERTS_DOWN, TE__EXPERTS_PRODUCTS }; /* the two linear layers of an expert */
 
@@ -12,21 +12,22 @@ typedef struct te__experts_module {
     te_group *group;
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
-    bool gmm;         /* true: backend TE_EXPERTS_GMM uses grouped GEMMs; false: it loops over experts */
-    /* names of the GroupedLinears of each linear layer, whose outputs are concatenated; NULL: weights are stacks */
+    bool gmm;         /* backend TE_EXPERTS_GMM uses grouped GEMMs (true) or a loop over experts (false) */
+    /* names of the GroupedLinears of each linear layer; their outputs are concatenated. NULL: weights are stacks */
     const char *linears[TE__EXPERTS_PRODUCTS][2];
     const char *proj[3]; /* names of gate, up and down in files */
 } te__experts_module;
 
 typedef struct te__experts_call te__experts_call;
-/* Returns y, the output of linear layer `product` of x, with a term added (of LoRA adapters, say). */
+/* A function that adds a term to y, for instance that of LoRA adapters. y is the output of linear layer `product` for
+ * x. Returns the sum. */
 typedef te_tensor *(*te__experts_add_fn)(te_module *m, const te__experts_call *c, int product, te_tensor *x,
                                          te_tensor *y);
 struct te__experts_call {
     const te_forward_args *args;
     te__expert_way way; /* implementation of GEMMs with stacks of weights */
     te__expert_rows rows;
-    const int64_t *splits; /* group sizes for GroupedLinears, on the host; NULL: rows.sizes, on the device */
+    const int64_t *splits; /* group sizes for GroupedLinears, on the host; NULL: they get rows.sizes, on the device */
     te__experts_add_fn add; /* NULL: no term is added */
 };
 
@@ -34,7 +35,7 @@ static int64_t te__up_size(const te_moe_config *c) {
     return (te__expert_is_gated(c->expert_activation) ? 2 : 1) * c->moe_inter_dim;
 }
 
-/* Checks the arguments of a call: sets *x [T, dim], *indices and *padding, and fills in *d. */
+/* Checks the arguments of a call. Sets *x [T, dim], *indices and *padding, and fills *d. */
 static te_result te__experts_begin(te_module *m, te_forward_args *args, te__dispatch *d, te_tensor **x,
                                    te_tensor **indices, te_tensor **padding) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -56,7 +57,8 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) ||
         !te__need_float(w, m->cls->name))
         return te_error_code(m->te);
-    map = k->dtype == TE_U8 && s->linears[0][1]; /* only in moe/block.c, where all experts are on one rank */
+    map = k->dtype == TE_U8 && s->linears[0][1]; /* only the experts of moe/block.c get a map; they are all on one
+                                                  * rank */
     if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 ||
         !(map ? w->shape[1] == s->local : te__is_index(k->dtype)))
         return te__fail(
@@ -78,13 +80,13 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     *indices = te_tensor_contiguous(k);
     return d->weights && *indices ? TE_OK : te_error_code(m->te);
 }
-/* Reports that a call of experts m fails before its collectives, so that other ranks do not wait. Returns `result`. m
- * may be NULL: then there is no rank to tell. */
+/* Tells the other ranks that a call of the experts m fails before its collectives, so that they do not wait. Returns
+ * `result`. If m is NULL, there is no rank to tell. */
 static te_result te__experts_refuse(te_module *m, te_result result) {
     const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
     return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
 }
-/* Dispatches the call's tokens: fills *rows with the rows of this rank's experts. */
+/* Dispatches the tokens of the call. Fills *rows with the rows of this rank's experts. */
 static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host,
                                   te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -97,8 +99,8 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
                         : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
-/* Brings the experts' output y back to the tokens, and sets the call's output in the shape of its input. y NULL: this
- * rank failed; it still joins the collectives. */
+/* Brings the experts' output y back to the tokens. The output of the call gets the shape of its input. y is NULL if
+ * this rank failed; then the rank still joins the collectives. */
 static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y,
                                   const te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -120,8 +122,8 @@ static te__expert_way te__experts_way(te_module *m) {
     return s->way == TE_EXPERTS_TORCH_MM || (s->way == TE_EXPERTS_GMM && s->gmm) ? TE__EXPERTS_GROUPED
                                                                                  : TE__EXPERTS_LOOP;
 }
-/* Runs child `name` on the rows x of all experts with their group sizes. If `bias` is not NULL, *bias receives the
- * child's output `bias` [E, out], or NULL. */
+/* Runs the child `name` on the rows x of all experts, with their group sizes. If `bias` is not NULL, sets *bias to the
+ * child's output `bias` [E, out], or to NULL if there is none. */
 static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, const char *name, te_tensor *x,
                                     const int64_t *splits, te_tensor **bias) {
     te_forward_args args = TE_ZERO;
@@ -136,8 +138,8 @@ static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, con
     if (bias) *bias = args.outputs.bias;
     return y;
 }
-/* Runs linear layer `product` on x. *bias receives a bias [E, out] that is not added yet, because router weights must
- * scale it first; or NULL. */
+/* Runs linear layer `product` on x. If router weights must multiply the bias [E, out] first, the bias is not added, and
+ * *bias is set to it. Otherwise *bias is set to NULL. */
 static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, int product, te_tensor *x,
                                       te_tensor **bias) {
     const te__experts_module *s = (const te__experts_module *)m->state;
@@ -162,8 +164,8 @@ static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, i
     }
     return y && c->add ? c->add(m, c, product, x, y) : y;
 }
-/* Runs the experts on their rows: up, activation, router weights, down; returns [R, dim]. With
- * apply_router_weight_after_down the caller applies the router weights instead. */
+/* Runs the experts on their rows: up, activation, router weights, down. Returns [R, dim]. If
+ * apply_router_weight_after_down is set, the router weights are not applied here; the caller applies them. */
 static te_tensor *te__experts_compute(te_module *m, const te__experts_call *c) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_tensor *bias, *y = te__experts_product(m, c, TE__EXPERTS_UP, c->rows.x, &bias);
@@ -173,7 +175,8 @@ static te_tensor *te__experts_compute(te_module *m, const te__experts_call *c) {
     return y && bias ? te__weighted_bias(&c->rows, y, bias) : y;
 }
 
-/* Pads the rows and router weights of each expert to the recipe's alignment. `splits` receives the padded sizes. */
+/* Pads the rows and router weights of each expert to the alignment of the recipe. Writes the padded sizes to
+ * `splits`. */
 static te_result te__pad_rows(te_module *m, te__experts_call *c, int64_t *splits) {
     te__experts_module *s = (te__experts_module *)m->state;
     te__expert_rows *rows = &c->rows;
@@ -195,8 +198,8 @@ static te_result te__pad_rows(te_module *m, te__experts_call *c, int64_t *splits
     c->splits = splits;
     return rows->sizes ? TE_OK : te_error_code(m->te);
 }
-/* Runs the experts of a GroupedExpertsTE; under autocast the rows of each expert are padded before and unpadded
- * after. */
+/* Runs the experts of a GroupedExpertsTE. Under autocast it pads the rows of each expert first and removes the padding
+ * afterwards. */
 static te_tensor *te__te_experts_compute(te_module *m, te__experts_call *c) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     const size_t bytes = (size_t)s->local * sizeof(int64_t);
@@ -259,7 +262,7 @@ static const te_module_class te__grouped_experts_class = {"GroupedExperts", size
 static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(te__experts_module),
                                                  te__experts_forward, NULL, te__stacked_reset};
 
-/* Adds parameter `name`, a stack [n, rows, cols], or [n, cols] if rows is 0. */
+/* Adds the parameter `name`. It is a stack [n, rows, cols], or [n, cols] if rows is 0. */
 static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
     int64_t shape[3];
     shape[0] = n;
@@ -360,7 +363,7 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     m = te__experts_create(te, who, &te__te_experts_class, config, backend);
     if (!m) return NULL;
     s = (te__experts_module *)m->state;
-    m->meta = false; /* the module has no parameters of its own, only its children have */
+    m->meta = false; /* only the children of this module have parameters, the module itself has none */
     s->linears[TE__EXPERTS_UP][0] = "gate_up_linear";
     s->linears[TE__EXPERTS_DOWN][0] = "down_linear";
     outer = te__modules_of(te)->making;
@@ -376,7 +379,7 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* ---- stacks ---- */
 
-/* Returns the experts module: m itself, or the child "experts" of m; NULL if neither is one. */
+/* Returns the experts module: m itself, or m's child "experts". Returns NULL if neither of them is one. */
 static te_module *te__experts_of(te_module *m) {
     te_module *child = m ? te_module_find(m, "experts") : NULL;
     if (child) m = child;
@@ -394,13 +397,13 @@ static te_tensor *te__te_parameter(const te_module *m, te_experts_tensor which, 
     snprintf(name, sizeof(name), "%s%d", te__stacked_names[which].bias ? "bias" : "weight", i);
     return child ? te_module_parameter(child, name) : NULL;
 }
-/* Returns the part of expert i of stack x [E, ...] as an alias. */
+/* Returns the part of the stack x [E, ...] that belongs to expert i, as an alias. */
 static te_tensor *te__of_expert(const te_tensor *x, int i) {
     int64_t bytes = te__numel(x) / te__max(1, x->shape[0]) * te__dtype_size(x->dtype);
     return te__alias_as(x, i * bytes, x->dtype, x->ndim - 1, x->shape + 1);
 }
-/* Copies the parameters of a GroupedExpertsTE to `stack`. If `into` is true, copies `stack` to the parameters
- * instead. */
+/* If `into` is false, copies the parameters of a GroupedExpertsTE to `stack`. If `into` is true, copies `stack` to the
+ * parameters. */
 static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *stack, bool into) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;

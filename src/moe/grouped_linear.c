@@ -1,7 +1,9 @@
-/* moe/grouped_linear.c: the module GroupedLinear: its parameters (one stack of weights, one of biases) and its forward.
- * Knows the grouped GEMMs of moe/grouped.c and the module tree; must not know how groups are chosen. */
+/* moe/grouped_linear.c: the module GroupedLinear. It has the parameters (one stack of weights, one of biases) and the
+ * forward. This part may use the grouped GEMMs of moe/grouped.c and the module tree. It must not depend on how groups
+ * are chosen. */
 
-/* Backward of output `bias` (return_bias), the biases of all groups as one tensor [n, out]: splits the gradient. */
+/* Backward of the output `bias` (return_bias), which is the biases of all groups in one tensor [n, out]. Gives each
+ * bias its part of the gradient. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                       te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);
@@ -43,7 +45,7 @@ static te_result te__call_splits(te_module *m, const te_forward_args *args, int 
     return TE_OK;
 }
 
-/* Returns the weight or bias (`kind`) of group i; `name` receives the parameter's name. */
+/* Returns the weight or the bias of group i, as `kind` says. Writes the parameter's name to `name`. */
 static te_tensor *te__group_parameter(te_module *m, const char *kind, int i, char *name, size_t size) {
     const te__grouped_module *s = (const te__grouped_module *)m->state;
     snprintf(name, size, "%s%d", kind, i);
@@ -140,8 +142,8 @@ static te_result te__grouped_reset(te_module *m) {
 static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward,
                                                   te__grouped_destroy, te__grouped_reset};
 
-/* Adds n parameters PREFIX0, PREFIX1, ... as parts of one allocation; a meta module gets shapes alone. Each is [rows,
- * cols], or [rows] if cols is 0. */
+/* Adds n parameters PREFIX0, PREFIX1, ..., each [rows, cols], or [rows] if cols is 0. They are parts of one allocation.
+ * A meta module gets only their shapes. */
 static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
     te_tensor *all = NULL;
     char name[32];
@@ -170,7 +172,7 @@ static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     return false;
 }
 
-/* Replaces in_features or out_features of *d by the size of this rank's shard; false with the error recorded. */
+/* Replaces in_features or out_features of *d by the size of this rank's shard. Returns false with an error recorded. */
 static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
     const te_parallel_mode mode = d->parallel.parallel_mode;
     if (!te__parallel_open(m, &d->parallel, mode)) return false;
@@ -189,8 +191,8 @@ static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
     if (mode == TE_PARALLEL_ROW) d->in_features = te__per_rank(m, d->in_features);
     return true;
 }
-/* Marks the biases of a row-parallel module as sequence parallel, if it is: each rank adds the bias to other rows, so
- * the gradients of the ranks must be summed. */
+/* Marks the biases of a row-parallel module as sequence parallel, if the module uses sequence parallelism. Each rank
+ * adds the bias to other rows then, so the gradients of the ranks must be summed. */
 static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d) {
     char name[32];
     int i;

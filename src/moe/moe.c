@@ -1,7 +1,7 @@
-/* moe/moe.c: the module MoE: a gate, experts, shared experts and latent projections. Knows gates and experts as
- * modules; must not know how tokens are dispatched, or who creates the children. */
+/* moe/moe.c: the module MoE, which has a gate, experts, shared experts and latent projections. This part may use gates
+ * and experts as modules. It must not depend on how tokens are dispatched, or on who creates the children. */
 
-/* Adds `child` to m and returns it; NULL if it is NULL or the context has an error. */
+/* Adds `child` to m and returns it. Returns NULL if `child` is NULL or the context has an error. */
 static te_module *te__moe_child(te_module *m, const char *name, te_module *child) {
     if (child) te__adopt(m, name, child);
     return m->te->error_code == TE_OK ? child : NULL;
@@ -9,10 +9,11 @@ static te_module *te__moe_child(te_module *m, const char *name, te_module *child
 typedef struct te__moe_module {
     te_moe_config config;
     bool fake_gate;
-    bool in_layer; /* part of a language model: the call's attention_mask belongs to attention and is no padding mask */
+    bool in_layer; /* part of a language model; attention_mask of a call is then for attention and is no padding mask */
 } te__moe_module;
 
-/* Returns the output of the shared experts, multiplied by sigmoid(shared_expert_gate(x)) if there is such a gate. */
+/* Returns the output of the shared experts. If there is a shared_expert_gate, it is multiplied by
+ * sigmoid(shared_expert_gate(x)). */
 static te_tensor *te__moe_shared(te_module *m, te_tensor *x, const te_forward_args *outer) {
     te_forward_args call = TE_ZERO;
     te_tensor *z, *g, *half[2];
@@ -65,7 +66,8 @@ static te_result te__moe_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__moe_class = {"MoE", sizeof(te__moe_module), te__moe_forward, NULL, NULL};
 
-/* Opens an MoE without children, which the caller adds before te__close_part. `c` has passed te__moe_config_ok. */
+/* Opens an MoE without children. The caller adds them and then calls te__close_part. te__moe_config_ok must have
+ * checked *c. */
 static te_module *te__moe_open(te_ctx *te, const te_moe_config *c, te_module **outer) {
     te_module *m = te__open_part(te, &te__moe_class, c->name ? c->name : "moe", outer);
     if (!m) return NULL;

@@ -1,12 +1,13 @@
-/* moe/padding.c: the modules Fp8Padding and Fp8Unpadding, which add rows of zeros behind each group of rows and remove
- * them. Knows group sizes as GroupedLinear takes them, and chunk maps; must not know GEMMs. */
+/* moe/padding.c: the modules Fp8Padding and Fp8Unpadding. They add rows of zeros after each group of rows, and remove
+ * them again. This part may use group sizes as GroupedLinear takes them, and chunk maps. It must not depend on
+ * GEMMs. */
 
 typedef struct te__padding_module {
     te_fp8_padding_desc desc;
 } te__padding_module;
 
-/* Returns align_size of the desc, or if that is 0 the alignment of the recipe in force for m. Evaluated at each call,
- * because a later call may run under another autocast. */
+/* Returns align_size of the module or, if that is 0, the alignment of the recipe in force for m. Each forward call
+ * needs this anew, because the autocast region may be another one. */
 static int64_t te__padding_align(const te_module *m) {
     const te__padding_module *s = (const te__padding_module *)m->state;
     te__autocast cast;
@@ -14,7 +15,7 @@ static int64_t te__padding_align(const te_module *m) {
     if (!te__autocast_of(m, &cast)) return 16;
     return te__recipe_class_of(&cast.recipe)->align;
 }
-/* Moves padded rows back to their unpadded places by the index map. */
+/* Moves padded rows back to their places without padding, by the index map. */
 static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
     te_moe_unpermute_desc desc = TE_ZERO;
     desc.map_type = TE_MAP_INDEX;
@@ -41,7 +42,7 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     if (args->m_splits && rows != (unpad ? after : before))
         return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name,
                         (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
-    if (!args->m_splits) { /* sizes are on the device: an upper bound for any sizes */
+    if (!args->m_splits) { /* the sizes are only on the device: uses the largest possible number of rows */
         before = rows;
         after = rows + n * (align - 1);
     }

@@ -1,7 +1,8 @@
-/* moe/permute.c: differentiable functions that move token rows to their experts and back. Knows raw operations; must
- * not know modules, or how experts are chosen. */
+/* moe/permute.c: differentiable functions that move token rows to their experts and back. This part may call raw
+ * operations. It must not depend on modules, or on how experts are chosen. */
 
-/* Records a node with outputs y and z (z may be NULL). In its backward pass either dy may be NULL. */
+/* Records a node with the outputs y and z; z may be NULL. In its backward pass each of the two gradients may be
+ * NULL. */
 static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state,
                            size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                            int num_saved) {
@@ -58,7 +59,8 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
 
 /* ---- rows of codes ---- */
 
-/* Checks that the quantized rows of inp can be moved as codes with their scales; records an error if not. */
+/* Checks that the quantized rows of inp can be moved as codes with their scales. If not, records an error and returns
+ * false. */
 static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
     const te__quant_copy *row = &inp->quantized->row;
     char why[96] = "";
@@ -85,8 +87,8 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
     return false;
 }
 
-/* Moves the scales of the tokens, `from` [T, n], by the row map into `to` [R, n]; rows without a token get 0. Both
- * may be strided. */
+/* Moves the scales of the tokens by the row map, from `from` [T, n] to `to` [R, n]. Rows without a token get 0. Both
+ * tensors may be strided. */
 static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tensor *from, te_tensor *to) {
     te_op_moe_permute_args args = *codes;
     args.probs = NULL;
@@ -97,15 +99,15 @@ static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tens
     return te_tensor_copy(to, args.y);
 }
 
-/* Moves inp's row-wise codes and their scales by the row map and returns the new quantized tensor. args has all fields
- * but x and y. */
+/* Moves the row-wise codes of inp and their scales by the row map. Returns the new quantized tensor. *args must have
+ * all fields except x and y. */
 static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_permute_args *args, int64_t rows) {
     te__quant_copy *from = &inp->quantized->row, *to;
     te__quant_spec spec;
     te_tensor *y;
     te_result result;
     int64_t shape[2];
-    int dim; /* the dimension of the scales that runs along the tokens; its size may be rounded up */
+    int dim; /* the dimension of the scales that belongs to the tokens; its size may be rounded up */
     bool one_scale;
     if (!te__moe_codes_ok(inp, name)) return NULL;
     spec = te__copy_spec(from);
@@ -128,8 +130,8 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     return te__checked(y, result);
 }
 
-/* Moves the rows of inp by the row map into `rows` new rows. If `probs` [tokens, copies] is not NULL, *permuted_probs
- * receives the probs moved alike. Differentiable in inp and probs. */
+/* Moves the rows of inp by the row map to `rows` new rows. If `probs` [tokens, copies] is not NULL, moves it in the
+ * same way and sets *permuted_probs to the result. Differentiable in inp and probs. */
 static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets,
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
@@ -165,11 +167,12 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     in[1] = probs;
     saved[0] = map;
     saved[1] = pad_offsets;
-    /* the same node for quantized and plain rows, because the gradient is plain in both cases */
+    /* quantized and plain rows have the same node, because their gradient is plain */
     return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
 }
 
-/* Returns inp as a contiguous float matrix of tokens; NULL with an error. With `moved` inp may also be quantized. */
+/* Returns inp as a contiguous float matrix of tokens, or NULL with an error. If `moved` is true, inp may also be
+ * quantized. */
 static te_tensor *te__token_matrix(te_tensor *inp, const char *name, bool moved) {
     char text[TE__SHAPE_TEXT];
     if (!(moved && inp->quantized) && !te__need_float(inp, name)) return NULL;
@@ -182,7 +185,8 @@ static te_tensor *te__token_matrix(te_tensor *inp, const char *name, bool moved)
     return inp->quantized ? inp : te_tensor_contiguous(inp);
 }
 static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) { return te__token_matrix(inp, name, false); }
-/* Returns the routing map, contiguous, after a check that it has one row for each token; NULL with an error. */
+/* Checks that the routing map has one row for each token. Returns the map as a contiguous tensor, or NULL with an
+ * error. */
 static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!te__operand(inp, routing, false, name)) return NULL;
@@ -246,7 +250,8 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
     return y;
 }
 
-/* Implements te_moe_permute_with_probs and te_moe_permute_and_pad_with_probs. pad_offsets NULL: no padding. */
+/* Implements te_moe_permute_with_probs and te_moe_permute_and_pad_with_probs. If pad_offsets is NULL, there is no
+ * padding. */
 static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                     te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
                                     te_tensor **row_id_map) {
@@ -289,9 +294,9 @@ TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te
                              row_id_map);
 }
 
-/* Returns group sizes rounded up to `align`, i64 [n] on the device, from `sizes` on the device or, if that is NULL,
- * from `values` on the host. If `offsets` is not NULL, *offsets receives the padding before each group. NULL with an
- * error. */
+/* Returns the group sizes rounded up to `align`, i64 [n] on the device, or NULL with an error. The input is `sizes` on
+ * the device or, if `sizes` is NULL, `values` on the host. If `offsets` is not NULL, sets *offsets to the padding
+ * before each group. */
 static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align,
                                  te_tensor **offsets) {
     te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
@@ -318,7 +323,7 @@ static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64
     return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
 }
 
-/* Returns the sum of the padded sizes x, i64; negative with an error. Waits for the device. */
+/* Returns the sum of the padded sizes x, i64; a negative number with an error. Waits for the device. */
 static int64_t te__moe_sum(const te_tensor *x, const char *who) {
     int64_t n = te__numel(x), sum = 0, i;
     size_t bytes = (size_t)n * sizeof(int64_t);
@@ -479,8 +484,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 
 /* ---- chunks ---- */
 
-/* Returns an index map (topk 1) that sorts chunks by `sorted_index`, or shifts each chunk by its padding in
- * `offsets`. */
+/* Returns an index map (topk 1). It sorts chunks by `sorted_index`, or moves each chunk by its padding in `offsets`. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

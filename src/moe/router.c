@@ -1,8 +1,9 @@
-/* moe/router.c: differentiable router functions: the top-k choice of experts, scores of all experts, auxiliary loss.
- * Knows raw operations; must not know modules, or how tokens move. */
+/* moe/router.c: differentiable router functions: the top-k choice of experts, the scores of all experts, and the
+ * auxiliary loss. This part may call raw operations. It must not depend on modules, or on how tokens move. */
 
-/* Backward of every router. state: the forward's args (tensors in it are not read). saved[0]: logits. saved[1]: the
- * routing map u8, or the indices if the forward made topk_probs. saved[2]: the bias, if bias_in_probs. */
+/* Backward of each router function. `state` holds the args of the forward pass; the tensors in it are not read.
+ * saved[0] is the logits. saved[1] is the routing map u8, or the indices if the forward pass computed topk_probs.
+ * saved[2] is the bias if bias_in_probs is set. */
 static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te_op_moe_router_fwd_args *f = (const te_op_moe_router_fwd_args *)state;
@@ -28,7 +29,8 @@ static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *c
     args.bias_in_probs = f->bias_in_probs;
     return g && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
 }
-/* Runs the router on `logits` with the other args given, records it, and returns its topk_probs or probs. */
+/* Runs the router on `logits` with the other fields of *args and records it. Returns args->topk_probs or
+ * args->probs. */
 static te_tensor *te__run_router(const char *name, te_tensor *logits, te_op_moe_router_fwd_args *args) {
     te_tensor *saved[3], *y = args->topk_probs ? args->topk_probs : args->probs;
     args->logits = logits;
@@ -112,7 +114,7 @@ typedef struct te__aux_loss_state {
     int64_t shape[TE_MAX_DIMS];
 } te__aux_loss_state;
 
-/* saved[0]: tokens_per_expert. saved[1]: total_num_tokens_tensor, the number of tokens on the device, or NULL. */
+/* saved[0] is tokens_per_expert. saved[1] is total_num_tokens_tensor (the number of tokens, on the device) or NULL. */
 static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                        te_tensor **dx, const bool *needs) {
     const te__aux_loss_state *s = (const te__aux_loss_state *)state;

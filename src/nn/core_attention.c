@@ -1,30 +1,30 @@
-/* nn/core_attention.c: the attention core. The options of a core and of a call become a rule (te_attn_rule), by which
- * an implementation attends. DotProductAttention and SDPA are implementations; rooms above add more. Knows functions
- * and the module tree; must not know MultiheadAttention. */
+/* nn/core_attention.c: the attention core. The options of a core and of a call become a rule (te_attn_rule); an
+ * implementation computes attention by this rule. DotProductAttention and SDPA are implementations; parts above this
+ * one add more. This part may use functions and the module tree. It must not depend on MultiheadAttention. */
 
-/* The options of an attention core. The state of every core begins with this struct. */
+/* The options of an attention core. The state of each core module begins with this struct. */
 typedef struct te__attn_core {
     te_sdpa_desc desc;            /* defaults for what a call leaves out; has no name */
     const struct te__attn_impl *impl;
     int heads, groups;            /* of all ranks; 0: taken from the tensors of a call */
-    int64_t channels, v_channels; /* channels of a head of queries and keys, and of a head of values; 0: taken from the
+    int64_t channels, v_channels; /* size of a head of queries and keys, and size of a head of values; 0: taken from the
                                    * tensors of a call */
 } te__attn_core;
 
-/* The inputs of one forward call, as an implementation takes them. */
+/* The inputs of one forward call, in the form that an implementation needs. */
 typedef struct te__attn_run {
     te_tensor *part[3];     /* queries, keys and values [.., heads, d] */
     te_attn_desc told; /* format of the tensors, and the rule */
-    te_tensor *packed;      /* DotProductAttention: the packed tensor that `part` are views of, or NULL */
+    te_tensor *packed;      /* DotProductAttention: the packed tensor of which `part` are views, or NULL */
     te__packing packing;    /* layout of `packed` */
     bool fp8_output;
 } te__attn_run;
 
-/* An implementation of the core: a class of modules whose state begins with te__attn_core and whose forward function is
- * te__attn_core_forward. */
+/* An implementation of the attention core: a class of modules. The state of such a module begins with te__attn_core.
+ * Its forward function is te__attn_core_forward. */
 typedef struct te__attn_impl {
     te_module_class cls;
-    const char *who;      /* name of the function that creates its modules, for messages */
+    const char *who;      /* name of the function that creates modules of this class, for messages */
     const char *names[5]; /* names of option fields, for messages: mask, format, softmax type, diagonal, dropout */
     /* fills `run`; told.format is set already */
     te_result (*prepare)(te_module *m, const te_forward_args *args, te__attn_run *run);
@@ -55,8 +55,8 @@ static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, impl->attend(m, &run));
 }
 
-/* Checks that queries, keys and values are given, with the heads for which the core was made, if these are known. `who`
- * begins the error. */
+/* Checks that queries, keys and values are given, and that their heads are those of the core if the core knows them.
+ * Error messages begin with `who`. */
 static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *const part[3]) {
     const te__attn_core *s = te__attn_core_of(m);
     const te_tensor *q = part[0], *k = part[1], *v = part[2];
@@ -80,7 +80,7 @@ static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *
                     (long long)channels, (long long)groups, (long long)channels, (long long)groups, size, n);
 }
 
-/* Writes the rule of a call to *x, from the options of the core and of the call. Rules are made here only. */
+/* Writes the rule of a call to *x, from the options of the core and of the call. No other function creates rules. */
 static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule *x) {
     te_tensor *const parameter = te_module_parameter(m, "softmax_offset");
     *x = te__attn_core_of(m)->desc.rule;
@@ -95,7 +95,7 @@ static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule
     if (c->score_mod) x->score_mod = *c->score_mod;
 }
 
-/* Checks the numbers of a desc; returns false with the error recorded. */
+/* Checks the numbers of a description. Returns false with an error recorded. */
 static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdpa_desc *d) {
     const te_attn_rule *x = &d->rule;
     const char *const *names = impl->names;
@@ -115,7 +115,8 @@ static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdp
     else return true;
     return false;
 }
-/* Creates a module of this implementation, named by the desc or else `name`, and fills the core's defaults. */
+/* Creates a module of this implementation with the name of the description, or `name` if it has none. Fills in the
+ * defaults of the core. */
 static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name, te__attn_core core) {
     te_module *m =
         te__attn_core_ok(te, impl, &core.desc) ? te__module_named(te, &impl->cls, core.desc.name, name) : NULL;
@@ -172,16 +173,16 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
 
 typedef struct te__dpa_module {
     te__attn_core core;
-    bool cross, return_max_logit; /* the options of the same names (attention_type: cross or self) */
-    te_tensor *slopes;            /* ALiBi slopes of this rank's heads (retained), where ranks share heads; NULL until a
-                                   * call needs them */
+    bool cross, return_max_logit; /* the option return_max_logit, and attention_type: cross (true) or self (false) */
+    te_tensor *slopes;            /* ALiBi slopes of this rank's heads, retained; used if ranks share heads; NULL until
+                                   * a call needs them */
     te__scaling *scaling;         /* scaling state of attention in FP8 */
     te__context context;          /* the ranks that share sequences (context parallelism) */
     te_cp_comm cp_comm_type;
 } te__dpa_module;
 
-/* Reads the parallel options of a module whose heads ranks share, in whole groups. Returns false with the error
- * recorded. */
+/* Reads the parallel options of a module whose heads are shared by ranks. A group of heads cannot be split between
+ * ranks. Returns false with an error recorded. */
 static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, int heads,
                              int groups) {
     return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", heads) &&
@@ -190,7 +191,8 @@ static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_para
 
 /* ---- queries, keys and values ---- */
 
-/* Returns part `i` of the `n` parts of x, packed as [.., n, heads, d] (dim -3) or [.., heads, n, d] (dim -2). */
+/* Returns part `i` of the `n` parts of x. x is packed as [.., n, heads, d] (dim is -3) or [.., heads, n, d] (dim is
+ * -2). */
 static te_tensor *te__packed_part(te_tensor *x, int n, int dim, int i) {
     const int last = x->ndim - 1;
     int64_t shape[TE_MAX_DIMS];
@@ -212,8 +214,8 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
              ndim + 1);
     return false;
 }
-/* Returns true if the packed tensor x of a call has the heads of this module, and then describes its layout in *p. For
- * other sizes te__attn_core_shapes reports the error on q, k and v. */
+/* Returns true if the packed tensor x of a call has the heads of this module. Then it also describes the layout in *p.
+ * If the sizes differ, te__attn_core_shapes reports the error later, on q, k and v. */
 static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_tensor *x, int dim,
                             te__packing *p) {
     const te__attn_core *s = te__attn_core_of(m);
@@ -231,9 +233,9 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     if (dim == -2) return of_token[0] == p->groups && of_token[0] * of_token[1] * p->head_dim == te__packing_width(p);
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
-/* Returns true if the core can read q, k and v of such a call in place. With a cache, with ranks that share sequences,
- * and in FP8 each part is copied out instead. Queries with two strides (te__packing_spreads) run with each group viewed
- * as a sequence: this needs sbhd, and a rule that is the same for all sequences and heads. */
+/* Returns true if the core can read q, k and v of a call in place. With a cache, with context parallelism and in FP8,
+ * each part is copied instead. Packed queries with two strides (te__packing_spreads) run with each head group viewed as
+ * a sequence. This needs sbhd, and a rule that is the same for all sequences and heads. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;
@@ -246,8 +248,8 @@ static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, con
            !s->return_max_logit;
 }
 
-/* Finds q, k and v of a call: separate tensors, or parts of a packed tensor. run->packed is set if the parts are read
- * in place. */
+/* Finds q, k and v of a call. They are separate tensors, or parts of a packed tensor. Sets run->packed if the core
+ * reads the parts in place. */
 static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__attn_run *run) {
     const te_qkv_format format = run->told.format;
     const te_attn_call *c = &args->attention;
@@ -290,7 +292,7 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__at
 
 /* ---- masks and lengths ---- */
 
-/* Returns the cu_seqlens of a padding mask [b, 1, 1, s] over the tokens of x [s, b, ..] or [b, s, ..]. */
+/* Returns the cu_seqlens of a padding mask [b, 1, 1, s]. x has the tokens, [s, b, ..] or [b, s, ..]. */
 static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const te_tensor *x, te_qkv_format format) {
     const int64_t b = x->shape[format == TE_BSHD ? 0 : 1], s = x->shape[format == TE_BSHD ? 1 : 0], n = b + 1;
     te_op_cu_seqlens_args a = TE_ZERO;
@@ -309,7 +311,7 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
     return a.mask && cu ? te__checked(cu, te_op_cu_seqlens(x->te, &a)) : NULL;
 }
 
-/* Sets cu_seqlens_q and cu_seqlens_kv of the rule under a padding mask. */
+/* Sets cu_seqlens_q and cu_seqlens_kv of the rule if the rule has a padding mask. */
 static te_result te__dpa_lengths(te_module *m, const te_attn_call *c, te_tensor *const part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     const bool cross = ((const te__dpa_module *)m->state)->cross;
@@ -368,7 +370,8 @@ static te_result te__dpa_window(te_module *m, te_attn_rule *x) {
     return TE_OK;
 }
 
-/* Returns the mask to use with a cache: all lengths are known, so every mask becomes one with padding. */
+/* Returns the mask to use with a cache, which knows all lengths. TE_MASK_NONE becomes a padding mask. A causal mask
+ * becomes a causal bottom-right mask with padding. */
 static te_attn_mask te__cached_mask(te_attn_mask mask) {
     if (mask == TE_MASK_NONE) return TE_MASK_PADDING;
     return te__attn_is_causal(mask) ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : mask;
@@ -376,8 +379,8 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 
 /* ---- the call ---- */
 
-/* Returns the ALiBi slopes of this rank's heads, taken from the slopes of all heads: te_attention would compute slopes
- * for the smaller number of heads that the rank has. */
+/* Returns the ALiBi slopes of this rank's heads, as a part of the slopes of all heads. te_attention cannot compute
+ * them: it would compute the slopes for the smaller number of heads that this rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const int heads = s->core.heads, first = te__group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
@@ -396,8 +399,8 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* Checks and completes the rule of a call: masks as TransformerEngine requires, windows, lengths. If there is a cache,
- * keys and values are written to it, and part[1], part[2] become the cache. */
+/* Checks and completes the rule of a call: masks as TransformerEngine requires, window, lengths. If there is a cache,
+ * writes keys and values to the cache, and sets part[1] and part[2] to the cache. */
 static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     te_inference_step step;
@@ -458,7 +461,7 @@ static const char *te__cp_name(te_cp_comm comm) {
     return names[comm];
 }
 
-/* Sets the context-parallel groups of m; `who` begins the error. */
+/* Sets the context-parallel groups of m. Error messages begin with `who`. */
 static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_group *p2p, te_cp_comm comm) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     te_result result;
@@ -478,8 +481,8 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
     return TE_OK;
 }
 
-/* Refuses the options that TransformerEngine refuses where ranks share sequences, also the ones that te.h's kernels
- * could compute. */
+/* Refuses the options that TransformerEngine refuses under context parallelism, even if te.h's kernels could compute
+ * them. */
 static te_result te__dpa_context_choices(te_module *m, const te_attn_call *c, const te_attn_rule *x) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;
@@ -624,12 +627,12 @@ static const te__attn_impl te__dpa = {
      "attention.attention_dropout"},
     te__dpa_prepare,
     te__dpa_attend};
-/* Returns the state of a DotProductAttention, or NULL for a module of another class. */
+/* Returns the state of m if m is a DotProductAttention. Otherwise returns NULL. */
 static te__dpa_module *te__dpa_of(const te_module *m) {
     return m->cls == &te__dpa.cls ? (te__dpa_module *)m->state : NULL;
 }
 
-/* Returns the ranks that share the sequences of a core, or NULL if it is not a DotProductAttention. */
+/* Returns the context-parallel state of a core, or NULL if the core is not a DotProductAttention. */
 static te__context *te__context_of_core(const te_module *core) {
     te__dpa_module *s = core && !core->own_forward ? te__dpa_of(core) : NULL;
     return s ? &s->context : NULL;
@@ -645,7 +648,8 @@ TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group,
     return m ? te__context_set(m, cp_group, cp_p2p_group, cp_comm_type) : TE_ERR_STATE;
 }
 
-/* Creates a DotProductAttention. core: without defaults; o: options that are not part of the core, or NULL. */
+/* Creates a DotProductAttention. `core` has no defaults yet. `o` has the options that are not part of the core, or is
+ * NULL. */
 static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parallel_options *p,
                                  const te_attn_options *o) {
     te__dpa_module *s;

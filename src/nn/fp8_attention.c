@@ -1,19 +1,21 @@
 /* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. q, k, v, S, o and the gradients of all five are
- * rounded to FP8 codes where TransformerEngine rounds them, and the products run in high precision on the decoded
- * numbers. Knows te_attention's parts, quantizers and the scaling state; must not know the module tree.
+ * rounded to FP8 codes at the same places as in TransformerEngine. The products run in high precision on the decoded
+ * numbers. This part may use the parts of te_attention, quantizers and the scaling state. It must not depend on the
+ * module tree.
  *
  *              forward                                   backward
  *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
- * Delayed scaling has six slots. Current scaling measures the tensors first. S and dP are never whole in memory, so
- * their amaxes are unknown before the rounding. Under current scaling S and dP therefore use delayed scaling with the
- * latest amax, as in TransformerEngine. A custom recipe's factory is asked for the six slots; its quantizer of q, k
- * and v selects one of the two rows above. D, the sum of S times its gradient, is computed from the unrounded S
- * (ops/attn/cpu.c), because gradients pass through the roundings unchanged. */
+ * Delayed scaling has six slots, one for each entry of the first line of the table. Current scaling measures the
+ * tensors first. S and dP are never whole in memory, so their amaxes are unknown before the rounding. Under current
+ * scaling S and dP therefore use delayed scaling with the latest amax, as in TransformerEngine. For a custom recipe,
+ * the factory of quantizers is called for the six slots; its quantizer of q, k and v decides between the two lines of
+ * the table. D, the sum of S times its gradient, is computed from the unrounded S (ops/attn/cpu.c), because gradients
+ * pass through the roundings unchanged. */
 
-/* TransformerEngine's slots, of three products: q, k and v share an output slot of the first product, o has an input
- * slot of the second, S has an output slot of the third. */
+/* The slots of TransformerEngine, as slots of three products. q, k and v share an output slot of the first product. o
+ * has an input slot of the second product. S has an output slot of the third product. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
@@ -26,7 +28,7 @@ enum {
 
 static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r->fp8_mha; }
 
-/* Returns the quantizer that a custom recipe's factory gave for slot i. */
+/* Returns the quantizer that the factory of a custom recipe gave for slot i. */
 static const te__quant_spec *te__attention_answer(const te__quant_call *q, bool backward, int i) {
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
     return &te__custom_slots_of(q->scaling, &q->recipe)
@@ -38,8 +40,8 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
                : te__recipe_has(&q->recipe, TE__BLOCKS_IN_ATTENTION);
 }
-/* Refuses quantizers of a factory that do not fit together. Either all have one scale a tensor, and a given scale for S
- * and dP; or all but S and dP are MXFP8. All must reduce their measured amaxes over the same group. */
+/* Checks that the quantizers of a factory fit together. Either all are per-tensor, and S and dP have a given scale; or
+ * all except those of S and dP are MXFP8. All must reduce their measured amaxes over the same group. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -73,8 +75,8 @@ static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q
     return TE_OK;
 }
 
-/* Returns true if scales of whole tensors come from amaxes that the call measures. Then S and dP need another
- * recipe. */
+/* Returns true if the recipe is per-tensor and measures the amaxes in the call (current scaling). S and dP then need
+ * another recipe. */
 static bool te__attention_measures(const te_recipe *r) {
     return te__recipe_has(r, TE__TENSOR_SCALED) && !te__recipe_has(r, TE__SCALE_GIVEN);
 }
@@ -88,7 +90,7 @@ static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     return inner;
 }
 
-/* Returns the spec of slot i. r: the recipe of the call, or that of S and dP. */
+/* Returns the spec of slot i. r is the recipe of the call, or the recipe of S and dP. */
 static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -105,13 +107,14 @@ static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recip
     return spec;
 }
 
-/* Returns the group whose ranks reduce the amaxes of current scaling, and so wait for each other; or NULL. */
+/* Returns the group whose ranks reduce the amaxes of current scaling, and therefore wait for each other; NULL if there
+ * is none. */
 static te_group *te__attention_meets(const te__quant_call *q) {
     if (te__asks_factory(&q->recipe)) return te__attention_answer(q, false, TE__SLOT_QKV)->group;
     return te__attention_measures(&q->recipe) ? q->group : NULL;
 }
 
-/* Current scaling: computes one scale for three tensors together, and changes *spec to use it. */
+/* For current scaling: computes one scale for the three tensors together, and sets it in *spec. */
 static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward,
                                          te__quant_spec *spec) {
     const te_recipe given = te__attention_inner_recipe(r);
@@ -152,8 +155,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Quantizes q, k, v or their gradients, without history. By blocks, v (of format `kv`) is quantized as [b, h, s, d]. On
- * failure tells the ranks of the group. */
+/* Quantizes q, k and v, or their gradients, without amax history. With blocks (MXFP8), v of format `kv` is first
+ * transposed to [b, h, s, d]. On failure tells the ranks of the group. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -173,14 +176,14 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
-        /* in a forward pass tells the ranks, which wait for this rank's amax of o */
+        /* in a forward pass the other ranks wait for this rank's amax of o: tells them */
         if (!y[i])
             return backward ? te_error_code(x[0]->te)
                             : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
     }
     return TE_OK;
 }
-/* Decodes the codes of te__attention_quantize to the format of the tensors from which they were made. */
+/* Decodes the codes of te__attention_quantize. Each result has the format of the tensor that was quantized. */
 static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, bool blocks, te_tensor *x[3]) {
     int i;
     for (i = 0; i < 3; i++) {
@@ -199,7 +202,7 @@ static te_tensor *te__heads_joined(te_tensor *x) {
     shape[x->ndim - 2] *= shape[x->ndim - 1];
     return te_tensor_view(x, x->ndim - 1, shape);
 }
-/* Views x, whose sizes after the first `leading` ones hold heads * d elements, as [.., heads, d]. */
+/* Views x as [.., heads, d]. The sizes of x after the first `leading` ones hold heads * d elements. */
 static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t d) {
     int64_t shape[TE_MAX_DIMS];
     x = te_tensor_contiguous(x);
@@ -211,7 +214,7 @@ static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t
 }
 
 typedef struct te__fp8_attention {
-    te_op_attn_fwd_args args; /* the saved tensors of the node replace the tensors in here */
+    te_op_attn_fwd_args args; /* the tensors in `args` are not used: the node's saved tensors replace them */
     te__quant_call quant;
     te_dtype s_dtype; /* format of the codes of S */
 } te__fp8_attention;
@@ -256,7 +259,7 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     return result == TE_OK ? te__attention_decode(codes, kv, blocks, dx) : result;
 }
 
-/* Checks that MXFP8 has whole blocks along d and, for v, along s. */
+/* Checks that MXFP8 has only whole blocks: along d, and for v along s. */
 static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
@@ -274,8 +277,8 @@ static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     return false;
 }
 
-/* Returns softmax(q k^T) v as [.., H dv]; with fp8_output quantized, for a product. `call` must be of a recipe with
- * fp8_dpa. */
+/* Returns softmax(q k^T) v as [.., H dv]. If fp8_output is true, the result is quantized for the product that reads it.
+ * The recipe of `call` must have fp8_dpa. */
 static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn_desc *desc,
                                         const te__quant_call *call, bool fp8_output) {
     te_ctx *te = parts[0]->te;
@@ -287,7 +290,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    /* by blocks o stays plain; te__hands_fp8 could not know that a factory chose blocks */
+    /* if q, k and v have blocks, o stays plain: te__hands_fp8 could not know that a factory chose blocks */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args));
@@ -307,7 +310,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
-        /* The backward pass needs this scale, and the update at the end of the region changes the slot: keep a copy. */
+        /* The backward pass needs this scale. The update at the end of the region changes the scale in the slot, so
+         * keep a copy. */
         saved[TE__ATTENTION_SAVED] = te__empty_like(spec.scale, TE_F32);
         ready = saved[TE__ATTENTION_SAVED] && te_tensor_copy(saved[TE__ATTENTION_SAVED], spec.scale) == TE_OK;
         args->fp8.s_dtype = state.s_dtype = spec.dtype;
@@ -340,13 +344,13 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
 
 /* ---- for DotProductAttention ---- */
 
-/* Returns true if m quantizes its core in the current autocast region; *cast is the region as m sees it. */
+/* Returns true if the current autocast region quantizes the core m. Sets *cast to the region as m sees it. */
 static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
     return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe);
 }
 
-/* Runs te_attention, or its FP8 form if the current autocast region has fp8_dpa, and returns [.., H dv]. s: m's scaling
- * state, for TE__ATTENTION_GEMMS products. */
+/* Runs te_attention, or its FP8 form if the current autocast region has fp8_dpa. Returns [.., H dv]. `s` is the scaling
+ * state of m, for TE__ATTENTION_GEMMS products. */
 static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attn_desc *desc,
                                      bool fp8_output) {
     te__autocast cast;
@@ -358,12 +362,12 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *pa
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
     if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
-    call.group = cast.amax_group; /* reduces amaxes over amax_group only: no product combines heads of several ranks */
+    call.group = cast.amax_group; /* only over amax_group: no product combines heads of several ranks */
     return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
 }
 
-/* Returns true if `core` gives its output to `proj` quantized: both are unchanged modules of te.h, with recipes of the
- * same kind that have one scale a tensor. */
+/* Returns true if `core` gives a quantized output to `proj`. Both must be unchanged modules of te.h, with per-tensor
+ * recipes of the same kind. */
 static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward &&

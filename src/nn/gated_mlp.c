@@ -1,5 +1,6 @@
-/* nn/gated_mlp.c: an MLP of two or three Linears whose names its maker chooses, as in language models and in experts of
- * a mixture. Knows activations and the module tree; must not know who makes the Linears. */
+/* nn/gated_mlp.c: an MLP of two or three Linears, as in language models and in experts of a mixture. The creator of the
+ * MLP chooses the names of the Linears. This part may use activations and the module tree. It must not depend on who
+ * creates the Linears. */
 
 /* State of an MLP; `gate` is NULL if the activation is not gated. */
 typedef struct te__gated_mlp {
@@ -8,8 +9,9 @@ typedef struct te__gated_mlp {
     te_activation_params params;
 } te__gated_mlp;
 
-/* Returns one block of memory for the outputs of `gate` and `up`, so that the activation reads both without a copy;
- * NULL: each output gets its own memory. Not while exporting, since the exported graph serves other numbers of rows. */
+/* Returns one block of memory for the outputs of `gate` and `up`, so that the activation reads both without a copy.
+ * Returns NULL if each output gets its own memory. This is also so in an export, because the exported graph must accept
+ * other numbers of rows. */
 static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_module *gate = s->gate ? te_module_find(m, s->gate) : NULL;
@@ -41,7 +43,7 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__gated_mlp_class = {"MLP", sizeof(te__gated_mlp), te__gated_mlp_forward, NULL, NULL};
 
-/* Creates an MLP without its Linears, which its maker adds before calling te__close_part. */
+/* Creates an MLP without its Linears. The caller adds them and then calls te__close_part. */
 static te_module *te__gated_mlp_open(te_ctx *te, const char *name, const te__gated_mlp *state, te_module **outer) {
     te_module *m = te__open_part(te, &te__gated_mlp_class, name, outer);
     if (m) *(te__gated_mlp *)m->state = *state;

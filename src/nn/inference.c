@@ -1,19 +1,20 @@
-/* nn/inference.c: the cache of keys and values of earlier calls: its sequences, the pages of each sequence, and the
- * memory of each layer. Knows functions and the module tree; must not know what any class computes.
+/* nn/inference.c: the cache of keys and values of earlier calls. It has the sequences, the pages of each sequence, and
+ * the memory of each layer. This part may use functions and the module tree. It must not depend on what any class
+ * computes.
  *
- * A cache without pages is a cache whose pages hold whole sequences, so that keys are found in one way only. Lists that
- * a step replaces exist twice, so that a refused step changes nothing. All numbers that kernels read are in one tensor,
- * at places that never move. So a graph that was captured with as many sequences, or more, reads the numbers of the
- * current step. */
+ * A cache without pages is stored as a cache whose pages hold whole sequences, so keys are found in one way only. Lists
+ * that a step replaces exist twice, so that a step which fails changes nothing. All numbers that kernels read are in
+ * one tensor, at places that never move. So a graph reads the numbers of the current step, if it was captured with at
+ * least as many sequences. */
 
 typedef struct te__cached_sequence {
-    int64_t id, before, length; /* before: tokens before the step; length: with the tokens of the step */
+    int64_t id, before, length; /* tokens before the current step; tokens with those of the step */
     int64_t num_pages;
 } te__cached_sequence;
 typedef struct te__cached_state {
     te__cached_sequence *sequences; /* [max_batch_size], in the order of the step */
-    int32_t *pages;                 /* [max_batch_size, pages_of_each]: pages of each sequence */
-    int32_t *free;                  /* [num_pages]: pages of no sequence; taken from the front */
+    int32_t *pages;                 /* [max_batch_size, pages_of_each]: numbers of the pages of each sequence */
+    int32_t *free;                  /* [num_pages]: numbers of the pages that no sequence uses; taken from the front */
     int64_t num_sequences, num_free;
 } te__cached_state;
 typedef struct te__cached_layer {
@@ -26,7 +27,7 @@ struct te_inference_params {
     te_inference_params_desc desc; /* with defaults */
     int64_t num_pages, page_size, pages_of_each;
     te__cached_state now, next;    /* next: the state that a step prepares */
-    int64_t longest, tokens;       /* new tokens of the step: of the longest sequence, and of all sequences */
+    int64_t longest, tokens;       /* new tokens of the step: largest number of one sequence; sum of all sequences */
     int32_t *numbers;              /* host copy of `device` */
     te_tensor *device;             /* i32: cu_seqlens_q, cu_seqlens_kv, start_positions, page_table */
     te__cached_layer *layers;
@@ -34,7 +35,7 @@ struct te_inference_params {
     te__closable closable;
 };
 
-/* Returns the index at which list 0 to 3 of the numbers begins. */
+/* Returns the index in `numbers` at which one of its four lists begins. `list` is 0 to 3. */
 static int64_t te__cached_at(const te_inference_params *c, int list) {
     const int64_t b = c->desc.max_batch_size;
     return list == 0 ? 0 : list == 1 ? b + 1 : list == 2 ? 2 * (b + 1) : 2 * (b + 1) + b;
@@ -81,10 +82,10 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
     te__free(c->te, c, sizeof(*c));
 }
 
-/* Checks a desc and fills its defaults; returns false with the error recorded. */
+/* Checks a description and fills in its defaults. Returns false with an error recorded. */
 static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     const char *const who = "te_inference_params_create";
-    const int64_t most = 1 << 26; /* limit of tokens and of pages: lists of them fit into 32-bit address spaces */
+    const int64_t most = 1 << 26; /* limit of tokens and of pages; lists of so many fit into 32-bit address spaces */
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
@@ -159,7 +160,7 @@ TE_API te_result te_inference_params_reset(te_inference_params *c) {
 TE_API int64_t te_inference_params_num_sequences(const te_inference_params *c) { return c ? c->now.num_sequences : 0; }
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c) { return c ? c->now.num_free : 0; }
 
-/* Returns the index of sequence `id` in `now`, or -1. Searches from `hint` on. */
+/* Returns the index of sequence `id` in `now`, or -1. The search begins at index `hint`. */
 static int64_t te__cached_find(const te_inference_params *c, int64_t id, int64_t hint) {
     const int64_t n = c->now.num_sequences;
     int64_t i;
@@ -174,9 +175,9 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* Fills next.sequences from the lists of the step; te__step_fill assigns pages later. Marks each sequence of `now` that
- * continues by a negative num_pages. The sign reveals a sequence that is listed twice, and afterwards the sequences
- * that have ended, which are unmarked. The caller removes the signs, also on failure. */
+/* Fills next.sequences from the lists of the step. te__step_fill assigns pages later. If a sequence of `now` continues,
+ * makes its num_pages negative as a mark. A mark that is already there shows that a sequence is listed twice. At the
+ * end the unmarked sequences are those that have ended. The caller removes the marks, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;
@@ -230,7 +231,7 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
     return TE_OK;
 }
 
-/* Assigns pages to next.sequences, and fills the numbers of the step. */
+/* Assigns pages to next.sequences, and fills `numbers` for the step. */
 static void te__step_fill(te_inference_params *c, int64_t n) {
     int32_t *cu_q = c->numbers, *cu_kv = c->numbers + te__cached_at(c, 1), *start = c->numbers + te__cached_at(c, 2),
             *table = c->numbers + te__cached_at(c, 3);
@@ -246,8 +247,8 @@ static void te__step_fill(te_inference_params *c, int64_t n) {
         memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
         memcpy(table + i * c->pages_of_each, pages, (size_t)s->num_pages * sizeof(int32_t));
     }
-    for (i = n; i < c->desc.max_batch_size; i++) { /* unused sequences get no tokens, for graphs that were captured with
-                                                    * more sequences */
+    for (i = n; i < c->desc.max_batch_size; i++) { /* unused sequences get no tokens; graphs that were captured with
+                                                    * more sequences read them */
         cu_q[i + 1] = cu_q[n];
         cu_kv[i + 1] = cu_kv[n];
         start[i] = 0;
@@ -347,7 +348,7 @@ static int64_t te__inference_longest(const te_inference_params *c) {
     return longest;
 }
 
-/* Checks that a call with this cache can run: same context, gradients off, and a step with sequences. */
+/* Checks that a call can run with this cache: same context, gradients off, and a step that has sequences. */
 static te_result te__inference_ready(const te_inference_params *c, const te_ctx *te, const char *who) {
     if (c->te != te)
         return te__fail((te_ctx *)te, TE_ERR_INVALID,
@@ -362,7 +363,7 @@ static te_result te__inference_ready(const te_inference_params *c, const te_ctx 
     return TE_OK;
 }
 
-/* Checks that k or v has the heads and format of the cache, and the tokens of the step. */
+/* Checks that k or v has the heads and the format of the cache, and the number of tokens of the step. */
 static te_result te__inference_fits(const te_inference_params *c, const char *name, const te_tensor *x,
                                     int64_t channels, te_qkv_format format) {
     const char *const who = "te_inference_params_step";
@@ -419,7 +420,7 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     return te_op_copy_to_kv_cache(c->te, &a);
 }
 
-/* Returns all pages of each sequence as one tensor [n, max_sequence_length, heads, d]. */
+/* Copies all pages of each sequence to one tensor and returns it, [n, max_sequence_length, heads, d]. */
 static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
     const int64_t n = c->now.num_sequences, heads = pages->shape[2], d = pages->shape[3];
     te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each), *rows;

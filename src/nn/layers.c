@@ -1,8 +1,8 @@
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and what LayerNormMLP shares with them. Knows
- * the functions and the module tree; must not know attention. */
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and the functions that LayerNormMLP shares with
+ * them. This part may use functions and the module tree. It must not depend on attention. */
 
-/* Largest size of a layer: a gated activation doubles the rows, and the double must fit into int64_t. te__layer_desc_ok
- * checks sizes and format of a desc with weights. */
+/* Largest size of a layer. A gated activation doubles the rows, and twice the size must fit into int64_t.
+ * te__layer_desc_ok checks the sizes and the dtype of a description with weights. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
@@ -36,8 +36,8 @@ TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, boo
     m->recipe_off = off;
     return TE_OK;
 }
-/* Returns in *cast the autocast region as m sees it, with the recipe of the nearest te_module_set_recipe. Returns false
- * if there is none, or it is off. */
+/* Sets *cast to the autocast region as m sees it, with the recipe of the nearest te_module_set_recipe. Returns false if
+ * there is no region, or it is off. */
 static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     const te__autocast *now = te__autocast_now(m->te);
     if (!now || !(now->enabled || now->calibrating)) return false;
@@ -47,11 +47,12 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     return !(m && m->recipe_off);
 }
 
-/* Names of the buffers for scale and amax history of the forward slots, then of the backward slots. */
+/* Names of the buffers that hold scales and amax histories: those of the forward slots, then those of the backward
+ * slots. */
 static const char *const te__scaling_names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"},
                                                     {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-/* Finds or makes the scales and histories of m's slots for a delayed or custom recipe. They are buffers of the module;
- * a loaded checkpoint may have made them already. */
+/* Finds or creates the scales and amax histories of m's slots, for a delayed or custom recipe. They are buffers of the
+ * module. A checkpoint that was loaded may have created them already. */
 static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe *recipe, te__quant_call *call) {
     const int length = te__history_length(recipe);
     te_result result = TE_OK;
@@ -68,7 +69,7 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     }
     if (te__quant_of(m->te)->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
-    warming = m->te->warming; /* scales outlive a warm-up, so they must really be filled */
+    warming = m->te->warming; /* scales outlive a warm-up, so their memory must really be filled */
     m->te->warming = false;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__slots *slots = i ? &s->backward : &s->forward;
@@ -97,7 +98,8 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
-/* Fills *call: how the current autocast region quantizes, as m sees it, with the scales that the recipe keeps. */
+/* Fills *call with the quantization of the current autocast region as m sees it, and with the scales that the recipe
+ * keeps. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     te__autocast cast;
     te_result result = te__parallel_ready(m);
@@ -116,9 +118,9 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Returns true if an operation can quantize its own result for slot `slot`: with delayed scaling the scale is known
- * beforehand, and a cast that takes an amax gets it from the operation.
- * Not with a backward pass that reads operands in high precision, nor with a factory of quantizers: for both
+/* Returns true if an operation can quantize its own result for slot `slot`. This is possible with delayed scaling,
+ * because the scale is known beforehand, and if the cast takes an amax, because the operation computes the amax. It
+ * returns false if the backward pass reads operands in high precision, or if a factory gives the quantizers: then
  * TransformerEngine makes plain numbers. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
@@ -126,8 +128,8 @@ static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
-/* Returns the spec by which an operation quantizes the input of product `c`, or NULL if the product quantizes its input
- * itself. Codes that are gathered get no column-wise copy here; the receiver transposes them. */
+/* Returns the spec by which an operation quantizes the input of product `c`. Returns NULL if the product quantizes its
+ * input itself. Codes that will be gathered get no column-wise copy here; the receiving rank transposes them. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
@@ -136,15 +138,16 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* Returns te__fused_spec for an activation's output. No kernel makes transposed codes of interleaved halves. */
+/* Returns te__fused_spec for the output of an activation. NULL for interleaved halves with a given scale, because no
+ * kernel makes transposed codes of them. */
 static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params,
                                                 te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
     return fused && params->glu_interleave_size && fused->cls->facts & TE__SCALE_GIVEN ? NULL : fused;
 }
 
-/* Returns the call of a module's product `gemm`, from the module's options and state and the args of its forward
- * pass. */
+/* Returns the call of product number `gemm` of a module. Its fields come from the module's options and state, and from
+ * the args of the forward pass. */
 static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode,
                                           te__weight_cache *cache, const te_forward_args *args,
                                           const te_gemm_options *o, te__scaling *scaling) {
@@ -162,7 +165,7 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     return c;
 }
 
-/* Returns y quantized as an output, for the products that read it. Gradients pass through unchanged. */
+/* Returns y quantized as an output, for the products that read it. The gradient passes through unchanged. */
 static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
     te_tensor *q;
     te__frame_begin(y->te);
@@ -170,12 +173,12 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
-/* Returns true if a backward pass will read what is made now. Also true in the first run of a checkpoint, where only
- * the recording is off. */
+/* Returns true if a backward pass will read the tensors that are made now. This is also true in the first run of a
+ * checkpoint, where only the recording is off. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
-/* Runs a product and adds the bias: in the product or, where ranks sum the result (by row), after the sum. `returned`:
- * the module's caller adds the bias. */
+/* Runs a product and adds the bias. The product itself adds it, except in row-parallel mode: there it is added after
+ * the sum over the ranks. If `returned` is true, no bias is added; the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
@@ -194,7 +197,7 @@ static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool re
 static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) {
     return no_bias ? NULL : te_module_parameter(m, name);
 }
-/* Returns true in the second run of m's own checkpoint, whose outputs nobody reads. */
+/* Returns true if m runs for the second time because of its own checkpoint. Then nobody reads the outputs of m. */
 static bool te__runs_again(const te_module *m) {
     return te__quant_of(m->te)->replaying && te__quant_of(m->te)->replaying->module == m &&
            !te__quant_of(m->te)->recording && !m->own_forward;
@@ -202,7 +205,8 @@ static bool te__runs_again(const te_module *m) {
 
 /* ---- shapes without memory ---- */
 
-/* Returns an output with x's format and `cols` columns: empty if x is empty, described without memory if x has none. */
+/* Returns an output with the dtype of x and `cols` columns. It is empty if x is empty, and has no memory if x has
+ * none. */
 static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof(shape));
@@ -211,7 +215,8 @@ static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols)
     return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape)
                      : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
 }
-/* Runs a module with `in` columns on an input without elements or memory: computes the output's shape. */
+/* Runs a module with `in` input columns on an input without elements or without memory: computes only the shape of the
+ * output. */
 static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
     const te_tensor *x = args->input;
     char text[TE__SHAPE_TEXT];
@@ -231,8 +236,8 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-/* The forward pass of a Linear in two parts. te__linear_begin fills the product's call, all but its input call->x;
- * te__linear_end multiplies and sets the outputs. */
+/* The two parts of the forward pass of a Linear. te__linear_begin fills the call of the product, except its input
+ * call->x. te__linear_end multiplies and sets the outputs. */
 static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
@@ -248,7 +253,8 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
-/* Runs a Linear on a shape without memory. Ranks that share the first dimension change it as the exchange would. */
+/* Runs a Linear on a shape without memory. If ranks share the first dimension, the output has the first dimension that
+ * the exchange between the ranks would give. */
 static te_result te__linear_shape(te_module *m, te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
@@ -284,7 +290,7 @@ static te_result te__linear_reset(te_module *m) {
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
                                                  te__linear_destroy, te__linear_reset};
 
-/* Creates a Linear. `sharding`: blocks of rows of which each rank has a part, or NULL. */
+/* Creates a Linear. `sharding` describes blocks of rows, of which each rank has a part; it may be NULL. */
 static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__linear_module *s;
@@ -315,7 +321,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { ret
 typedef struct te__norm_params {
     const char *weight, *bias; /* names of the parameters */
     te_norm_options options;   /* normalization is not 0 */
-    bool rounded; /* RMSNorm: the normalised row is rounded before the weight multiplies it */
+    bool rounded; /* only for RMSNorm: the normalised row is rounded before it is multiplied by the weight */
 } te__norm_params;
 
 static bool te__norm_is_rms(const te__norm_params *n) { return n->options.normalization == TE_RMSNORM; }
@@ -333,7 +339,7 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     n->options.normalization = rms ? TE_RMSNORM : TE_LAYERNORM;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
-    if (m->parallel.sequence) { /* each rank normalises other rows, so ranks must sum these gradients */
+    if (m->parallel.sequence) { /* each rank normalises other rows, so gradients must be summed over the ranks */
         te_tensor_set_sequence_parallel(te_module_parameter(m, weight), true);
         if (!rms) te_tensor_set_sequence_parallel(te_module_parameter(m, bias), true);
     }
@@ -348,8 +354,8 @@ static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor
                     te__norm_is_rms(n) ? NULL : te_module_parameter(m, n->bias), &n->options, n->rounded, spec);
 }
 
-/* Runs the norm, and inspects the result for the product that reads it. If the norm quantizes its result, a second run
- * makes the plain numbers for the inspection. */
+/* Runs the norm, and inspects the result as the input of product `gemm`. If the norm quantizes its result, it runs a
+ * second time to get the plain numbers for the inspection. */
 static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
                                    const te__quant_call *q, int gemm) {
     te_tensor *y = te__norm_run(m, n, x, spec), *plain;
@@ -372,13 +378,13 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* Returns how the activation after product `c` writes the gradient that `c` reads. LayerNormMLP and te.ops round at
+/* Returns how the activation that makes the input of product `c` writes its gradient. LayerNormMLP and te.ops round at
  * different places, as in TransformerEngine (module/layernorm_mlp.py, ops/basic/activation.py and
- * ops/fused/backward_activation_bias.py):
- * LayerNormMLP: plain activations under delayed scaling and MXFP8 make dbias and codes in one kernel, from f32 (MXFP8's
- * codes from rounded numbers); all others round first.
- * te.ops: without a bias, and GELU and ReLU with one, activation.cpp and bias.cpp take the amax from f32, and under
- * delayed scaling the codes too; other activations with a bias round first. */
+ * ops/fused/backward_activation_bias.py).
+ * LayerNormMLP: under delayed scaling and MXFP8, activations that are not gated make dbias and codes in one kernel. It
+ * reads f32, but MXFP8's codes come from rounded numbers. All other cases round first.
+ * te.ops: without a bias, and for GELU and ReLU with a bias, activation.cpp and bias.cpp compute the amax from f32.
+ * Under delayed scaling they compute the codes from f32 too. Other activations with a bias round first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;
@@ -394,13 +400,12 @@ static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation acti
     return grad;
 }
 
-/* Returns the output `ln_out` from the norm's output, the input of `c`: this rank's rows or, if `gathered`, the rows of
- * all ranks. The rows are gathered once, for the caller and for the product. */
+/* Returns the output `ln_out`. It is the output of the norm, which is the input of `c`. It has this rank's rows or, if
+ * `gathered` is true, the rows of all ranks. The rows are gathered once, for the caller and for the product. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);
-        c->parallel.mode = TE_PARALLEL_NONE; /* the gathering node sums the gradients of the caller and of the
-                                              * product */
+        c->parallel.mode = TE_PARALLEL_NONE; /* the gathering node sums the gradients of the caller and the product */
     }
     return c->x;
 }
@@ -447,7 +452,7 @@ typedef struct te__layernorm_linear_module {
     te__weight_cache cache;
 } te__layernorm_linear_module;
 
-/* Runs a LayerNormLinear. normed: gets the norm's output of this rank in high precision; NULL: not needed. */
+/* Runs a LayerNormLinear. If `normed` is not NULL, sets *normed to the norm's output of this rank in high precision. */
 static te_result te__layernorm_linear_run(te_module *m, te_forward_args *args, te_tensor **normed) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te_tensor *bias = te__product_bias(m, &s->params), *ln_out;

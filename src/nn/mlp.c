@@ -1,10 +1,11 @@
-/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know
- * attention. */
+/* nn/mlp.c: LayerNormMLP: a norm, then the product fc1, an activation, and the product fc2. This part uses the layers.
+ * It must not depend on attention. */
 
 typedef struct te__layernorm_mlp_module {
     te_layernorm_mlp_desc desc;
     te__norm_params norm;
-    te__sharding fc1_sharding; /* a gated activation has two blocks of rows, unless its halves are interleaved */
+    te__sharding fc1_sharding; /* How fc1's weight is divided among ranks. A gated activation gives it two blocks of
+                                * rows, unless the two halves are interleaved. */
     te__scaling *scaling;
     te__weight_cache fc1, fc2;
 } te__layernorm_mlp_module;
@@ -16,18 +17,19 @@ static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm
                                                : TE_PARALLEL_ROW;
 }
 
-/* Adds to y, the output of product `gemm`, what a layer above (LoRA's adapters) computes from the product's input x in
- * high precision. Returns the sum, or y itself if nothing is added. */
+/* A function that adds a correction to y, the output of product `gemm` (for example of LoRA's adapters). It computes
+ * the correction from the product's input x in high precision. It returns the sum, or y itself if there is nothing to
+ * add. */
 typedef te_tensor *(*te__mlp_add)(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y);
 
-/* Runs a LayerNormMLP. add: NULL, or called after each product. */
+/* Runs a LayerNormMLP. The function `add` is called after each product, unless it is NULL. */
 static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__mlp_add add) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    /* true: the activation does not make codes and bias gradient for the products */
+    /* true: the activation's backward pass makes neither the gradient of fc1's bias nor a quantized gradient for fc1 */
     bool alternate = add || s->desc.activation_params.glu_interleave_size != 0;
     te_tensor *normed, *y;
     te__linear_call fc1 =
@@ -48,13 +50,15 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
     z = te__linear(&fc1);
     if (z && add) z = add(m, args, TE__FC1, normed, z);
     fc2.act_epilogue = te__activation_row_of(s->desc.activation)->epilogue;
-    if (fc2.act_epilogue && !quant.enabled && !add) { /* fc2's node computes the activation's gradient as well */
+    if (fc2.act_epilogue && !quant.enabled && !add) { /* the tape's node for fc2 computes the gradient of the
+                                                       * activation, too */
         fc2.act_of = z;
         fc2.act_bias = fc1.bias;
         m->te->tape.no_grad++;
         fc2.x = te__activate(z, s->desc.activation, NULL, NULL, NULL);
         m->te->tape.no_grad--;
-    } else { /* the activation's backward pass makes fc1's bias gradient, and quantizes its own result if it can */
+    } else { /* The activation's backward pass makes the gradient of fc1's bias. It also quantizes its own result if it
+              * can. */
         te__act_grad grad = te__act_grad_of(&fc1, s->desc.activation, false);
         fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params,
                                  add ? NULL : te__fused_act_spec(&fc2, &s->desc.activation_params, &spec),

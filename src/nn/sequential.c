@@ -1,5 +1,5 @@
-/* nn/sequential.c: Sequential, the small modules used in one, and chains of children that it runs fused. Knows the
- * layers; must not know attention. */
+/* nn/sequential.c: Sequential, which runs its children one after another, and fuses some of them. It also has the small
+ * modules that apply one function. This part uses the layers. It must not depend on attention. */
 
 /* ---- modules that apply one function ---- */
 
@@ -96,26 +96,28 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
 
 /* ---- chains ---- */
 
-/* Returns true if m may run fused with other children: nothing stands between m and its class's forward function. */
+/* Returns true if m may run fused with other children of a Sequential. A replaced forward function, checkpointing or
+ * captured graphs prevent this. */
 static bool te__chains(const te_module *m) { return !m->own_forward && !m->checkpoint && !te__runs_graphs(m); }
 static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_class || m->cls == &te__rmsnorm_class; }
 static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
 static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
 
-/* The state of a chain between two children. */
+/* The state of a Sequential between two of its children, for fusing them. */
 typedef struct te__chain {
-    te_module *front;      /* a norm or an activation that runs inside the following Linear, whose input it may
-                            * quantize; NULL: none */
-    bool leaves_bias;      /* the activation after this Linear makes the gradient of the Linear's bias */
-    te_activation activation; /* the kind of this activation, if leaves_bias */
-    bool made;             /* the previous child was a Linear that left its bias gradient to the following activation;
-                            * quant, grad and z are set */
+    te_module *front;      /* A norm or an activation in front of the Linear that runs now. It runs inside this Linear,
+                            * which may quantize its result. NULL: none. */
+    bool leaves_bias;      /* true: the Linear that runs now leaves the gradient of its bias to the activation that
+                            * follows it */
+    te_activation activation; /* the kind of the activation, if leaves_bias */
+    bool made;             /* true: the previous child was a Linear that left the gradient of its bias to the activation
+                            * after it. The fields quant, grad and z are then set. */
     te__quant_call quant;
     te__act_grad grad;
     te_tensor *z;          /* output of the previous child, if `made` */
 } te__chain;
 
-/* Returns activation(x); if `spec` is given, quantized for product 0 of q. */
+/* Returns activation(x). If `spec` is not NULL, the result is quantized for product 0 of q. */
 static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec,
                                      const te__quant_call *q) {
     const te_activation_desc *d = (const te_activation_desc *)m->state;
@@ -141,7 +143,7 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     if (front && te__is_norm(front)) {
         call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
     } else if (call.act_epilogue && before.made && before.z == x && !quant.enabled && !before.quant.enabled) {
-        call.act_of = x; /* this product's node computes the activation's gradient as well */
+        call.act_of = x; /* the tape's node for this product computes the gradient of the activation, too */
         call.act_bias = before.grad.bias;
         m->te->tape.no_grad++;
         call.x = te__activate(x, act->activation, NULL, NULL, NULL);
@@ -167,8 +169,8 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
 
 /* Returns true if a following Linear may get m's output quantized. */
 static bool te__leaves_quantized(const te_module *m) { return te__is_norm(m) || te__is_activation(m); }
-/* Returns true if the activation `act` makes the gradient of this Linear's bias. Not for interleaved halves, nor where
- * ranks sum the product before the bias is added. */
+/* Returns true if the activation `act` makes the bias gradient of the Linear m. It does not make it if the two halves
+ * of a gated input are interleaved, or if ranks sum the product before the bias is added. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     return te__is_activation(act) && te__chains(act) &&
@@ -177,8 +179,8 @@ static bool te__leaves_bias(const te_module *m, const te_module *act, const te_f
            ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
 }
 
-/* Runs the child at *at, together with following children if they form a chain, and moves *at to the last child that
- * ran. */
+/* Runs the child at index *at. If the children after it can be fused with it, they run too. *at becomes the index of
+ * the last child that ran. */
 static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
     te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
     const bool chains = te__chains(c) && !te__is_unallocated(call->input);
@@ -201,7 +203,8 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
 
 /* ---- Sequential ---- */
 
-/* Returns the name of an output that the next child cannot take, so that it would be lost; or NULL. */
+/* Returns the name of an output in y other than the main one, since the next child takes only the main one. Returns
+ * NULL if there is none. */
 static const char *te__output_beside(const te_outputs *y) {
 #define TE__BESIDE(field, onnx, passes) \
     if (!(passes) && y->field) return #field;
@@ -209,8 +212,8 @@ static const char *te__output_beside(const te_outputs *y) {
 #undef TE__BESIDE
     return NULL;
 }
-/* Runs the children in order; each gets the output of the previous child as input. The sweep releases this output after
- * the child has run, unless the tape retains it. */
+/* Runs the children in order. Each child gets the output of the previous one as its input. te__frame_sweep releases
+ * this input after the child has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
@@ -244,7 +247,7 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
 
-/* Checks that all can become children, each once. */
+/* Checks that all modules in the list can become children, and that none is listed twice. */
 static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
     int i, k;
     if (n < 0 || (n > 0 && !children)) {
@@ -277,8 +280,8 @@ static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, i
     return true;
 }
 
-/* Destroys the modules without a parent. Links them in a list first (through `parent`), because one may be inside the
- * tree of another, and one may be listed twice. */
+/* Destroys the modules that have no parent. It first links them in a list (through the field `parent`). The list is
+ * needed because a module may be inside the tree of another one, and because a module may be listed twice. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;
@@ -295,7 +298,7 @@ static void te__destroy_orphans(te_module *const *children, int n) {
     }
 }
 
-/* Returns true if child i keeps the name that it was given. */
+/* Returns true if child i keeps its own name. It then gets no number as its name. */
 static bool te__sequential_keeps_name(te_module *const *children, int n, int i) {
     int k;
     for (k = 0; k < n; k++)
@@ -309,7 +312,8 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     int i;
     if (te && te__sequential_children_ok(te, children, n))
         m = te__module_named(te, &te__sequential_class, NULL, "sequential");
-    /* children check fp8_output and fp8_grad themselves, and a Sequential needs none of its children */
+    /* The children check fp8_output and fp8_grad themselves. A Sequential works with any children, so the program may
+     * also remove any of them. */
     if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true;
     for (i = 0; m && i < n; i++) children[i]->numbered = !te__sequential_keeps_name(children, n, i);
     for (i = 0; m && i < n; i++) {

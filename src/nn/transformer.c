@@ -1,7 +1,7 @@
-/* nn/transformer.c: MultiheadAttention and TransformerLayer, composed of the layers and DotProductAttention. Knows
- * modules only. */
+/* nn/transformer.c: MultiheadAttention and TransformerLayer. They are made of other modules: the layers and
+ * DotProductAttention. This part must not call operations. */
 
-/* Copies the options of a call to the call of a child. */
+/* Copies the options of a module's call into the call of one of its children. */
 static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->attention = from->attention;
     to->cross = from->cross;
@@ -13,13 +13,13 @@ static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->user = from->user;
 }
 
-/* Adds a child that was just created to `parent`; on failure destroys it. */
+/* Adds the new module `child` to `parent`. If this fails, it destroys the child. */
 static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Creates a module whose children are created until te__close_part; *outer gets the module that was being made
- * before. */
+/* Creates a module and marks it as the one under construction. Modules created before te__close_part become its
+ * children. *outer gets the module that was under construction before. */
 static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
     te_module *m = te_module_create(te, cls, name);
     *outer = te__modules_of(te)->making;
@@ -31,8 +31,8 @@ static te_module *te__close_part(te_module *m, te_module *outer) {
     return te__module_built(m);
 }
 
-/* Runs the child `name`. The child is looked up at each call, because the program may have replaced it. It exists,
- * because te__tree_whole was checked. */
+/* Runs the child that is named `name`. The function looks the child up at each call, because the program may have
+ * replaced it. The child exists, because te__tree_whole has been checked. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     return te_forward_with(te_module_find(m, name), args);
 }
@@ -51,13 +51,15 @@ static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, cons
     return y;
 }
 
-/* Returns true if the child is an unchanged Linear or LayerNormLinear, which makes a new output at each call. */
+/* Returns true if the child is a Linear or LayerNormLinear of the library without changes. Such a child makes a new
+ * output at each call. */
 static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward &&
            (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
-/* Returns true if the core can read q, k and v in y, the output of the call's projection. later: the module still
- * changes q or k after the projection (by norms, for example), so the parts must be separate. */
+/* Returns true if core_attention can read q, k and v directly from y, the output of the projection. If `later` is true,
+ * the module still changes q or k after the projection (by norms, for example). The three must then be separate
+ * tensors. */
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
                           bool later) {
     const te_module *core = te_module_find(m, "core_attention");
@@ -76,8 +78,8 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
     return te_tensor_view(y, n + 2, shape);
 }
 
-/* Projects the input to queries, keys and values and puts them into the core's call, rotated if `rotary` is given.
- * later: as for te__mha_packs. */
+/* Projects the input to queries, keys and values, and puts them into `core`, the call of core_attention. If `rotary` is
+ * not NULL, queries and keys are rotated. The argument `later` has the same meaning as in te__mha_packs. */
 static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
                           te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -114,7 +116,8 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
         }
         y = p.interleaved ? te__as_heads(y, leading, p.groups, 2 * p.head_dim)
                           : te__as_heads(y, leading, 2 * p.groups, p.head_dim);
-        for (i = 1; i < 3; i++) { /* interleaved: keys and values alternate by group; else all keys, then all values */
+        for (i = 1; i < 3; i++) { /* interleaved: keys and values alternate, one group each; otherwise all keys come
+                                   * first, then all values */
             int dim = p.interleaved ? leading + 1 : leading;
             int64_t half = y ? y->shape[dim] / 2 : 0;
             parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));
@@ -129,16 +132,16 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
-/* Lets a rotation under a cache continue at the current length of each sequence, unless the caller gives positions. The
- * longest sequence is taken from the cache. */
+/* Prepares a rotation for a call with a key-value cache: positions continue after the cached tokens of each sequence,
+ * unless the caller gives positions. The greatest sequence length comes from the cache. */
 static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
     if (!r->positions) r->start_positions = te_inference_params_get_seqlens_pre_step(cache);
     if (!r->max_seqlen) r->max_seqlen = te__inference_longest(cache);
     return r->positions || r->start_positions;
 }
 
-/* Where ranks share the sequences of m, makes the rotation use the positions of this rank's chunks, unless the caller
- * gives positions. Returns false with the error recorded. */
+/* Prepares a rotation for context parallelism: if several ranks share each sequence, it uses the positions of this
+ * rank's chunks, unless the caller gives positions. Returns false with the error recorded. */
 static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     const te__context *c = te__context_of_core(te_module_find(m, "core_attention"));
     const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
@@ -155,8 +158,9 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     return true;
 }
 
-/* Completes the rotation of a call's queries (which 0) or keys (which 1) in *own, and points *rotary to it; NULL: no
- * rotation. Under a cache the rotation continues after the cached tokens. */
+/* Makes the complete description of a rotation in *own, and points *rotary to it. With `which` 0 it is the rotation of
+ * the queries, with 1 that of the keys. *rotary becomes NULL if there is no rotation. With a key-value cache, positions
+ * continue after the cached tokens. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
                                 const te_rotary_desc **rotary) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -199,8 +203,8 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
                     cross && which ? "kv" : "q");
 }
 
-/* Checks that the tensors of a call have the dimensions of the format, and that a cache comes with self attention
- * only. */
+/* Checks that the tensors of a call have as many dimensions as the format needs. Checks that a key-value cache is used
+ * with self attention only. */
 static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
     const bool packed = o->qkv_format == TE_THD, cross = o->attention_type == TE_ATTENTION_CROSS;
@@ -228,7 +232,7 @@ static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
     return te__inference_ready(args->attention.inference_params, m->te, "MultiheadAttention");
 }
 
-/* The state is the desc with defaults filled in. */
+/* The state of the module is its te_multihead_attention_desc with the defaults filled in. */
 static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     static const char *const norms[2] = {"q_norm", "k_norm"};
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -238,7 +242,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     te_forward_args core = TE_ZERO, proj = TE_ZERO;
     te_tensor *ln_out = NULL;
     te_result result = te__mha_call_ok(m, args);
-    bool apart; /* true: rotate after splitting the projections, not in the same step */
+    bool apart; /* true: the rotation is a step of its own after the projections are split; false: splitting also
+                 * rotates */
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) result = te__mha_rotary(m, args, i, &own[i], &rotary[i]);
     if (result != TE_OK) return result;
@@ -267,8 +272,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc),
                                               te__mha_forward, NULL, NULL};
 
-/* Fills the defaults. Returns false with the error recorded if the sizes do not fit, or if all heads together have more
- * channels than a layer may have. */
+/* Fills in the defaults of the options. Returns false with the error recorded if the sizes do not fit together, or if
+ * all heads together have more channels than a layer may have. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attn_options *o) {
     if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0)
         o->kv_channels = hidden / o->num_attention_heads;
@@ -285,7 +290,7 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
     return false;
 }
 
-/* Returns the parallel options of a child of m. If ranks do not share m, they do not share the child. */
+/* Returns the parallel options for a child of m. If m is not shared by ranks, they name no group of ranks. */
 static te_parallel_options te__child_parallel(const te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te_parallel_options p = *o;
     p.parallel_mode = mode;
@@ -301,9 +306,10 @@ static te_module *te__mha_built(te_module *m, te_module *outer) {
     return te__module_built(m);
 }
 
-/* Adds a projection to m, with a norm in front if `norm`. `blocks`: its rows of queries, keys and values; 0: none.
- * Without interleaving, each of the three blocks is divided among the ranks separately, so that rank r has the r-th
- * part of the heads. Without fusing, each block is a parameter of its own. */
+/* Adds a projection to m. If `norm` is true, a norm runs in front of it. The array `blocks` has the number of its
+ * output rows for queries, keys and values; 0 means that it makes none. Without interleaving, the ranks divide each of
+ * the three blocks separately, so that rank r gets the r-th part of the heads. Without fusing, each block is a separate
+ * parameter. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -347,7 +353,8 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
         te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
     }
 }
-/* Adds the norms of heads. All heads share the parameters, so each rank has only a part of the gradients. */
+/* Adds the norms of queries and keys. All heads share the parameters of a norm, so each rank computes only a part of
+ * their gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
@@ -365,7 +372,7 @@ static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d)
                                                                                : te_layernorm_create(m->te, &n));
     }
 }
-/* Checks choices that no other place checks; returns false with the error recorded. */
+/* Checks the choices that no other function checks. Returns false with the error recorded. */
 static bool te__mha_choices_ok(te_ctx *te, const te_attn_options *o) {
     if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 ||
         o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
@@ -428,8 +435,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* Returns residual + dropout(y + bias). With probability `path` each index of the first dimension gets the residual
- * alone. */
+/* Returns residual + dropout(y + bias). In training, each index of the first dimension gets the residual alone with
+ * probability `path`. */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     bool training = te_module_is_training(m);
@@ -438,9 +445,9 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Splits the attention options of a layer's call for its two attentions. Lengths go to the attention whose mask has
- * padding; self attention has as many keys as queries. If neither mask has padding, both attentions get the lengths,
- * and refuse them. */
+/* Makes the attention options of self attention and of cross attention from those of the layer's call. Sequence lengths
+ * go to the attention that has a padding mask. Self attention has as many keys as queries. If no mask has padding, both
+ * attentions get the lengths, and both refuse them. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
                             te_attn_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
@@ -460,7 +467,8 @@ static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_c
     cross->bottom_right_diagonal = c->enc_dec_bottom_right_diagonal;
     cross->attention_mask = c->enc_dec_attn_mask;
     cross->attention_mask_q = c->enc_dec_attn_mask_q;
-    cross->inference_params = NULL; /* the keys of cross attention are the same in every step */
+    cross->inference_params = NULL; /* Cross attention needs no key-value cache, because its keys are the same in every
+                                     * step. */
     if (other)
         other->cu_seqlens_q = other->cu_seqlens_kv = other->cu_seqlens_q_padded = other->cu_seqlens_kv_padded = NULL;
 }
@@ -477,20 +485,20 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     attention.input = x;
     if (!te__run_child(m, "self_attention", &attention)) return te_error_code(m->te);
     te__hand_on(&mlp, args);
-    if (d->parallel_attention_mlp) { /* both branches read the input; one residual */
+    if (d->parallel_attention_mlp) { /* both branches read the input, and their sum gets one residual */
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         mlp.outputs.out = te_add(attention.outputs.out, mlp.outputs.out);
         mlp.outputs.bias = NULL;
         out = te__residual(m, &mlp.outputs, x, d->drop_path_rate);
-    } else { /* a residual begins at the norm's output if the norm returns it, else at the norm's input */
+    } else { /* The residual starts from the norm's output if the norm returns it, otherwise from the norm's input. */
         h = te__residual(m, &attention.outputs, attention.outputs.ln_out ? attention.outputs.ln_out : x,
                          d->drop_path_rate);
         if (d->layer_type == TE_LAYER_DECODER) {
             te__hand_on(&cross, args);
             cross.input = h;
             cross.attention = calls[1];
-            /* queries of cross attention have the positions of those of self attention */
+            /* The queries of cross attention have the same positions as the queries of self attention. */
             if (args->attention.inference_params && args->rotary) {
                 rotary = *args->rotary;
                 if (!te__rotary_goes_on(&rotary, args->attention.inference_params)) return te_error_code(m->te);
@@ -498,7 +506,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
                 cross.rotary = &rotary;
             }
             if (!te__run_child(m, "inter_attention", &cross)) return te_error_code(m->te);
-            /* TransformerEngine drops no path here */
+            /* TransformerEngine does not use drop_path_rate here, so this part does not either */
             h = te__residual(m, &cross.outputs, cross.outputs.ln_out ? cross.outputs.ln_out : h, 0.0f);
         }
         mlp.input = h;
@@ -515,8 +523,8 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc),
                                                 te__layer_forward, NULL, NULL};
 
-/* Checks choices that no child checks; returns false with the error recorded. An encoder accepts the options of a
- * decoder if they have default values, explicit or not. */
+/* Checks the choices that no child checks. Returns false with the error recorded. An encoder refuses the options of a
+ * decoder, unless they have their default values (left 0 or written out). */
 static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
     bool decoder = d->layer_type == TE_LAYER_DECODER,
          bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);
@@ -568,8 +576,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         return NULL;
     m = te__module_named(te, &te__layer_class, d.name, "layer");
     if (!m) return NULL;
-    d.gemm.return_bias = !d.parallel_attention_mlp; /* children return their biases, and te_bias_dropout_add adds
-                                                     * them */
+    d.gemm.return_bias = !d.parallel_attention_mlp; /* The children return their biases instead of adding them.
+                                                     * te_bias_dropout_add adds them. */
     *(te_transformer_layer_desc *)m->state = d;
     te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     outer = te__modules_of(te)->making;

@@ -1,8 +1,8 @@
-/* onnx/attn.c: the nodes of rotary embeddings and attention. Knows the args of operations and their formulas; must not
- * know modules.
+/* onnx/attn.c: translates rotary embeddings and attention into nodes of an ONNX graph. This part uses the args of
+ * operations and their formulas. It must not depend on modules.
  *
- * Positions, masks and distances are computed from the sizes of the graph's inputs. Attention becomes its two products
- * and the softmax between them. */
+ * The graph computes positions, masks and distances from the sizes of its inputs. Attention becomes two matrix products
+ * with a softmax between them. */
 
 /* ---- rotary embeddings ---- */
 
@@ -15,8 +15,8 @@ typedef struct te__onnx_rotation {
 static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or "
                                       "sbhd, with an attention_mask where their lengths differ";
 
-/* Checks that both runs have the same angles: some scalings give longer sequences other angles. Fails with a
- * message. */
+/* Checks that both runs use the same angles. Some scalings choose other angles for longer sequences; the export then
+ * fails with a message. */
 static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a, *b = r->b;
     bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor &&
@@ -33,14 +33,15 @@ static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
                       "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
     return false;
 }
-/* Returns the positions [s or 1, b or 1, 1, 1], with the first two dimensions exchanged if batch_first, as
- * te__rope_position does. */
+/* Returns the positions as in te__rope_position: [s or 1, b or 1, 1, 1]. If batch_first, the first two dimensions are
+ * exchanged. */
 static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     int64_t column[4] = {1, 1, 1, 1};
     int v, order[2] = {1, 0};
     column[r->batch_first ? 1 : 0] = -1;
-    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* [b, s], as b is more than 1 in the larger run */
+    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* positions are [b, s]: in the second run b is
+                                                                     * always more than 1 */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;
@@ -64,13 +65,14 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     }
     return v;
 }
-/* Returns the rows of the caller's table that the positions select: [s or 1, b or 1, 1, rotary_dim], or b first. */
+/* Returns the rows of the caller's table `freqs` that the positions select: [s or 1, b or 1, 1, rotary_dim]. If
+ * batch_first, the first two dimensions are exchanged. */
 static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const te_tensor *f = a->freqs, *f2 = r->b->freqs;
     int64_t last = 3, table[2];
     int v;
-    if (f2->shape[1] > 1) { /* the larger run has more than one sequence */
+    if (f2->shape[1] > 1) { /* in the second run b is always more than 1, so freqs is different for each sequence */
         if (a->positions || a->start_positions)
             return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
                                  "freqs has angles of its own for each sequence, and %s chooses their rows; give a row "
@@ -87,8 +89,9 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     v = te__onnx_2(g, "Squeeze", te__onnx_positions(g, r), te__onnx_i64s(g, 1, &last));
     return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
 }
-/* Returns the angles f32 [s or 1, b or 1, 1, half], with the first two dimensions exchanged if batch_first. mate 0:
- * angles of the first channel of each pair; mate 1: of the second channel. */
+/* Returns f32 angles of shape [s or 1, b or 1, 1, half]. If batch_first, the first two dimensions are exchanged. Each
+ * pair of channels has a first and a second channel. With `mate` 0 the angles are for the first channels, with 1 for
+ * the second. */
 static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
     const te_rope_angles *a = r->a;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -102,12 +105,13 @@ static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
     return te__onnx_2(g, "Mul", v,
                       te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &half, inv_freq, (size_t)half * sizeof(float)));
 }
-/* Returns x f32 [s, b, h, d], or b first, with the first rotary_dim of its d channels rotated. */
+/* Rotates the first rotary_dim channels of x, f32 [s, b, h, d] or [b, s, h, d]. Returns the result in the same
+ * shape. */
 static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const int64_t n = a->rotary_dim, step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : n / 2;
-    int cosine[2], sine[2], u, v, part[3], parts = 2, i; /* index 0: for the first channel of each pair, index 1: for
-                                                          * the second */
+    int cosine[2], sine[2], u, v, part[3], parts = 2, i; /* index 0 of each array: the first channels of the pairs;
+                                                          * index 1: the second channels */
     if (n == 0) return x;
     for (i = 0; i < 2; i++) {
         const int angle = te__onnx_angles(g, r, i), from = r->backward ? 1 - i : i;
@@ -121,7 +125,7 @@ static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotati
     part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine[1]), te__onnx_2(g, "Mul", u, sine[1]));
     if (a->interleaved) {
         int64_t joined[4];
-        joined[0] = joined[1] = joined[2] = 0; /* a 0 in the shape given to Reshape keeps the input's size there */
+        joined[0] = joined[1] = joined[2] = 0; /* For Reshape a size of 0 means: keep the size of the input. */
         joined[3] = n;
         part[0] = te__onnx_concat2(g, -1, te__onnx_unsqueeze(g, part[0], -1), te__onnx_unsqueeze(g, part[1], -1));
         part[0] = te__onnx_2(g, "Reshape", part[0], te__onnx_i64s(g, 4, joined));
@@ -171,7 +175,7 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
     shape[n++] = te__onnx_fixed(a->head_dim);
     packed = te__onnx_as(&packed, n, shape, shape[n - 1]);
     v = te__onnx_read_as(g, &packed, a->qkv, b->qkv);
-    of_group[0] = of_group[1] = 0; /* a 0 in the shape given to Reshape keeps the input's size there */
+    of_group[0] = of_group[1] = 0; /* For Reshape a size of 0 means: keep the size of the input. */
     of_group[3] = a->head_dim;
     for (i = 0; i < 3 && result == TE_OK; i++) {
         int64_t count = a->interleaved_groups ? (i ? 1 : in_group) : i ? groups : heads;
@@ -196,23 +200,23 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
 
 /* ---- attention ---- */
 
-/* Returns x [s, b, G, d] or [b, s, G, d] as [b, H, s, d], with each group repeated for its heads; turned: as [b, H, d,
- * s]. */
+/* Changes x from [s, b, G, d] or [b, s, G, d] to [b, H, s, d]; if `turned` is true, to [b, H, d, s]. It repeats each of
+ * the G groups for the H / G heads that share it. */
 static int te__onnx_heads(te__onnx *g, int x, bool batch_first, bool turned, int64_t heads, int64_t groups, int64_t d) {
     int64_t times[5] = {1, 1, 1, 1, 1}, joined[4];
     const int s = batch_first ? 1 : 0;
     x = turned ? te__onnx_swap4(g, x, 1 - s, 2, 3, s) : te__onnx_swap4(g, x, 1 - s, 2, s, 3);
     if (heads == groups) return x;
     times[2] = heads / groups;
-    joined[0] = 0; /* Reshape keeps a size that is given as 0 */
+    joined[0] = 0; /* For Reshape a size of 0 means: keep the size of the input. */
     joined[1] = heads;
     joined[2] = turned ? d : -1;
     joined[3] = turned ? -1 : d;
     x = te__onnx_2(g, "Expand", te__onnx_unsqueeze(g, x, 2), te__onnx_i64s(g, 5, times));
     return te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, joined));
 }
-/* Returns a vector over heads, or a matrix over sequences and heads, reshaped to broadcast over scores: [1 or b, H, 1,
- * 1]. */
+/* Reshapes x so that it broadcasts over scores. A vector [H] becomes [1, H, 1, 1]. If of_sequences is true, a matrix
+ * [b, H] becomes [b, H, 1, 1]. */
 static int te__onnx_over_heads(te__onnx *g, int x, int64_t heads, bool of_sequences) {
     int64_t shape[4] = {1, 1, 1, 1};
     shape[0] = of_sequences ? -1 : 1;
@@ -237,7 +241,7 @@ static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op
     slope = te__onnx_over_heads(g, slope, heads, a->rule.alibi_slopes && a->rule.alibi_slopes->ndim > 1);
     return te__onnx_1(g, "Neg", te__onnx_2(g, "Mul", slope, distance));
 }
-/* Returns a softmax whose denominator has one more term, exp of `extra` [.., H, 1, 1]. */
+/* Returns a softmax with exp(extra) as an additional term in its denominator. `extra` has the shape [.., H, 1, 1]. */
 static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra) {
     int zero = te__onnx_f32(g, 0.0f), most, v, sum;
     if (visible != TE__ONNX_ALL) scores = te__onnx_3(g, "Where", visible, scores, te__onnx_f32(g, -3e38f));
@@ -249,11 +253,11 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* Translates the starts of sequences [b + 1], counted from a padding mask. The size b + 1 is no product of sizes that
- * vary, so the graph keeps the lengths [b] instead. */
+/* Translates the operation that makes cu_seqlens [b + 1] from a padding mask. The size b + 1 is not a product of
+ * varying sizes, so the graph cannot hold cu_seqlens. It keeps the lengths [b] of the sequences instead. */
 static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
-    int64_t rows[2] = {0, -1}, last = 1; /* Reshape keeps a size that is given as 0 */
+    int64_t rows[2] = {0, -1}, last = 1; /* For Reshape a size of 0 means: keep the size of the input. */
     int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)),
                           TE__ONNX_INT64);
     te_result result = te__onnx_store(g, a->cu_seqlens, b->cu_seqlens, TE__ONNX_FAILED);
@@ -263,8 +267,8 @@ static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const t
     if (result == TE_OK && v >= 0) g->writes[g->num_writes - 1].lengths = v;
     return te_error_code(g->te);
 }
-/* Returns the lengths of sequences, 64-bit [b, 1, 1, 1]; the graph has them only where they come from a padding
- * mask. */
+/* Returns the lengths of the sequences as 64-bit [b, 1, 1, 1]. Fails if cu_seqlens was not computed from a padding
+ * mask, since the graph then has no lengths. */
 static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *cu2) {
     int64_t shape[4] = {-1, 1, 1, 1};
     te__onnx_pair x = te__onnx_pair_of(cu, cu2);

@@ -1,5 +1,5 @@
-/* onnx/export.c: te_onnx_export: runs the module twice and turns its calls of operations into nodes, one by one. Knows
- * modules from outside, by their args and outputs; must not know what any of them computes. */
+/* onnx/export.c: te_onnx_export. It runs the module twice, and translates each recorded call of an operation into
+ * nodes. This part uses the args and outputs of modules. It must not depend on what a module computes. */
 
 /* ---- recording the calls of a run ---- */
 
@@ -7,24 +7,25 @@ typedef struct te__onnx_call {
     te_op op;
     te__any_args args; /* tensors are retained */
     char *module;
-    float *inv_freq;     /* a copy of a rotation's frequencies, which the args point to: the original exists only during
-                          * the call */
+    float *inv_freq;     /* A copy of a rotation's frequencies. `args` points to this copy, because the caller's array
+                          * exists only during the call. */
     size_t inv_freq_bytes;
-    uint64_t begin, end; /* te->writes before and after the call */
-    te_tensor *foreign;  /* a tensor of the call that something else than an operation has written during the run, or
-                          * NULL */
+    uint64_t begin, end; /* the counter te->writes before and after the call */
+    te_tensor *foreign;  /* An input of the call that was written during the run by something other than an operation;
+                          * NULL: none. */
 } te__onnx_call;
 typedef struct te__onnx_run {
     te_ctx *te;
-    bool keep; /* keeps the calls; false: the run only finds the order of dimensions */
+    bool keep; /* true: the run keeps its calls; false: it only finds out whether the batch is the first dimension */
     te__onnx_call *calls;
     int num_calls, cap_calls;
-    uint64_t begin; /* te->writes before the run */
-    bool batch_first; /* true: the first call that has heads has the batch first */
+    uint64_t begin; /* the counter te->writes before the run */
+    bool batch_first; /* true: in the first call whose tensors have heads, the batch is the first dimension */
     bool has_heads;
 } te__onnx_run;
 
-/* Returns true if something else than a recorded call wrote this buffer during the run: a collective, or the host. */
+/* Returns true if the last write to this buffer during the run was not by a recorded call. It was then by a collective
+ * or by the host. */
 static bool te__onnx_is_foreign(const te__onnx_run *r, const te__buffer *b) {
     int low = 0, high = r->num_calls;
     if (!b || b->written_at <= r->begin) return false;
@@ -35,7 +36,8 @@ static bool te__onnx_is_foreign(const te__onnx_run *r, const te__buffer *b) {
     }
     return low == r->num_calls || b->written_at <= r->calls[low].begin;
 }
-/* Sets `foreign` of all calls. Must run right after the run, before anything else writes. */
+/* Sets the field `foreign` of all calls. It must be called right after the run, before anything else writes to
+ * memory. */
 static void te__onnx_look_for_foreign(te__onnx_run *r) {
     te__args l;
     int i, k;
@@ -106,8 +108,8 @@ static void te__onnx_run_free(te__onnx_run *r) {
 
 /* The meaning of an input's dimensions. */
 typedef enum te__onnx_axes {
-    TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of 2-dimensional hidden states [.., h] the first
-                         * is the batch */
+    TE__ONNX_HIDDEN,    /* Sequence and batch, in the module's order. If hidden states have 2 dimensions, [.., h], the
+                         * first of them is the batch. */
     TE__ONNX_HIDDEN_KV, /* as TE__ONNX_HIDDEN, for keys */
     TE__ONNX_SCORES,    /* [b or 1, H or 1, s_q or 1, s_kv or 1] */
     TE__ONNX_SCORES_KV, /* as TE__ONNX_SCORES, for cross attention */
@@ -122,8 +124,8 @@ typedef enum te__onnx_axes {
     TE__ONNX_NO_INPUT   /* the tensor is not an input of the graph */
 } te__onnx_axes;
 
-/* The te__onnx_axes of each tensor of a call. TE__ONNX_NO_INPUT: te__onnx_inputs_refuse has refused the tensor, or the
- * export refuses the operation that reads it. */
+/* The te__onnx_axes of each tensor of a module's call. A tensor with TE__ONNX_NO_INPUT is not an input of the graph.
+ * Either te__onnx_inputs_refuse refuses the tensor, or the export refuses the operation that reads it. */
 enum {
     TE__ONNX_OF_input = TE__ONNX_HIDDEN,
     TE__ONNX_OF_encoder_output = TE__ONNX_HIDDEN_KV,
@@ -155,7 +157,8 @@ enum {
 };
 #define TE__ONNX_OF(field) (te__onnx_axes)TE__ONNX_OF_##field,
 #define TE__ONNX_OF_KEY(field) (te__onnx_axes)TE__ONNX_OF_##field##_key,
-/* In the order of te__call_tensors, without the tensors of a score_mod, which come last there. */
+/* In the same order as te__call_tensors lists the tensors. The tensors of a score_mod, which that list has at its end,
+ * are left out. */
 static const te__onnx_axes te__onnx_call_axes[TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX] = {
     TE__FORWARD_FIELDS(TE__ONNX_OF, TE__UNCOUNTED) TE__ATTENTION_FIELDS(TE__ONNX_OF, TE__UNCOUNTED)
         TE__CROSS_FIELDS(TE__ONNX_OF, TE__UNCOUNTED) TE__ROTARY_FIELDS(TE__ONNX_OF, TE__UNCOUNTED)
@@ -197,8 +200,8 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
-/* Sets *user if a module is attention whose backend (eager) runs operations that do not show the order of dimensions.
- * Such modules have the batch first. */
+/* Sets *user to true if m is an Attention module. Its backend (eager) may run only operations that do not show which
+ * dimension is the batch. In such a module the batch is always first. */
 static bool te__onnx_look_for_backends(void *user, te_module *m) {
     if (strcmp(te_module_get_class(m)->name, "Attention") == 0) *(bool *)user = true;
     return true;
@@ -230,12 +233,13 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
-/* Returns the symbol of a length of keys; keys are as long as queries unless the sizes say otherwise. */
+/* Returns the symbol of `length`, a number of keys. It is the symbol of the number of queries, unless the sizes show
+ * that keys have a length of their own. */
 static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
     const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
     return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
 }
-/* Returns the symbol of the size that dimension `axis` of the input has, or -1 if the size is fixed. */
+/* Returns the symbol of dimension `axis` of an input, or -1 if that dimension has a fixed size. */
 static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bool batch_first, bool cross) {
     const te_tensor *x = *s->slot;
     const bool kv = s->axes == TE__ONNX_HIDDEN_KV;
@@ -252,7 +256,8 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_SCORES:
     case TE__ONNX_SCORES_KV:
         if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first)
-            return TE__ONNX_BATCH; /* a batch of one sequence too: each sequence has its own padding */
+            return TE__ONNX_BATCH; /* A padding mask is different for each sequence, so this dimension is the batch even
+                                    * if its size is 1. */
         if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
         if (axis == 0) return TE__ONNX_BATCH;
         if (axis == 2) return TE__ONNX_SEQUENCE;
@@ -269,7 +274,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_FREQS_KV: {
         const int keys = s->axes == TE__ONNX_FREQS_KV ? te__onnx_keys(g, x->shape[0], cross) : TE__ONNX_SEQUENCE;
         if (axis == 1 && x->ndim == 4 && x->shape[1] > 1) return TE__ONNX_BATCH;
-        /* more rows than tokens: a table of all positions, which is fixed */
+        /* A table with more rows than tokens has all positions, so its size is fixed. */
         return axis == 0 && x->shape[0] == g->symbol[keys].first ? keys : -1;
     }
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
@@ -278,7 +283,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     }
 }
 
-/* Returns x repeated times[i] times along each dimension i. */
+/* Returns a copy of x that is repeated times[i] times along each dimension i. */
 static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
     te_ctx *te = x->te;
     int64_t shape[TE_MAX_DIMS], count = 1, i;
@@ -309,7 +314,8 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
     return y;
 }
 
-/* Declares the graph's inputs and their sizes, and makes `large`, the same call with larger sizes. */
+/* Declares the graph's inputs and the sizes that vary. Makes `large`, a copy of the call whose varying sizes are
+ * larger. */
 static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inputs *large, bool batch_first,
                                   bool cross) {
     static const char *const names[TE__ONNX_SYMBOLS] = {"batch", "sequence", "sequence_kv"};
@@ -364,8 +370,8 @@ static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inp
 
 /* ---- parameters ---- */
 
-/* Adds a parameter as a weight of the graph. part: "row.data" or "row.scale" of a weight that is stored quantized, else
- * NULL. */
+/* Adds a parameter as a weight of the graph. If the parameter is stored quantized, x is its data or its scale, and
+ * `part` is "row.data" or "row.scale". Otherwise `part` is NULL. */
 static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *part, te_tensor *x) {
     te__onnx_pair pair;
     te__onnx_write *w;
@@ -395,7 +401,7 @@ static bool te__onnx_add_parameter(void *user, te_module *m, const char *path, t
 
 typedef struct te__onnx_scales {
     te__scaling *scaling;
-    te_tensor *scale, *history; /* copies from before the runs; NULL: there were none */
+    te_tensor *scale, *history; /* copies that were made before the runs; NULL: there was no scale */
     bool pending;
 } te__onnx_scales;
 
@@ -419,8 +425,8 @@ static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n
     }
     return result;
 }
-/* Checks that every scale existed before the first run. A scale that a run has made is 1, which says nothing about the
- * tensors that the file is for. */
+/* Checks that every scale existed before the first run. A scale that a run of the export has made is 1. That is wrong
+ * for the tensors that the exported model will get. */
 static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, int n) {
     const te__scaling *s;
     char path[256];
@@ -436,7 +442,8 @@ static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, 
     }
     return TE_OK;
 }
-/* Restores scales and histories. Scales that the runs have made are still 1, and their histories are zeroed. */
+/* Restores the scales and amax histories from before the export. If a run of the export made a scale, the scale is
+ * still 1 and its history is zeroed. */
 static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *list, int n) {
     te_op_fill_args zero = TE_ZERO;
     te_result result = TE_OK;
@@ -510,9 +517,11 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
         if (rows[i].op == op) return rows[i].emit;
     return NULL;
 }
-/* Clears the fields that may differ between two runs of one module: sizes, which tensors show too; values of fills,
- * which may be sizes; offsets of random numbers, since no call draws any; angles of rotations and lengths of sequences,
- * which emitters compare themselves. */
+/* Clears the fields of args that may differ between two runs of one module:
+ * - sizes, which the tensors have as well
+ * - values of fills, which may be sizes
+ * - seeds and offsets of random numbers, since no call draws any
+ * - angles of rotations and lengths of sequences, which the functions that emit nodes compare themselves */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
@@ -539,7 +548,7 @@ static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     default: break;
     }
 }
-/* Checks that both are the same call, except for sizes. */
+/* Checks that both runs made the same call. Only sizes may differ. */
 static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call *second) {
     te__any_args a = first->args, b = second->args;
     te__args l, m;
@@ -549,8 +558,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* te__onnx_opaque refuses operations with lists, so the remaining tensors need
-                                         * no comparison */
+        if (l.arg[k].list) return true; /* The other tensors need no comparison, because te__onnx_opaque refuses calls
+                                         * that write a list. */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -563,8 +572,9 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_clear_padding(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
-/* Records a call without a form in ONNX: an operation that reads its results is refused later. A call that writes a
- * list of tensors is refused at once: the list existed only during the call, so its tensors are unknown. */
+/* Records a call of an operation that cannot be expressed in ONNX. The export fails later if another operation reads
+ * its results. It fails at once if the call writes a list of tensors: the list existed only during the call, so its
+ * tensors are unknown. */
 static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
     te_result result = TE_OK;
@@ -580,11 +590,12 @@ static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_cal
     }
     return result;
 }
-/* Refuses memory that a call has written, and that something else than an operation wrote afterwards. */
+/* Refuses the tensor x. Something other than an operation was the last to write its memory (te__onnx_is_foreign). The
+ * function fails only if a recorded call wrote that memory, too. */
 static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
     te__onnx_pair pair = te__onnx_pair_of(x, x);
     char text[TE__SHAPE_TEXT];
-    /* memory that no call wrote is a constant; te__onnx_constant checks that it is the same in both runs */
+    /* Memory that no call wrote is a constant. te__onnx_constant checks that it is the same in both runs. */
     if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK;
     te__onnx_fail(g, TE_ERR_UNSUPPORTED,
                   "%s was written by something that is no operation, a collective or the host; a graph cannot do that",
@@ -629,7 +640,7 @@ static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *f
         return te__fail(g->te, TE_ERR_UNSUPPORTED,
                         "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name,
                         te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
-    if (te__is_fp8(first->dtype)) /* a graph keeps the decoded values of such a tensor, not the codes */
+    if (te__is_fp8(first->dtype)) /* A graph holds the decoded values of such a tensor, not its codes. */
         return te__fail(g->te, TE_ERR_UNSUPPORTED,
                         "te_onnx_export: the output \"%s\" is codes, %s, without their scale; a graph gives what they "
                         "stand for: te_op_fp8_dequantize them",
@@ -669,7 +680,7 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
                                         : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
 }
 
-/* Runs the module and makes the graph; tensors that this creates belong to the caller's frame. */
+/* Runs the module and makes the graph. The tensors that this function creates belong to the caller's frame. */
 static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first,
                                te__onnx_run *second) {
 #define TE__ONNX_NAME(field, onnx, passes) onnx,
@@ -693,16 +704,17 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
                        : te__fail(te, TE_ERR_INVALID,
                                   "te_onnx_export: %s %s; it must be a plain tensor of the module's context",
                                   in.slot[i].name, x->quantized ? "is quantized" : "belongs to another context");
-        *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are recognised by their memory, so no input
-                                                         * may share memory with another input or a parameter */
+        *in.slot[i].slot = te__empty_like(x, x->dtype); /* A copy. The export recognises inputs by their memory, so an
+                                                         * input must not share memory with another input or with a
+                                                         * parameter. */
         if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
-    if (result != TE_OK) { /* no run has changed the scales yet */
+    if (result != TE_OK) { /* no run has happened yet, so the scales need not be restored */
         if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
         return result;
     }
-    /* one run before the two that are kept, because first calls make scales and histories */
+    /* This run comes before the two recorded ones, because a first call makes scales and histories. */
     result = te__onnx_forward(m, &in, first, false);
     if (result == TE_OK && !first->has_heads && !te_module_visit(m, te__onnx_look_for_backends, &first->batch_first))
         result = te_error_code(te);
@@ -756,7 +768,7 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     g->te = first.te = second.te = te;
     trace = te->trace;
     trace_user = te->trace_user;
-    te_set_trace(te, NULL, NULL); /* the program's trace hook must not see calls of the export */
+    te_set_trace(te, NULL, NULL); /* The program's trace function must not see the calls that the export makes. */
     te__frame_begin(te);
     result = te__onnx_make(g, module, inputs, &first, &second);
     if (result == TE_OK) result = te__onnx_write_file(g, path, te_module_name(module));

@@ -1,16 +1,18 @@
-/* onnx/graph.c: the graph of an ONNX file while it is built: values, nodes, sizes that vary; and writing the file.
- * Knows tensors as sources of bytes; must not know operations of te.h.
+/* onnx/graph.c: the graph of an ONNX file while it is built, the sizes in it that vary, and the writing of the file.
+ * This part uses tensors only as sources of bytes. It must not depend on operations of te.h.
  *
- * Every value is an item: an input, a weight, numbers of the exporter, or the single result of a node. A node that is
- * requested twice is made once, so layers share masks and rotations. The file leaves out items that no output needs.
+ * Every value of the graph is an item. An item is an input, a weight, constant numbers, or the single result of a node.
+ * If the same node is requested twice, it is made once. So layers share masks and rotations. The file leaves out items
+ * that no output needs.
  *
- * A function that makes a value returns the index of its item, or TE__ONNX_FAILED once the context has an error. A
- * function that gets a failed item returns TE__ONNX_FAILED, so that a chain of calls is checked only at its end. */
+ * A function that makes a value returns the index of its item. It returns TE__ONNX_FAILED if the context has an error,
+ * or if one of its arguments is TE__ONNX_FAILED. So a chain of calls needs only one check at its end. */
 
 enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096 };
 enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_SYMBOLS }; /* the sizes that vary */
 
-/* A size, stride or offset in both runs: with the caller's inputs, and with larger ones (see te__onnx_factor). */
+/* A size, stride or offset. `first` is its value in the run with the caller's inputs, `second` its value in the run
+ * with larger inputs (see te__onnx_factor). */
 typedef struct te__onnx_size {
     int64_t first, second;
 } te__onnx_size;
@@ -32,15 +34,15 @@ typedef struct te__onnx_item {
     te__text bytes;                /* NUMBERS: the data; NODE: its attributes */
     const char *op;                /* NODE: name of the ONNX operator (static) */
     int *in, num_in;
-    int next;  /* next item of the same bucket; -1: none */
+    int next;  /* next older item in the same bucket of the hash table; -1: none */
     bool live; /* an output of the graph needs this item */
 } te__onnx_item;
 
-/* A size that varies: the size of a dimension of an input. */
+/* A size that varies. It is defined as the size of one dimension (`axis`) of one input (`input`). */
 typedef struct te__onnx_symbol {
     const char *name; /* static */
-    int64_t times;    /* the second run's size is `times` the first run's: a different prime for each symbol */
-    int64_t first;    /* size in the first run; 0: no input has this symbol */
+    int64_t times;    /* The size in the second run is `times` * `first`. Each symbol has a different prime here. */
+    int64_t first;    /* the size in the first run; 0: no dimension of an input has this symbol */
     int input, axis;
 } te__onnx_symbol;
 
@@ -55,10 +57,10 @@ struct te__onnx_plain;
 
 typedef struct te__onnx {
     te_ctx *te;
-    const char *module, *op; /* the call that is being translated, for names and messages */
+    const char *module, *op; /* the call that is being translated; its names appear in items and messages */
     te__onnx_item *items;
     int num_items, cap_items;
-    int bucket[TE__ONNX_BUCKETS]; /* 1 + the newest item of each hash; 0: none */
+    int bucket[TE__ONNX_BUCKETS]; /* hash table: 1 + the index of the newest item in each bucket; 0: no item */
     te__onnx_symbol symbol[TE__ONNX_SYMBOLS];
     te__onnx_output *outputs;
     int num_outputs, cap_outputs;
@@ -68,7 +70,8 @@ typedef struct te__onnx {
     int num_plain, cap_plain;
 } te__onnx;
 
-/* Fails with a message that begins with the current call and its module. Returns TE__ONNX_FAILED. */
+/* Records an error. The message begins with the call that is being translated and its module. Returns
+ * TE__ONNX_FAILED. */
 static TE_PRINTF(3, 4) int te__onnx_fail(te__onnx *g, te_result code, const char *format, ...) {
     char text[1024];
     va_list args;
@@ -95,7 +98,7 @@ static void te__onnx_graph_free(te__onnx *g) {
 
 /* ---- items ---- */
 
-/* Appends a new item without a name and returns it, or NULL with the error. */
+/* Appends a new item without a name and returns it. Returns NULL if the context has an error. */
 static te__onnx_item *te__onnx_item_new(te__onnx *g, te__onnx_kind kind) {
     te__onnx_item *x;
     if (g->te->error_code != TE_OK ||
@@ -112,7 +115,7 @@ static int te__onnx_named(te__onnx *g, te__onnx_item *x, const char *name) {
     x->name = te__copy_string(g->te, name);
     return x->name ? g->num_items - 1 : TE__ONNX_FAILED;
 }
-/* Adds a weight: a tensor whose bytes are written when the file is. */
+/* Adds a weight. Its bytes are read from the tensor when the file is written. */
 static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     te__onnx_item *x;
     int type = te__onnx_type(tensor->dtype);
@@ -129,7 +132,7 @@ static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
 }
 
 /* Looks for an earlier item with the same content as the last item. If there is one, removes the last item and returns
- * the earlier one; else names the last item and returns it. */
+ * the index of the earlier one. Otherwise gives the last item a name and returns its index. */
 static int te__onnx_once(te__onnx *g) {
     te__onnx_item *x = &g->items[g->num_items - 1];
     uint64_t hash = te__hash64(te__text_str(&x->bytes), x->bytes.n, (uint64_t)x->kind * 64 + (uint64_t)x->type);
@@ -174,7 +177,7 @@ static int te__onnx_f32(te__onnx *g, float v) { return te__onnx_numbers(g, TE__O
 
 /* ---- nodes ---- */
 
-/* Makes a node. Takes over the memory of `attributes`, which may be NULL. */
+/* Makes a node. It takes ownership of the memory of `attributes`, which may be NULL. */
 static int te__onnx_node(te__onnx *g, const char *op, te__text *attributes, int n, const int *in) {
     te__onnx_item *x;
     bool fine = true;
@@ -248,8 +251,8 @@ static int te__onnx_concat2(te__onnx *g, int axis, int x, int y) {
 static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) {
     return te__onnx_2(g, "Unsqueeze", x, te__onnx_i64s(g, 1, &axis));
 }
-/* Returns elements begin, begin + step .. before `end` along an axis. `begin` and `end` are items: 64-bit vectors of
- * one number. */
+/* Returns the elements begin, begin + step, ... before `end` along dimension `axis`. `begin` and `end` are items, each
+ * a 64-bit vector of one number. */
 static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, int64_t step) {
     int in[5];
     in[0] = x;
@@ -275,9 +278,9 @@ static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
 
 /* ---- sizes that vary ----
  *
- * The module runs with the caller's sizes, and then with larger ones: each size that varies is multiplied by a
- * different prime. The ratio of a number in the two runs shows of which varying sizes it is a product; the number
- * itself shows the constant factor. */
+ * The module runs twice: with the caller's sizes, and with larger ones. For the second run each size that varies is
+ * multiplied by a different prime. Take a number that both runs have, such as a stride. Its ratio in the two runs shows
+ * of which varying sizes it is a product. Its value then shows the constant factor of this product. */
 
 static te__onnx_size te__onnx_fixed(int64_t n) {
     te__onnx_size s;
@@ -293,7 +296,8 @@ static bool te__onnx_is_fixed(te__onnx_size s) { return s.first == s.second; }
 static bool te__onnx_is(te__onnx_size s, int64_t n) { return s.first == n && s.second == n; }
 static bool te__onnx_same(te__onnx_size x, te__onnx_size y) { return x.first == y.first && x.second == y.second; }
 
-/* Writes s as factor * product of symbol[i] ^ power[i]. Returns false with the error if s has no such form. */
+/* Finds the factors of s: s = factor * product over i of symbol[i] ^ power[i]. A power may be negative. Returns false
+ * with the error recorded if s is no such product. */
 static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int power[TE__ONNX_SYMBOLS]) {
     int64_t up = s.second, down = s.first, a = s.first, b = s.second;
     int i;
@@ -326,13 +330,13 @@ static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int p
     return false;
 }
 
-/* Returns a 64-bit vector of one number: the size s, computed from the inputs' shapes when the graph runs. */
+/* Returns the size s as a 64-bit vector of one number. The graph computes it from the shapes of its inputs. */
 static int te__onnx_size_of(te__onnx *g, te__onnx_size s) {
     int64_t factor;
     int power[TE__ONNX_SYMBOLS], i, k, v;
     if (!te__onnx_factor(g, s, &factor, power)) return TE__ONNX_FAILED;
     v = te__onnx_i64s(g, 1, &factor);
-    for (k = 0; k < 2; k++) /* products first, so that quotients are exact */
+    for (k = 0; k < 2; k++) /* multiplies first and divides later, so that the quotients are exact */
         for (i = 0; i < TE__ONNX_SYMBOLS; i++) {
             const te__onnx_symbol *y = &g->symbol[i];
             te__text t;
@@ -347,7 +351,7 @@ static int te__onnx_size_of(te__onnx *g, te__onnx_size s) {
         }
     return v;
 }
-/* Returns the size s as a number without dimensions, as Range needs it. */
+/* Returns the size s as a number without dimensions, because Range needs that. */
 static int te__onnx_scalar(te__onnx *g, te__onnx_size s) {
     if (te__onnx_is_fixed(s)) return te__onnx_i64(g, s.first);
     return te__onnx_2(g, "Reshape", te__onnx_size_of(g, s), te__onnx_i64s(g, 0, NULL));
@@ -357,7 +361,8 @@ static int te__onnx_range(te__onnx *g, te__onnx_size n) {
     return te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_scalar(g, n), te__onnx_i64(g, 1));
 }
 
-/* Returns a shape for Reshape or Expand. infer: a single size that varies may be -1, which Reshape fills in. */
+/* Returns a shape for Reshape or Expand. If `infer` is true and only one size varies, that size is written as -1, and
+ * Reshape computes it. */
 static int te__onnx_shape(te__onnx *g, int n, const te__onnx_size *shape, bool infer) {
     int64_t fixed[TE_MAX_DIMS + 2];
     int part[TE_MAX_DIMS + 2], i, vary = 0, parts = 0;
@@ -389,7 +394,8 @@ static bool te__onnx_mark(te__onnx *g) {
 static int te__onnx_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
-/* Checks that no two values share a name, since a module's own name may be any. */
+/* Checks that no two values of the graph have the same name. They might, because a program may give a module any
+ * name. */
 static te_result te__onnx_names_differ(te__onnx *g) {
     te_ctx *te = g->te;
     size_t bytes = (size_t)(g->num_items + g->num_outputs) * sizeof(char *);
@@ -417,7 +423,7 @@ static void te__onnx_put_node(te__text *graph, const te__onnx_item *items, const
     int i;
     node.memory = graph->memory;
     for (i = 0; i < n; i++) te__pb_string(&node, 1, items[in[i]].name);
-    if (strcmp(op, "TopK") == 0) { /* the graph uses TopK's second result, so the first one gets a name of its own */
+    if (strcmp(op, "TopK") == 0) { /* The graph uses the second result of TopK. The first result needs a name too. */
         te__text values = TE_ZERO;
         values.memory = graph->memory;
         te__text_printf(&values, "%s.values", name);
@@ -461,7 +467,7 @@ static bool te__onnx_is_initializer(const te__onnx_item *x) {
 static uint64_t te__onnx_bytes(const te__onnx_item *x) {
     return x->kind == TE__ONNX_WEIGHT ? te_tensor_bytes(x->tensor) : x->bytes.n;
 }
-/* Writes the head of an initializer; its bytes must follow. */
+/* Writes the beginning of an initializer. The caller must write its bytes next. */
 static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text tensor = TE_ZERO;
     tensor.memory = t->memory;
@@ -472,7 +478,8 @@ static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text_free(&tensor);
 }
 
-/* Writes the model up to the head of its graph to `head`, and the opset, which follows the graph, to `tail`. */
+/* Writes the beginning of the model, before the content of its graph, to `head`. Writes the opset, which comes after
+ * the graph, to `tail`. */
 static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_bytes) {
     te__text opset = TE_ZERO;
     char version[32];
@@ -487,8 +494,8 @@ static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_by
     te__pb_message(tail, 8, &opset);
 }
 
-/* Writes the file: head, nodes, inputs and outputs, then each initializer, whose bytes are copied from the tensor
- * directly. */
+/* Writes the file: first `head`, then `graph` (nodes, inputs and outputs), then each initializer, then `tail`. The
+ * bytes of a weight are copied directly from its tensor. */
 static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *head, const te__text *graph,
                                  const te__text *tail) {
     te_ctx *te = g->te;

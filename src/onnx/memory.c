@@ -1,39 +1,41 @@
-/* onnx/memory.c: finds the value of the graph that a tensor of a traced call holds. Knows memory and strides; must not
- * know what operations compute.
+/* onnx/memory.c: finds the graph's value for a tensor of a traced call. This part uses memory and strides. It must not
+ * depend on what operations compute.
  *
- * A view is not a call of an operation, so the trace shows only memory: one call wrote some bytes, another reads them.
- * All writes are in one list, parameters and inputs first. A tensor has the value of the last write to its memory,
- * which the graph reshapes, slices, transposes or expands to the tensor's shape. A tensor whose parts were written by
- * several calls is a Concat of their values. Memory that no call wrote, and that is not an input, is a constant.
+ * Making a view is not a call of an operation. So the trace shows only memory: one call wrote some bytes, and another
+ * call reads them. One list has all writes; parameters and inputs are its first entries. A tensor has the value of the
+ * last write to its memory. The graph reshapes, slices, transposes or expands this value to the tensor's shape. If
+ * several calls wrote parts of a tensor, its value is a Concat of their values. Memory that no call wrote is a
+ * constant, unless it is an input.
  *
  * The graph computes in f32 and 64-bit integers, as the operations do internally. A value is cast to its tensor's
  * format where the tensor is written, and back where the tensor is read. So values are rounded where te.h rounds them,
  * and runtimes need no 16-bit arithmetic, which onnxruntime's CPU kernels lack for bfloat16. */
 
-/* One tensor of a call in both runs: with the caller's sizes, and with larger ones. */
+/* One tensor of a call: `first` from the run with the caller's sizes, `second` from the run with larger sizes. */
 typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
-/* A map of onnx/moe.c from rows of tokens to rows by expert, as items that are 64-bit vectors. */
+/* A map of onnx/moe.c. The rows of tokens are copied to rows that are sorted by expert. The map says which row goes
+ * where. Its vectors are items in 64 bits. */
 typedef struct te__onnx_map {
     bool is_map;
-    int64_t topk; /* experts of a token in an index map; 0: a mask map */
-    int source, place, expert, destination; /* one element for each copy of a token */
+    int64_t topk; /* index map: the number of experts of each token; mask map: 0 */
+    int source, place, expert, destination; /* vectors with one element for each copy of a token */
 } te__onnx_map;
 
 typedef struct te__onnx_write {
     te__onnx_pair x;
-    int value;          /* an item in x's format or, with `wide`, in f32 or 64 bits; TE__ONNX_FAILED: a result that has
-                         * no form in ONNX */
-    bool wide;          /* the value is f32 or 64-bit; codes are decoded */
-    te__onnx_map map;   /* the map that the memory stands for, if it is a map */
-    te__onnx_size filled; /* integers that are all equal: their value; 0: unknown */
-    int lengths;        /* memory with the starts of sequences: the item [b] with their lengths; 0: other memory */
-    const char *by;     /* the operation that wrote, for messages (static); NULL: the memory is a parameter, an input or
-                         * a constant */
-    te_tensor *tensor;  /* the parameter or constant (borrowed; the trace keeps it); else NULL */
-    char *path;         /* name of the parameter; else NULL */
+    int value;          /* The item that was written. If `wide` is true, it is in f32 or 64 bits, otherwise in x's
+                         * format. TE__ONNX_FAILED: a result that cannot be expressed in ONNX. */
+    bool wide;          /* true: the value is in f32 or 64 bits, and codes are decoded */
+    te__onnx_map map;   /* if the memory of x is a row_id_map: the map in it */
+    te__onnx_size filled; /* if x holds integers that are all equal: their value; 0: unknown */
+    int lengths;        /* if x is cu_seqlens: the item [b] with the lengths of the sequences; otherwise 0 */
+    const char *by;     /* the operation that wrote x, for messages (static); NULL: x is a parameter, an input or a
+                         * constant */
+    te_tensor *tensor;  /* the parameter or constant itself (not owned: the trace keeps it); NULL for other writes */
+    char *path;         /* the name of the parameter; NULL for other writes */
 } te__onnx_write;
 
 static te__onnx_pair te__onnx_pair_of(const te_tensor *first, const te_tensor *second) {
@@ -59,7 +61,8 @@ static void te__onnx_dims(const te__onnx_pair *x, te__onnx_size shape[TE_MAX_DIM
     int i;
     for (i = 0; i < x->first.ndim; i++) shape[i] = te__onnx_dim(x, i);
 }
-/* Returns the same memory with another shape: contiguous, except that rows are `row` elements apart. */
+/* Returns a pair for the same memory with another shape of n dimensions. It is contiguous, but `row` is the stride of
+ * the second last dimension. */
 static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_size *shape, te__onnx_size row) {
     te__onnx_pair y = *x;
     te__onnx_size stride = te__onnx_fixed(1);
@@ -81,7 +84,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* FP4 codes are compared by buffer only: strides count whole bytes, and codes have buffers of their own */
+    /* For FP4 codes only the buffers are compared. Strides count whole bytes, and codes always have a buffer of their
+     * own. */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);
@@ -101,7 +105,8 @@ static void te__onnx_memory_free(te__onnx *g) {
     for (i = 0; i < g->num_writes; i++) te__free_string(g->te, g->writes[i].path);
     te__free(g->te, g->writes, (size_t)g->cap_writes * sizeof(te__onnx_write));
 }
-/* Returns the last write before index `before` that overlaps x, or -1 if there is none. */
+/* Looks only at the first `before` writes. Returns the index of the last one that overlaps x, or -1 if there is
+ * none. */
 static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) {
     while (--before >= 0 && !te__onnx_spans_meet(&g->writes[before].x.first, &x->first)) {}
     return before;
@@ -109,7 +114,8 @@ static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) 
 
 /* ---- layout of tensors in memory ---- */
 
-/* Lists the dimensions of x that have more than one element, by falling stride, and returns their number. */
+/* Lists in `order` the dimensions of x that have more than one element, the one with the largest stride first. Returns
+ * how many there are. Broadcast dimensions (stride 0) are left out. */
 static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     int i, k, n = 0;
     for (i = 0; i < x->first.ndim; i++) {
@@ -119,9 +125,9 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     }
     return n;
 }
-/* Returns true if x fills its memory without gaps. Else *gap gets the index in `order` after the innermost dimension
- * whose stride differs from the size of the dimensions inside it. Example: [4, 3] with rows 8 elements apart has a gap
- * after each row, and *gap is 1, the index of the columns. */
+/* Returns true if x fills its memory without gaps. Otherwise finds the innermost dimension with a gap: its stride is
+ * not the number of elements inside it. *gap gets the next index in `order`. Example: in a [4, 3] whose rows are 8
+ * elements apart, there is a gap after each row, and *gap is 1, the index of the columns. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -173,16 +179,16 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     }
 }
 
-/* The place of a tensor in a block of memory without gaps. The block has `n` dimensions, of sizes `full`. Along each
- * dimension the tensor takes `size` elements from `begin` on.
- * The last 3 columns of a [4, 8] matrix: full 4, 8; begin 0, 5; size 4, 3. */
+/* The place of a tensor in a block of memory without gaps. The block has n dimensions. Along dimension i the block has
+ * full[i] elements, and the tensor takes size[i] of them from begin[i] on.
+ * Example, the last 3 columns of a [4, 8] matrix: full is 4, 8; begin is 0, 5; size is 4, 3. */
 typedef struct te__onnx_place {
-    int n, order[TE_MAX_DIMS]; /* order[i]: the tensor's dimension that is dimension i of the block; the last dimension
-                                * may have none */
+    int n, order[TE_MAX_DIMS]; /* Dimension i of the block is dimension order[i] of the tensor. The last dimension of
+                                * the block may belong to no dimension of the tensor. */
     te__onnx_size full[TE_MAX_DIMS + 1], begin[TE_MAX_DIMS + 1], size[TE_MAX_DIMS + 1];
 } te__onnx_place;
-/* Finds the place of x in a block of `total` elements that begins at byte `base`. Returns false if x has no such
- * place. */
+/* Finds the place of x in a block of `total` elements that begins at byte `base` of the buffer. Returns false if x has
+ * no such place. */
 static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onnx_size total, te__onnx_size base) {
     te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype)));
     int i, n = te__onnx_order(x, p->order);
@@ -205,7 +211,8 @@ static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onn
     return true;
 }
 
-/* Returns x as a view of the value of write w. *fits becomes false if w does not hold all of x. */
+/* Makes x from the value of write w by slicing, transposing and reshaping, and returns it. *fits becomes false if w
+ * does not hold all of x. */
 static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pair *x, bool *fits) {
     int order[TE_MAX_DIMS], back[TE_MAX_DIMS + 1], n, gap, i, k, v;
     te__onnx_size base, total = te__onnx_fixed(1), now[TE_MAX_DIMS], shape[TE_MAX_DIMS];
@@ -225,7 +232,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
     *fits = te__onnx_place_of(&p, x, total, base);
     if (!*fits) return TE__ONNX_FAILED;
     v = te__onnx_wide(g, w);
-    /* transpose the value into the order of memory */
+    /* transpose the value so that its dimensions are in the order of memory */
     for (i = 0, k = 0; i < w->x.first.ndim; i++)
         if (te__onnx_is(te__onnx_dim(&w->x, i), 1)) back[k++] = i;
     for (i = 0; i < n; i++) {
@@ -257,8 +264,8 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
     if (turned) {
         if (k == 0 && !alike) v = te__onnx_reshape(g, v, p.n, p.full);
         for (i = 0; i < p.n; i++) back[i] = i;
-        for (i = 0; i < n; i++) { /* dimension `rank` of the result is the i-th in memory order, counting only
-                                   * dimensions of more than one element */
+        for (i = 0; i < n; i++) { /* Dimension i of the value becomes dimension `rank`. This is the position of order[i]
+                                   * among the dimensions of x that have more than one element. */
             int rank = 0, j;
             for (j = 0; j < n; j++) rank += order[j] < order[i];
             back[rank] = i;
@@ -280,8 +287,8 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* ---- tensors whose parts several calls wrote ---- */
 
-/* Checks that y differs from x only in its begin and size along dimension `axis`. *at gets the begin of y relative to
- * x. */
+/* Checks that x and y lie beside each other: they may differ only in their start and size along dimension `axis`. *at
+ * gets the start of y minus the start of x, in elements along `axis`. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
     te__onnx_size rest,
         step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
@@ -299,8 +306,8 @@ static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, i
     return te__onnx_divide(at, step, &rest) && te__onnx_is(rest, 0);
 }
 
-/* Joins the last write with the writes beside it along one axis into a new write. Returns false if that is not
- * possible. */
+/* Joins the write at index `last` and the writes beside it along one axis into one new write. Returns false if that is
+ * not possible. */
 static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
     enum { MOST = 1024 };
     const te__onnx_pair x = g->writes[last].x; /* a copy, because the list may be reallocated */
@@ -350,7 +357,8 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
 
 /* ---- reading and writing ---- */
 
-/* Adds memory that no call has written as a constant. The content must be the same in both runs. */
+/* Adds memory that no call has written as a constant of the graph. Fails unless it has the same content in both
+ * runs. */
 static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     char name[64], a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     size_t bytes = te_tensor_bytes(first);
@@ -379,7 +387,8 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     return v;
 }
 
-/* Returns x as a view of the write that holds all of x; *found is the index of this write. */
+/* Finds the write that holds all of x, and returns x as an item made from the value of this write. *found gets the
+ * index of the write. */
 static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, te_tensor *second, int *found) {
     char text[TE__SHAPE_TEXT];
     int i = te__onnx_last(g, x, g->num_writes), v;
@@ -405,7 +414,7 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
     return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, a result of %s that has no form in ONNX",
                          te__shape_text(&x->first, text), g->writes[i].by ? g->writes[i].by : "no operation");
 }
-/* Returns the value of a tensor in f32, or in 64 bits for integers, in the shape of the pair. */
+/* Returns the value of a tensor, in f32, or in 64 bits if it holds integers. The value has the shape of the pair x. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
     int found;
     return te__onnx_find(g, x, (te_tensor *)first, (te_tensor *)second, &found);
@@ -415,8 +424,8 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. value: f32 or 64-bit, in the shape of the pair; TE__ONNX_FAILED: operations that read x
- * are refused. */
+/* Records that a call writes x. `value` is an item in f32 or 64 bits, in the shape of the pair. If it is
+ * TE__ONNX_FAILED, the export fails when an operation reads x. */
 static te_result te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
     te__onnx_write *w;
@@ -436,14 +445,14 @@ static te_result te__onnx_store(te__onnx *g, const te_tensor *first, const te_te
     return te__onnx_store_as(g, &x, value);
 }
 
-/* Returns the write of a tensor that is part of a parameter or constant, so that a runtime may compute its value once;
- * else NULL. */
+/* If a tensor is a parameter or a constant, or a part of one, returns its write. Otherwise returns NULL. A runtime may
+ * compute such a value in advance. */
 static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *first, const te_tensor *second) {
     te__onnx_pair x = te__onnx_pair_of(first, second);
     int i = te__onnx_last(g, &x, g->num_writes);
     return i >= 0 && !g->writes[i].by && g->writes[i].tensor ? &g->writes[i] : NULL;
 }
-/* Copies the first n numbers of a small f32 tensor of the first run, with their current values, to `out`. */
+/* Copies the first n numbers of a small f32 tensor of the first run to `out`. They are the tensor's current values. */
 static te_result te__onnx_host(te__onnx *g, const te_tensor *x, float *out, int n) {
     if (te__numel(x) < n) return te__fail(g->te, TE_ERR_SHAPE, "te_onnx_export: a scale has no value");
     return te_tensor_to_f32((te_tensor *)x, out);

@@ -1,12 +1,12 @@
-/* onnx/moe.c: the nodes of routers and of the rows that routers move. Knows the args of operations and their formulas;
- * must not know modules.
+/* onnx/moe.c: translates MoE routers, and the operations that move rows to experts, into nodes of an ONNX graph. This
+ * part uses the args of operations and their formulas. It must not depend on modules.
  *
- * A map from rows of tokens to rows by expert consists of three vectors with one element for each copy of a token: the
- * source row, the place in a flattened [T, E] or [T, topk], and the destination row. The memory of row_id_map stands
- * for these vectors. */
+ * The rows of tokens are copied to rows that are sorted by expert. A map says which row goes where. It consists of
+ * three vectors with one element for each copy of a token: the source row, the place in the flattened [T, E] or [T,
+ * topk], and the destination row. In the list of writes the three vectors are attached to the memory of row_id_map. */
 
-/* Returns TopK's second result, 64-bit: the indices of the `k` largest or smallest elements along the last axis, in
- * order; among equals the earlier comes first. k: an item, a 64-bit vector of one number. */
+/* Returns the second result of TopK: the 64-bit indices of the `k` largest or smallest elements along the last axis, in
+ * order. Among equal elements the earlier one comes first. k is an item, a 64-bit vector of one number. */
 static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
     te__text t = te__onnx_attributes(g);
     int in[2];
@@ -19,7 +19,7 @@ static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
 static int te__onnx_reduce_away(te__onnx *g, const char *op, int x, int64_t axis) {
     return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, op, x, axis), te__onnx_i64s(g, 1, &axis));
 }
-/* Returns 64-bit [.., n] with 1 at the indices that `which` [.., k] lists, else 0. */
+/* Returns 64-bit [.., n] with 1 at the indices that `which` [.., k] lists, and 0 elsewhere. */
 static int te__onnx_marked(te__onnx *g, int which, int64_t n) {
     int equal = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, which, -1), te__onnx_range(g, te__onnx_fixed(n)));
     return te__onnx_reduce_away(g, "ReduceMax", te__onnx_cast(g, equal, TE__ONNX_INT64), -2);
@@ -33,7 +33,7 @@ static int te__onnx_score(te__onnx *g, te_score_function f, int x) {
     if (f == TE_SCORE_SIGMOID) return te__onnx_1(g, "Sigmoid", x);
     return te__onnx_1(g, "Sqrt", te__onnx_1(g, "Softplus", x));
 }
-/* Returns keys [T, E] in which only the experts of the best groups keep theirs; all other keys become -3e38. */
+/* Returns `keys` [T, E] with the keys of the experts in the best groups unchanged. All other keys become -3e38. */
 static int te__onnx_keep_groups(te__onnx *g, int keys, int64_t experts, const te_op_moe_router_fwd_args *a) {
     const int64_t size = experts / a->num_groups, best = te__min(a->topk / a->group_topk, size);
     int64_t grouped[3], flat[2], groups = a->group_topk;
@@ -144,7 +144,7 @@ static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te
     int64_t every = -1;
     te__onnx_map m = TE_ZERO;
     int v = te__onnx_2(g, "Reshape", te__onnx_read(g, a->experts, b->experts), te__onnx_i64s(g, 1, &every));
-    /* compares ids as unsigned 32-bit numbers, so that negative ones come last */
+    /* Ids are compared as unsigned 32-bit numbers, so that negative ids come last. */
     v = te__onnx_3(g, "Where", te__onnx_2(g, "Less", v, te__onnx_i64(g, 0)),
                    te__onnx_2(g, "Add", v, te__onnx_i64(g, (int64_t)1 << 32)), v);
     copies.first = te__numel(a->experts);
@@ -159,8 +159,9 @@ static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te
     m.destination = te__onnx_range(g, kept);
     return te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
-/* Finds the map that a tensor stands for, and adds the padding in front of each expert's rows. topk: the value that the
- * caller assumes. Returns false with the error if there is no such map. */
+/* Finds the map that belongs to a row_id_map. If `pad` is not NULL, the padding in front of each expert's rows is added
+ * to the destination rows. `topk` is the number of experts per token that the caller expects. Returns false with the
+ * error recorded if there is no such map. */
 static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad,
                             const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
     te__onnx_pair x = te__onnx_pair_of(map, map2);
@@ -185,7 +186,8 @@ static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *
     return true;
 }
 
-/* Returns zeros in the shape of x, with `values` written, or added, to the rows `rows`. */
+/* Returns a tensor in the shape of x that is 0, except that `values` is written to the rows with the indices `rows`. If
+ * `add` is true, rows with the same index are summed. */
 static int te__onnx_scatter(te__onnx *g, const te_tensor *x, const te_tensor *x2, int rows, int values, bool add) {
     te__text t = te__onnx_attributes(g);
     te__onnx_pair p = te__onnx_pair_of(x, x2);
@@ -243,8 +245,8 @@ static te_result te__onnx_unpermute(te__onnx *g, const te__any_args *x, const te
     return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }
 
-/* Computes each row's group as the number of groups that end before the row; -1 for rows after the last group. Other
- * chunk maps only move rows in training. */
+/* Computes the group of each row. It is the number of groups that end before the row. Rows after the last group get -1.
+ * Only chunk maps with chunk_numbers are translated. The others only move rows in training. */
 static te_result te__onnx_chunk_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_moe_chunk_map_args *a = &x->moe_chunk_map, *b = &y->moe_chunk_map;
     te__onnx_pair map = te__onnx_pair_of(a->row_id_map, b->row_id_map);

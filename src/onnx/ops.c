@@ -1,13 +1,15 @@
-/* onnx/ops.c: the nodes of products, norms, activations and small operations. Knows the args of operations and their
- * formulas; must not know modules.
+/* onnx/ops.c: translates products, norms, activations and small operations into nodes of an ONNX graph. This part uses
+ * the args of operations and their formulas. It must not depend on modules.
  *
- * An emitter gets the args of one call in both runs. It adds nodes that compute the call's results in f32, before the
- * results are rounded to their formats. */
+ * For each operation there is an emitter. It gets the args that one call had in the first and in the second run. It
+ * adds nodes that compute the call's results in f32, before they are rounded to their formats. */
 
-/* Reads or stores the tensors of one field of the args in both runs. */
+/* TE__ONNX_READ returns the graph's value of the tensor in one field of the args. TE__ONNX_STORE records that the call
+ * writes `value` to such a tensor. Both runs' args are used: a and b. */
 #define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
 #define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
-/* Marks a result that only a backward pass or the next step of a recipe reads. */
+/* Records that the call writes the tensor in this field, but gives it no value in the graph. Only a backward pass or
+ * the next step of a recipe reads such a tensor. */
 #define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
 
 /* ---- copies and sums ---- */
@@ -18,7 +20,7 @@ static te_result te__onnx_copy(te__onnx *g, const te__any_args *x, const te__any
     int v = TE__ONNX_READ(src);
     if (te__is_integer(from) && te__is_float(to)) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
     if (te__is_float(from) && to == TE_I64) v = te__onnx_cast(g, v, TE__ONNX_INT64);
-    /* codes copied as bytes: the graph has only decoded values */
+    /* The call copies codes as bytes, but the graph has only the decoded values. */
     if (from != to && !te__is_float(from) && !te__is_integer(from)) v = TE__ONNX_FAILED;
     return TE__ONNX_STORE(dst, v);
 }
@@ -57,7 +59,8 @@ static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__an
     }
     return TE__ONNX_STORE(out, v);
 }
-/* Reshapes one number for each row of `of` to the shape of `of` with a last dimension of 1. */
+/* Reshapes `numbers`, one number for each row of the tensor `of`, to the shape of this tensor with a last dimension of
+ * 1. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];
     te__onnx_dims(of, shape);
@@ -77,8 +80,9 @@ static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_
     int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
     return TE__ONNX_STORE(out, te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 1, &one)));
 }
-/* Ids outside of the table give zeros, because Gather would count negative ids from the end, and ids of another rank's
- * rows are legal here. te.h refuses ids outside of the vocabulary, which an ONNX graph cannot. */
+/* Ids outside of the table give rows of zeros. Ids that belong to the rows of another rank are legal here, and Gather
+ * would count negative ids from the end. te.h refuses ids outside of the vocabulary, but an ONNX graph cannot do
+ * that. */
 static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
@@ -126,7 +130,7 @@ static te_result te__onnx_layernorm(te__onnx *g, const te__any_args *x, const te
     n = te__onnx_node(g, "LayerNormalization", &t, n, in);
     return result == TE_OK ? te__onnx_store_result(g, n, &from, a->y, b->y, a->scale, b->scale) : result;
 }
-/* Returns x / sqrt(r + eps); r is the mean or the sum of the squares of each row. */
+/* Returns x / sqrt(r + eps). r is the mean or the sum of the squares of a row, as the operator `reduce` says. */
 static int te__onnx_by_squares(te__onnx *g, int x, const char *reduce, float eps) {
     int squares = te__onnx_reduce(g, reduce, te__onnx_2(g, "Mul", x, x), -1);
     return te__onnx_2(g, "Div", x, te__onnx_1(g, "Sqrt", te__onnx_2(g, "Add", squares, te__onnx_f32(g, eps))));
@@ -152,9 +156,9 @@ static te_result te__onnx_l2normalize(te__onnx *g, const te__any_args *x, const 
 
 /* ---- activations ---- */
 
-/* One function for each nonlinearity of ops/act/list.h; te__onnx_act_one lists all. */
-/* Returns max(x, 0). Not Relu: onnxruntime drops a Relu in front of QuantizeLinear, which is right only for unsigned
- * codes. */
+/* There is one function for each nonlinearity of ops/act/list.h. te__onnx_act_one has the list of them. */
+/* Returns max(x, 0). The operator Relu is not used here, because onnxruntime removes a Relu in front of QuantizeLinear.
+ * That is right only for unsigned codes. */
 static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }
 static int te__onnx_srelu(te__onnx *g, int x) {
     int v = te__onnx_relu(g, x);
@@ -165,7 +169,7 @@ static int te__onnx_silu(te__onnx *g, int x) { return te__onnx_2(g, "Mul", x, te
 static int te__onnx_qgelu(te__onnx *g, int x) {
     return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, x, 1.702f));
 }
-/* Applies the nonlinearity of `act` to x, the input or the first half of a gated input. */
+/* Applies the nonlinearity of `act` to x. x is the whole input, or the first half of a gated input. */
 static int te__onnx_act_one(te__onnx *g, te_activation act, int x) {
 #define TE__ONNX_F(f, s, value, slope, name, also) te__onnx_##f,
     static int (*const emit[TE__F_COUNT])(te__onnx *, int) = {TE__NONLINEARITIES(TE__ONNX_F)};
@@ -176,7 +180,7 @@ static int te__onnx_clip(te__onnx *g, int x, float limit) {
     return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit));
 }
 
-/* Splits a gated input into its halves, whose columns may alternate in blocks. */
+/* Splits a gated input into its two halves of n columns. The columns of the halves may alternate in blocks. */
 static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
     int64_t shape[4], joined[2];
     int h, blocks = x;
@@ -184,7 +188,8 @@ static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int ha
         for (h = 0; h < 2; h++) half[h] = te__onnx_cut(g, x, -1, h * n, (h + 1) * n, 1);
         return;
     }
-    /* as rows [-1, blocks, 2, block], whatever the leading dimensions; te__onnx_activated restores them */
+    /* x is reshaped to [-1, blocks, 2, block], so that its leading dimensions do not matter. te__onnx_activated
+     * restores them. */
     shape[0] = -1;
     shape[1] = n / block;
     shape[2] = 2;
@@ -195,7 +200,7 @@ static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int ha
     for (h = 0; h < 2; h++)
         half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
 }
-/* Returns the activated first half times the second half of a gated input. */
+/* Returns the result of a gated activation: the activated first half times the second half. */
 static int te__onnx_gate(te__onnx *g, te_activation act, const te_activation_params *p, int half[2]) {
     int c;
     switch (te__activation_row_of(act)->form) {
@@ -210,7 +215,7 @@ static int te__onnx_gate(te__onnx *g, te_activation act, const te_activation_par
     }
     return TE__ONNX_FAILED;
 }
-/* Returns the value of an activation; *from, the shape of x, becomes the shape of the result. */
+/* Returns the value of an activation. On entry *from has the shape of x, on return the shape of the result. */
 static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act,
                               const te_activation_params *p) {
     const int last = from->first.ndim - 1;
@@ -230,7 +235,7 @@ static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_
     const te_op_act_fwd_args *a = &x->act_fwd, *b = &y->act_fwd;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
     int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, &a->activation_params);
-    /* amax of the f32 result, for the cast that follows */
+    /* the cast after this call needs the amax of the f32 result */
     te_result result = TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v)));
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
@@ -244,18 +249,19 @@ static te_result te__onnx_scaled_act(te__onnx *g, const te__any_args *x, const t
 
 /* ---- softmax ---- */
 
-/* Sizes and masking of scores. Under a padding mask each sequence has its own lengths. */
+/* The sizes of attention scores, and which of them are masked. With a padding mask each sequence has its own
+ * lengths. */
 typedef struct te__onnx_scores {
     te__onnx_size s_q, s_kv;
     bool padded;
-    int len_q, len_kv; /* with `padded`: 64-bit [b, 1, 1, 1] */
+    int len_q, len_kv; /* if `padded`: items with the lengths of the sequences, 64-bit [b, 1, 1, 1] */
     te_attn_mask mask;
     te_window window;
     te_switch bottom_right_diagonal;
 } te__onnx_scores;
-enum { TE__ONNX_ALL = -2 }; /* returned in place of a mask if every key is visible */
+enum { TE__ONNX_ALL = -2 }; /* an item's index that stands for a mask in which every key is visible */
 
-/* Returns j - i for rows i of s_q and columns j of s_kv, 64-bit [s_q, s_kv]. */
+/* Returns the matrix j - i, 64-bit [s_q, s_kv]. i is the index of the query, j that of the key. */
 static int te__onnx_distance(te__onnx *g, const te__onnx_scores *s) {
     return te__onnx_2(g, "Sub", te__onnx_range(g, s->s_kv), te__onnx_unsqueeze(g, te__onnx_range(g, s->s_q), 1));
 }
@@ -263,11 +269,13 @@ static bool te__onnx_is_top_left(te_attn_mask mask) { return mask == TE_MASK_CAU
 static bool te__onnx_is_bottom_right(te_attn_mask mask) {
     return mask == TE_MASK_CAUSAL_BOTTOM_RIGHT || mask == TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
 }
-/* Returns true if the diagonal of windows and of ALiBi ends in the lower right corner. */
+/* Returns true if the diagonal from which windows and ALiBi count distances ends in the lower right corner of the
+ * scores. */
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
 }
-/* Returns the value of j - i on a diagonal, plus a constant. */
+/* Returns the value that j - i has on the diagonal, plus the constant `plus`. The diagonal begins in the upper left
+ * corner of the scores, or, if bottom_right is true, ends in their lower right corner. */
 static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
     int v = te__onnx_i64(g, plus);
     if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv))
@@ -277,13 +285,13 @@ static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_
                                 : te__onnx_2(g, "Sub", te__onnx_scalar(g, s->s_kv), te__onnx_scalar(g, s->s_q)),
                       v);
 }
-/* Combines two masks by And; each may be TE__ONNX_ALL. */
+/* Returns the mask that is true where both masks are true. Each mask may be TE__ONNX_ALL. */
 static int te__onnx_both(te__onnx *g, int x, int y) {
     return x == TE__ONNX_ALL ? y : y == TE__ONNX_ALL ? x : te__onnx_2(g, "And", x, y);
 }
 
-/* Returns the keys that a query sees by mask, window and lengths: bool [s_q, s_kv] or [b, 1, s_q, s_kv], or
- * TE__ONNX_ALL. */
+/* Returns a mask that is true for each key that a query may see, given the causal mask, the window and the lengths. It
+ * is bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. */
 static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
     const bool top_left = te__onnx_is_top_left(s->mask), bottom_right = te__onnx_is_bottom_right(s->mask),
                corner = te__onnx_corner(s);
@@ -304,7 +312,8 @@ static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
     }
     return v;
 }
-/* Returns the softmax over the last dimension of visible scores; 0 for others, and in rows without visible scores. */
+/* Returns the softmax over the last dimension, in which only the visible scores count. The result is 0 for all other
+ * scores, so a row without visible scores is 0. */
 static int te__onnx_softmax_of(te__onnx *g, int scores, int visible) {
     te__text t = te__onnx_attributes(g);
     int v = visible == TE__ONNX_ALL ? scores : te__onnx_3(g, "Where", visible, scores, te__onnx_f32(g, -3e38f));
@@ -330,7 +339,8 @@ static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__
         s.mask = TE_MASK_CAUSAL_BOTTOM_RIGHT;
         visible = te__onnx_visible(g, &s);
     }
-    if (a->mask) { /* a masked score becomes -10000; a row whose largest visible score is -10000 becomes 0 */
+    if (a->mask) { /* A masked score becomes -10000. If the largest visible score of a row is -10000, the whole row
+                    * becomes 0. */
         int masked = te__onnx_f32(g, TE__SOFTMAX_MASKED),
             mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), seen;
         v = te__onnx_3(g, "Where", mask, v, masked);

@@ -1,14 +1,14 @@
-/* onnx/proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes; must
- * not know tensors, nor what an operation computes.
+/* onnx/proto.c: the wire format of protobuf, and the numbers of ONNX's messages and formats. This part handles only
+ * bytes. It must not depend on tensors, nor on what an operation computes.
  *
- * A message is a sequence of fields: a key (number, wire type), then a value. The value is a varint, four bytes, or a
- * length followed by that many bytes. A message inside another message is such a run of bytes, so its length must be
- * known before it is written. */
+ * A message is a sequence of fields. A field is a key (field number and wire type) and a value. The value is a varint,
+ * four bytes, or a length followed by that many bytes. A message inside another message is a value of the last kind. So
+ * its length must be known before it is written. */
 
-enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* opset 19 is the first with FP8 in QuantizeLinear; IR version 9 came
-                                                * with it */
+enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* Opset 19 is the first in which QuantizeLinear makes FP8 codes. IR
+                                                * version 9 was released with it. */
 
-/* ONNX's numbers of formats: TensorProto.DataType */
+/* ONNX's numbers for element types, from TensorProto.DataType */
 enum {
     TE__ONNX_FLOAT = 1,
     TE__ONNX_UINT8 = 2,
@@ -21,7 +21,7 @@ enum {
     TE__ONNX_E4M3 = 17,
     TE__ONNX_E5M2 = 19
 };
-/* Returns the ONNX format of a dtype, or 0 if this opset has none. */
+/* Returns ONNX's number for the element type `dtype`, or 0 if this opset does not have the type. */
 static int te__onnx_type(te_dtype dtype) {
     switch (dtype) {
     case TE_F32: return TE__ONNX_FLOAT;
@@ -52,7 +52,7 @@ static void te__pb_int(te__text *t, int field, int64_t v) {
     te__pb_varint(t, (uint64_t)field << 3);
     te__pb_varint(t, (uint64_t)v);
 }
-/* Writes the head of a field of `n` bytes; the bytes must follow. */
+/* Writes the key and the length of a field of n bytes. The caller must write the n bytes next. */
 static void te__pb_head(te__text *t, int field, uint64_t n) {
     te__pb_varint(t, (uint64_t)field << 3 | 2);
     te__pb_varint(t, n);
@@ -80,7 +80,7 @@ static void te__pb_float(te__text *t, int field, float v) {
 
 /* ---- attributes of a node: NodeProto.attribute (5) ---- */
 
-/* ONNX's numbers of attribute types: AttributeProto.AttributeType */
+/* ONNX's numbers for the types of attributes, from AttributeProto.AttributeType */
 enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_STRING = 3, TE__ONNX_ATTR_INTS = 7 };
 
 static te__text te__onnx_attr_begin(te__text *node, const char *name) {
@@ -117,7 +117,7 @@ static void te__onnx_attr_ints(te__text *node, const char *name, int n, const in
 
 /* ---- TensorProto and ValueInfoProto ---- */
 
-/* Writes a TensorProto without its `bytes` bytes of data, whose field is the last. */
+/* Writes a TensorProto without its data. The data is its last field, so the caller must write `bytes` bytes next. */
 static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndim, const int64_t *shape,
                                 uint64_t bytes) {
     int i;
@@ -126,8 +126,8 @@ static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndi
     te__pb_string(t, 8, name);
     te__pb_head(t, 9, bytes);
 }
-/* Writes an input or output of the graph. axis[i]: the name of a size that varies, or NULL for the fixed size
- * shape[i]. */
+/* Writes an input or output of the graph. axis[i] is the name of the size of dimension i if this size varies. It is
+ * NULL if the size is always shape[i]. */
 static void te__onnx_put_value(te__text *graph, int field, const char *name, int type, int ndim, const int64_t *shape,
                                const char *const *axis) {
     te__text value = TE_ZERO, kind = TE_ZERO, tensor = TE_ZERO, dims = TE_ZERO;

@@ -1,16 +1,16 @@
-/* onnx/quant.c: the nodes of quantization and of products that read codes. Knows the args of operations; must not know
- * recipes.
+/* onnx/quant.c: translates quantization, and products whose operands are codes, into nodes of an ONNX graph. This part
+ * uses the args of operations. It must not depend on recipes.
  *
- * Codes with one scale a tensor become QuantizeLinear and DequantizeLinear, which runtimes look for. The scale is a
- * constant if the run has it beforehand (delayed scaling; a parameter under current scaling), else the graph computes
- * the scale from the tensor. An item that stands for codes holds the decoded numbers, so products multiply plain
- * numbers.
+ * Codes with one scale per tensor become QuantizeLinear and DequantizeLinear, because runtimes look for these two. The
+ * scale is a constant if it is known before the run: under delayed scaling, and for a parameter under current scaling.
+ * Otherwise the graph computes the scale from the tensor. The graph's value for a tensor of codes is always the decoded
+ * numbers, so products multiply plain numbers.
  *
- * Scales of blocks have no form in this opset. Block codes of a parameter are decoded, and the file stores the decoded
- * parameter. Block codes of other tensors stand for the numbers before quantization: the file's product uses operands
- * that were not rounded to codes. */
+ * This opset cannot express scales of blocks. If a parameter is quantized in blocks, the file stores its decoded codes.
+ * If another tensor is quantized in blocks, the graph does not quantize it: its products use the numbers before
+ * quantization. */
 
-/* ---- codes of one scale ---- */
+/* ---- codes with one scale per tensor ---- */
 
 static int te__onnx_zero_code(te__onnx *g, te_dtype codes) {
     return te__onnx_numbers(g, te__onnx_type(codes), 0, NULL, "", 1);
@@ -34,7 +34,8 @@ static int te__onnx_inverse(te__onnx *g, const te_tensor *scale, const te_tensor
     return te__onnx_f32(g, te__floats_divide(1.0f, v));
 }
 
-/* Returns the largest power of two up to x. The logarithm may be off by one; comparisons correct that. */
+/* Returns the largest power of two that is not above x. The computed logarithm may be off by one, so comparisons
+ * correct the result. */
 static int te__onnx_power_of_two(te__onnx *g, int x) {
     int two = te__onnx_f32(g, 2.0f), half = te__onnx_f32(g, 0.5f);
     int v =
@@ -44,7 +45,7 @@ static int te__onnx_power_of_two(te__onnx *g, int x) {
     return te__onnx_3(g, "Where", te__onnx_2(g, "LessOrEqual", te__onnx_2(g, "Mul", v, two), x),
                       te__onnx_2(g, "Mul", v, two), v);
 }
-/* Returns the scale for an amax without dimensions, by the rule of te_op_scale_from_amax. */
+/* Returns the scale for `amax`, an item without dimensions. It uses the formula of te_op_scale_from_amax. */
 static int te__onnx_scale_of(te__onnx *g, int amax, float fp8_max, float epsilon, bool power_of_two) {
     int v = epsilon > 0.0f ? te__onnx_2(g, "Max", amax, te__onnx_f32(g, epsilon)) : amax, one = te__onnx_f32(g, 1.0f),
         scale;
@@ -59,7 +60,7 @@ static int te__onnx_vector(te__onnx *g, int number) {
     return te__onnx_2(g, "Reshape", number, te__onnx_i64s(g, 1, &one));
 }
 
-/* Reshapes a value of shape `from` to the shape of its codes [M, ld]; columns beyond the value's are 0. */
+/* Reshapes `value` from the shape of `from` to the shape of its codes, [M, ld]. The columns that this adds are 0. */
 static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *codes,
                          const te_tensor *codes2) {
     te__onnx_pair to = te__onnx_pair_of(codes, codes2);
@@ -76,8 +77,8 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
     return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
 }
 
-/* Stores a result of an operation that may quantize: rounded to y's format, or to codes by `scale`. from: the value's
- * shape. */
+/* Stores a result of an operation that may quantize its result. If y is FP8, the value is rounded to codes by `scale`,
+ * otherwise to the format of y. `from` has the shape of `value`. */
 static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
                                        const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
     if (!y || !te__is_fp8(y->dtype)) return te__onnx_store(g, y, y2, value);
@@ -87,15 +88,15 @@ static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pa
 
 /* ---- groups of rows ---- */
 
-/* Returns for each row the value of its group, as a column; 1 for rows without a group. numbers: [n], one value for
- * each group; groups: the group of each row, -1 for none. */
+/* Returns a column with one number for each row of a matrix: the number of the row's group, or 1 if the row has no
+ * group. `numbers` [n] has one number for each group. `groups` has the index of the group of each row, or -1. */
 static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
     int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));
     numbers = te__onnx_concat2(g, 0, numbers, te__onnx_vector(g, te__onnx_f32(g, 1.0f)));
     return te__onnx_unsqueeze(
         g, te__onnx_2(g, "Gather", numbers, te__onnx_3(g, "Where", none, te__onnx_i64(g, n), groups)), -1);
 }
-/* Returns the amax of each group's rows in a matrix: [n]. */
+/* Returns the amax of each group of rows of the matrix x: [n]. */
 static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
     int64_t first = 0;
     int of_rows = te__onnx_reduce(g, "ReduceMax", te__onnx_1(g, "Abs", x), -1);
@@ -103,7 +104,7 @@ static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
     of_rows = te__onnx_3(g, "Where", mine, of_rows, te__onnx_f32(g, 0.0f));
     return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceMax", of_rows, 0), te__onnx_i64s(g, 1, &first));
 }
-/* Returns x rounded to codes and decoded again, with one scale for each group of rows. */
+/* Returns v rounded to codes and decoded again. Each group of rows has its own scale. */
 static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_quantize_args *a,
                                             const te_op_fp8_quantize_args *b, te_dtype codes) {
     int64_t n = te__numel(a->scale);
@@ -139,14 +140,14 @@ static te_result te__onnx_scale_from_amax(te__onnx *g, const te__any_args *x, co
                ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v))
                : result;
 }
-/* Makes no node: the operation updates the state of a recipe, which the file does not have. */
+/* Adds no node. The operation only updates the state of a recipe, and the file does not have that state. */
 static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     (void)g, (void)x, (void)y;
     return TE_OK;
 }
 
-/* Returns the amax, without dimensions, of a cast under current scaling: the x_amax of the operation that made x if it
- * is known, else computed from x. */
+/* Returns the amax that a cast under current scaling uses, without dimensions. If the operation that made x also
+ * computed its amax (x_amax), this is the result. Otherwise the graph computes the amax from x. */
 static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
     te_tensor left, left2;
     te__onnx_pair amax;
@@ -154,7 +155,8 @@ static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, con
     if (!a->x_amax) return te__onnx_amax_of(g, x);
     left = *a->x_amax;
     left2 = *b->x_amax;
-    left.shape[0] = left2.shape[0] = 1; /* without the cast's counter, which follows the amax in this tensor */
+    left.shape[0] = left2.shape[0] = 1; /* The tensor x_amax has two elements: the amax, and a counter of the cast,
+                                         * which is left out here. */
     amax = te__onnx_pair_of(&left, &left2);
     i = te__onnx_last(g, &amax, g->num_writes);
     if (i < 0 || g->writes[i].value < 0) return te__onnx_amax_of(g, x);
@@ -189,14 +191,15 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
     return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_vector(g, scale_inv)) : result;
 }
 
-/* ---- codes of blocks ---- */
+/* ---- codes with one scale per block ---- */
 
-/* A weight whose decoded numbers are in the file already: layers may share one, and a layer may run twice. */
+/* A weight that has been decoded for the file already. Several layers may share it, or one layer may run twice. */
 typedef struct te__onnx_plain {
-    te_tensor x; /* shape and memory of the weight, or of its stored codes; not retained */
+    te_tensor x; /* shape and memory of the weight, or of the codes in which it is stored; not retained */
     te_scaling scaling;
     bool e4m3_max_256;
-    const char *path; /* borrowed from the write; for a constant a static string */
+    const char *path; /* not owned: it belongs to the te__onnx_write, or is a static string if the weight is a
+                       * constant */
     int item;
 } te__onnx_plain;
 static void te__onnx_plain_free(te__onnx *g) {
@@ -210,8 +213,8 @@ typedef struct te__onnx_codes {
     bool swizzled, e4m3_max_256, two_dimensional;
 } te__onnx_codes;
 
-/* Decodes block codes to [rows, columns] numbers and adds them as a weight of the file. x: the weight from which the
- * codes were made, or its stored codes. */
+/* Decodes codes with scales of blocks to numbers [rows, columns], and adds them to the file as a weight. x is the
+ * weight that was quantized, or the codes in which it is stored. */
 static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;
@@ -233,7 +236,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     }
     shape[0] = rows;
     shape[1] = columns;
-    /* E4M3 times a power of two is exact in bfloat16; other scales have mantissas of their own, and need f32 */
+    /* An E4M3 number times a power of two is exact in bfloat16. The other scales are not powers of two, so they need
+     * f32. */
     out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
     if (!out) return TE__ONNX_FAILED;
     if (c->scaling == TE_SCALING_MXFP8) {
@@ -260,7 +264,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         args.two_dimensional = c->two_dimensional;
         result = te_op_block_dequantize(te, &args);
     }
-    /* the file has decoded numbers of this parameter already, of another part or by another recipe */
+    /* Another decoded weight in the file has the same name: it is another part of the parameter, or was made by another
+     * recipe. */
     if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1);
     else snprintf(name, sizeof(name), "%s.decoded", path);
     if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain)))
@@ -276,7 +281,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     return i;
 }
 
-/* Stores the result of a call that made block codes of x: decoded codes if x is a parameter, else x itself. */
+/* Stores the result of a call that quantized x in blocks. If x is a parameter, the result is its decoded codes,
+ * otherwise x itself. */
 static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, const te_tensor *x2,
                                  const te_tensor *row2) {
     const te__onnx_write *w = te__onnx_constant_of(g, x, x2);
@@ -327,8 +333,8 @@ static te_result te__onnx_nvfp4_quantize(te__onnx *g, const te__any_args *x, con
     return te__onnx_blocks(g, &c, a->x, b->x, b->row);
 }
 
-/* Prepares an operand that is stored as codes, a parameter or constant: from now on its memory holds the decoded
- * numbers. */
+/* Prepares an operand of a product. If it is a parameter or constant that is stored as codes, the graph's value for it
+ * becomes the decoded numbers. */
 static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, int64_t lines, int64_t k) {
     te__onnx_pair x = te__onnx_pair_of(c->q, q2);
     int i = te__onnx_last(g, &x, g->num_writes), v;
@@ -358,7 +364,7 @@ static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te
     return te_error_code(g->te);
 }
 
-/* Stores the decoded numbers of codes in y, without the padding of rows. */
+/* Decodes the codes c->q, removes the padding of their rows, and stores the numbers in y. */
 static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y,
                                      const te_tensor *y2) {
     te__onnx_pair out = te__onnx_pair_of(y, y2);
@@ -410,7 +416,8 @@ static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, c
 
 /* ---- products ---- */
 
-/* Returns x as a matrix of rows x columns; the tensor may have more rows, columns or dimensions. */
+/* Returns x as a matrix of the given numbers of rows and columns. The tensor itself may have more rows, columns or
+ * dimensions. */
 static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows,
                                      te__onnx_size columns) {
     te__onnx_pair p = te__onnx_pair_of(x, x2);
@@ -421,7 +428,7 @@ static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te
     ld.second = te__gemm_ld(x2);
     return te__onnx_as(&p, 2, shape, ld);
 }
-/* Checks that x, in its own shape, has exactly the rows and columns of this matrix. */
+/* Checks that x is contiguous, and that its own shape has exactly the given numbers of rows and columns. */
 static bool te__onnx_is_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
     return te__is_contiguous(x) && te__is_contiguous(x2) && te__rows(x) == rows.first && te__rows(x2) == rows.second &&
            te__onnx_is(columns, te__cols(x));
@@ -435,7 +442,7 @@ static int te__onnx_read_matrix(te__onnx *g, const te_tensor *x, const te_tensor
 static int te__onnx_sigmoid_of(te__onnx *g, int x, float factor) {
     return te__onnx_1(g, "Sigmoid", te__onnx_2(g, "Mul", x, te__onnx_f32(g, factor)));
 }
-/* Returns GELU by its tanh approximation, with the constants of te__act_one. */
+/* Returns GELU, computed by the tanh approximation. The constants are those of te__act_one. */
 static int te__onnx_gelu(te__onnx *g, int x) {
     int v = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", te__onnx_2(g, "Mul", x, x), te__onnx_f32(g, 0.03567741f)),
                        te__onnx_f32(g, 0.79788456f));
@@ -484,7 +491,7 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
 }
 
 /* Returns true if all groups have the same number of rows, because one operation filled `sizes` with one value. The
- * product is then a batch, [groups, rows, k] by [groups, k, n], for any number of groups. */
+ * product is then a batched product, [groups, rows, k] by [groups, k, n]. The number of groups may then vary. */
 static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     te__onnx_pair sizes;
     const te__onnx_write *w;
@@ -496,8 +503,8 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
     return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m &&
            te__data(&w->x.first) == te__data(a->sizes) && te__numel(&w->x.first) == te__numel(a->sizes);
 }
-/* Translates a product of groups: each group is a slice of the rows, whose ends the graph computes. Rows after the last
- * group are 0. */
+/* Translates a grouped product. The rows of each group are a slice. The graph computes where each slice ends. Rows
+ * after the last group become 0. */
 static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     enum { MOST = 1024 };
     const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
@@ -533,7 +540,7 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
                te_error_code(g->te);
     if (a->offsets)
         ends = te__onnx_read(g, a->offsets, b->offsets);
-    else if (!batch) /* 0, then the running sums of sizes */
+    else if (!batch) /* 0, followed by the running sums of `sizes` */
         ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)),
                           te__onnx_i64s(g, 2, pads));
     rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);

@@ -1,14 +1,17 @@
-/* ops/args.c: the list of the tensors among each operation's arguments and of their use, and the checks that all public
- * functions of operations share.
- * Knows every args struct; must not know what operations compute.
+/* ops/args.c: for each operation, the list of the tensors in its args and how they are used. This part also has the
+ * checks that the public functions of all operations share. It may use every args struct. It must not depend on what
+ * operations compute.
  *
- * The list has one line for each operation. It is the source of the common checks (te__args_check), the count of writes
- * (te__args_touch), the memory that a capture holds and stores (ops/record.c), te_query_args and the trace hook. */
+ * The list has one line for each operation. These parts are made from it:
+ * - the common checks (te__args_check)
+ * - the count of writes (te__args_touch)
+ * - the memory that a capture holds and stores (ops/record.c)
+ * - te_query_args and the trace hook */
 
-/* ---- the words of the list ---- */
+/* ---- the flags that the list uses ---- */
 
 enum {
-    /* The dtypes that a tensor may have: one bit for each te_dtype. */
+    /* The dtypes that an argument accepts. There is one bit for each te_dtype. */
     TE__AS_F32 = 1 << TE_F32,
     TE__AS_E4M3 = 1 << TE_F8E4M3,
     TE__AS_E8M0 = 1 << TE_F8E8M0,
@@ -22,37 +25,38 @@ enum {
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
     TE__AS_AUX = TE__AS_FLOAT | TE__AS_MASK, /* tensors that expressions of the user read */
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
-    TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* scales: the operation checks which dtype goes with which
-                                                            * codes */
-    /* all dtypes with elements of whole bytes */
+    TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* Scales. The operation itself checks that the dtype of the
+                                                            * scales goes with the dtype of the codes. */
+    /* all dtypes whose elements are whole bytes */
     TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX | TE__AS_I16,
     TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1,
-    /* How the tensor is used, and what is allowed. */
+    /* How the operation uses the tensor, and what it allows. */
     TE__IN = TE_ARG_IN << 16,
     TE__OUT = TE_ARG_OUT << 16,
     TE__INOUT = TE__IN | TE__OUT, /* the old value is read, too */
     TE__OPT = 1 << 18,            /* may be NULL */
-    TE__STRIDED = 1 << 19,        /* any strides pass the common checks */
-    TE__SAME = 1 << 20,           /* an output and an input with this bit may be the same memory: element i is read
-                                   * before it is written */
-    TE__MEETS = 1 << 21,          /* an output and an input with this bit may overlap in any way */
-    TE__TWIN = 1 << 22            /* two outputs with this bit may be the same memory */
+    TE__STRIDED = 1 << 19,        /* the common checks accept any strides */
+    TE__SAME = 1 << 20,           /* An output and an input that both have this bit may be the same memory, because
+                                   * element i is read before it is written. */
+    TE__MEETS = 1 << 21,          /* an output and an input that both have this bit may overlap in any way */
+    TE__TWIN = 1 << 22            /* two outputs that both have this bit may be the same memory */
 };
 /* Flags that depend on other fields of the args. */
 #define TE__NEED(condition) ((condition) ? 0 : TE__OPT)
 #define TE__SUM (a->accumulate ? TE__INOUT : TE__OUT)
-#define TE__MADE (a->noop ? TE__INOUT : TE__OUT) /* with noop, the device may decide that nothing is written */
+#define TE__MADE (a->noop ? TE__INOUT : TE__OUT) /* if `noop` is given, the device decides whether the output is
+                                                  * written, so the old value may remain */
 #define TE__KEPT (a->keep ? TE__INOUT : TE__MADE)
 #define TE__MEASURED (a->measure ? TE__MADE : TE__IN)
-/* the elements outside of rows x cols keep their values, so the old value is read */
+/* Elements outside of the first `rows` rows and `cols` columns keep their values. So the old value counts as read. */
 #define TE__PART(x, rows, cols) (a->x && (te__rows(a->x) > (rows) || te__cols(a->x) > (cols)) ? TE__IN : 0)
 #define TE__AUX (a->epilogue == TE_EPILOGUE_GELU ? TE__OUT : TE__IN) | TE__NEED(a->epilogue == TE_EPILOGUE_DGELU)
 
 /* ---- the list ---- */
 
-/* T(field, flags): a tensor. L(list, member, n, flags): a list of n tensors: the pointers list[i], or with a member
- * list[i].member. An operation without a line does not compile. A missing field fails tests/nn/test_graph.c, and a
- * wrong use tests/mend/test_bytes_inside.c. */
+/* T(field, flags) is a tensor. L(list, member, n, flags) is a list of n tensors: the pointers list[i], or
+ * list[i].member if there is a member. An operation without a line here does not compile. A missing field makes
+ * tests/nn/test_graph.c fail. A wrong use makes tests/mend/test_bytes_inside.c fail. */
 #define TE__ARGS_copy(T, L) \
     T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
 #define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
@@ -121,7 +125,8 @@ enum {
 #define TE__ARGS_nvfp4_amax(T, L) \
     T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) \
     T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
-/* Lets both copies share one amax, if the amax is the same for both: of the same values, and of all values. */
+/* Lets the row-wise and the column-wise copy have one amax tensor in common, if the amax is the same for both: both
+ * copies are of the same values, and the tensor holds one amax of all values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L) \
     T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
@@ -143,7 +148,8 @@ enum {
     T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT) \
     T(amax_a, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
     T(amax_b, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
-/* With groups along rows, only the device knows how many rows the groups have. */
+/* If groups are along rows, only the device knows how many rows the groups have. So the old value of all rows counts as
+ * read. */
 #define TE__ARGS_grouped_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
     T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
@@ -369,7 +375,7 @@ enum {
 #define TE__ARGS_grouped_column_sum(T, L) \
     T(x, TE__IN | TE__AS_FLOAT) T(sizes, TE__IN | TE__AS_INDEX) T(out, TE__OUT | TE__AS_FLOAT)
 
-/* A union with room for the args struct of any operation. */
+/* A union of the args structs of all operations. It has room for any of them. */
 typedef union te__any_args {
     uint64_t align[2];
 #define TE__OP_MEMBER(lower, UPPER, family) te_op_##lower##_args lower;
@@ -379,8 +385,8 @@ typedef union te__any_args {
 
 /* ---- padding ---- */
 
-/* Clears the bytes between fields and behind the last field, which are whatever the caller's memory held. Only for
- * operations whose args are compared (onnx/export.c). */
+/* Clears the bytes between fields and after the last field of an args struct. They have whatever values the caller's
+ * memory had. Only operations whose args are compared (in onnx/export.c) need this. */
 static void te__args_clear_padding(te_op op, te__any_args *args) {
 #define TE__HOLE(lower, UPPER, before, next)                                                              \
     {TE_OP_##UPPER, offsetof(te_op_##lower##_args, before) + sizeof(((te_op_##lower##_args *)0)->before), \
@@ -392,7 +398,7 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
     }
     static const struct {
         te_op op;
-        size_t begin, end; /* begin >= end where the machine's pointers leave no hole */
+        size_t begin, end; /* begin >= end: on this machine there is no padding here */
     } holes[] = {TE__TAIL(embedding_fwd, EMBEDDING_FWD, from_end),
                  TE__TAIL(sum, SUM, scale),
                  TE__HOLE(dropout_add_fwd, DROPOUT_ADD_FWD, p, run),
@@ -456,29 +462,29 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
 
 /* ---- the arguments of one call ---- */
 
-/* The address range of a tensor. begin == end: empty. */
+/* The address range of a tensor. It is empty if begin == end. */
 typedef struct te__span {
     uintptr_t begin, end;
 } te__span;
 
-/* One argument: a field with a tensor, or a list with `count` tensors whose pointers are `stride` bytes apart. The
- * pointers differ in const, so they are read and written by memcpy. */
+/* One argument of a call. It is a field that points to a tensor, or a list of `count` tensors whose pointers are
+ * `stride` bytes apart. Some pointers are to const and some are not, so all are read and written by memcpy. */
 typedef struct te__arg {
     const char *name;
-    unsigned char *slot; /* the address of the (first) pointer; NULL: the list is NULL */
-    void *list;          /* of a list: the address of its field in the args; else NULL */
-    const char *list_name, *count_name; /* names of the fields, of a list */
+    unsigned char *slot; /* the address of the pointer, or of a list's first pointer; NULL: the list is NULL */
+    void *list;          /* for a list: the address of the args' field that has the list; NULL: not a list */
+    const char *list_name, *count_name; /* for a list: the names of the fields with the list and with its length */
     int64_t count;
     uint32_t stride, flags;
-    te__span span; /* used by te__args_check: the range of the tensor that is being checked */
+    te__span span; /* working memory of te__args_check: the address range of the tensor that it checks */
 } te__arg;
 enum { TE__MAX_ARGS = 32 };
 typedef struct te__args {
     te_op op;
     int n;
-    bool meet; /* set by te__args_check: the range of an output overlaps that of another tensor */
-    te__arg arg[TE__MAX_ARGS + 1]; /* the first n are valid; one more, since an argument may be written and then left
-                                    * out */
+    bool meet; /* true: te__args_check found that the address range of an output overlaps the range of another tensor */
+    te__arg arg[TE__MAX_ARGS + 1]; /* The first n entries are valid. There is one entry more, because an argument may be
+                                    * written after them and then left out. */
 } te__args;
 
 #define TE__ARG_T(field, how)                   \
@@ -511,8 +517,8 @@ typedef struct te__args {
 TE_OP_LIST(TE__ARGS_COLLECT)
 #undef TE__ARGS_COLLECT
 
-/* Lists the arguments of a call; the list is valid while `args` exists. all: also those that may be NULL and are
- * NULL. */
+/* Lists the arguments of a call. The list is valid as long as `args` exists. If `all` is false, optional arguments that
+ * are NULL are left out. */
 static void te__args_of(te__args *l, te_op op, void *args, bool all) {
     static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,
 #define TE__ARG_ROW(lower, UPPER, family) te__collect_##lower,
@@ -530,10 +536,10 @@ static te_tensor *te__arg_tensor(const te__arg *p, int64_t i) {
     memcpy(&x, te__arg_slot(p, i), sizeof(x));
     return x;
 }
-/* Returns the number of tensors of an argument; 0 for a list that is NULL. */
+/* Returns the number of tensors of an argument. Returns 0 for a list that is NULL. */
 static int64_t te__arg_count(const te__arg *p) { return p->slot ? p->count : 0; }
 
-/* Notes a write to each tensor that the call writes. */
+/* Records that the call writes each of its outputs. */
 static void te__args_touch(const te__args *l) {
     const te__arg *p;
     int64_t i;
@@ -544,8 +550,9 @@ static void te__args_touch(const te__args *l) {
 
 /* ---- names ---- */
 
-static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* name and family; the first row is for a te_op
-                                                                      * that does not exist */
+static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* The name and the family of each operation. The
+                                                                      * first entry is for a te_op that does not
+                                                                      * exist. */
 #define TE__OP_NAME(lower, UPPER, family) {#lower, #family},
     TE_OP_LIST_ALL(TE__OP_NAME)
 #undef TE__OP_NAME
@@ -574,7 +581,8 @@ TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t ca
 
 /* ---- the checks ---- */
 
-/* Writes the name of an argument, and the tensor's own name if it has one: gamma "layer0.norm.weight", or param[3]. */
+/* Writes the name of an argument, followed by the tensor's own name if it has one. Examples: gamma
+ * "layer0.norm.weight", and param[3]. */
 enum { TE__ARG_TEXT = 160 };
 static const char *te__arg_text(const te__arg *p, int64_t i, char *out) {
     const te_tensor *x = te__arg_tensor(p, i);
@@ -598,7 +606,7 @@ static const char *te__formats_text(uint32_t formats, char out[96]) {
     return out;
 }
 
-/* Sets *s to the address range of x. Returns whether x is contiguous. */
+/* Sets *s to the address range of x. Returns true if x is contiguous. */
 static bool te__span_of(const te_tensor *x, te__span *s) {
     int64_t dense = 1, last = 0;
     bool contiguous = true;
@@ -617,7 +625,8 @@ static bool te__span_of(const te_tensor *x, te__span *s) {
 }
 static bool te__spans_meet(te__span a, te__span b) { return a.begin < b.end && b.begin < a.end; }
 
-/* Returns whether an argument passes all checks; te__arg_refuse then makes the message, in the same order. */
+/* Returns true if an argument passes all checks. If it does not, te__arg_refuse makes the message; it checks in the
+ * same order. */
 static bool te__arg_is_fine(const te_ctx *te, te__arg *p, const te_tensor *x, bool run) {
     p->span.begin = p->span.end = 0;
     if (!x) return (p->flags & TE__OPT) != 0;
@@ -647,8 +656,8 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
                     op, name, te__shape_text(x, text));
 }
 
-/* Describes the bytes of x as runs of adjacent bytes: each run of *run bytes begins a multiple of *period bytes after
- * the first one. *period 0: there is only one run. */
+/* Describes the memory of x as runs of *run adjacent bytes. The distance from the start of a run to the start of
+ * another run is always a multiple of *period bytes. If *period is 0, there is only one run. */
 static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     uint64_t length = 1, gcd = 0, size = (uint64_t)te__dtype_size(x->dtype);
     int i;
@@ -665,9 +674,10 @@ static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     *run = length * size;
     *period = gcd * size;
 }
-/* Returns whether two tensors whose address ranges overlap share bytes. Contiguous tensors do. Columns of a matrix, or
- * heads of a packed projection, may alternate: by the common period of both, the runs of one tensor then lie between
- * the runs of the other. If neither test decides, the tensors count as overlapping. */
+/* Returns true if two tensors whose address ranges overlap may have bytes in common. For two contiguous tensors it
+ * returns true. Columns of a matrix, or heads of a packed projection, may alternate in memory. For them the function
+ * takes the common period of both tensors, and tests whether the runs of one lie between the runs of the other. If it
+ * cannot decide, it returns true. */
 static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     uint64_t run_x, run_y, a, b, rest, at;
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
@@ -675,18 +685,18 @@ static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     te__runs_of(y, &run_y, &b);
     for (; b; a = b, b = rest) rest = a % b;
     if (!a) return true;
-    /* distance from the start of a run of x to the next start of a run of y */
+    /* The distance in bytes from the start of a run of x to the next start of a run of y. */
     at = (uint64_t)((uintptr_t)te__data(y) % a + a - (uintptr_t)te__data(x) % a) % a;
     return !(run_x <= at && at + run_y <= a);
 }
-/* Returns whether element i of x is element i of y, for every i. */
+/* Returns true if, for every i, element i of x is the same memory as element i of y. */
 static bool te__tensors_equal(const te_tensor *x, const te_tensor *y) {
     if (te__data(x) != te__data(y) || x->dtype != y->dtype || te__numel(x) != te__numel(y)) return false;
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
     return te__same_shape(x, y) && memcmp(x->stride, y->stride, (size_t)x->ndim * sizeof(int64_t)) == 0;
 }
-/* Checks an output and another argument whose address ranges overlap: fails unless the list allows it. i: the place in
- * lists. */
+/* Checks an output and another argument whose address ranges overlap. Fails unless the flags of both allow the overlap.
+ * i is the index of the tensors if an argument is a list. */
 static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, const te__arg *other, int64_t i) {
     const te_tensor *x = te__arg_tensor(out, out->list ? i : 0), *y = te__arg_tensor(other, other->list ? i : 0);
     uint32_t both = out->flags & other->flags;
@@ -710,8 +720,9 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
                     te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end,
                     out->name, allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
-/* Returns whether the address ranges of an output and another argument overlap. lists: only pairs with a list; else
- * only pairs without one. Of two outputs only one order counts. */
+/* Returns true if the address ranges of an output and another argument overlap. If `lists` is true, it looks only at
+ * pairs in which at least one is a list, otherwise only at pairs without a list. A pair of two outputs counts in one
+ * order only. */
 static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
     return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) &&
            (!(other->flags & TE__OUT) || out < other);
@@ -725,9 +736,15 @@ static bool te__any_meets(const te__args *l, bool lists) {
     return false;
 }
 
-/* Checks that every needed tensor is given, plain, of this context, of a dtype that the operation takes, and contiguous
- * unless strides are allowed. run: tensors must also have memory. Entries of lists at different indices are not
- * compared for overlap: thousands of tensors would be millions of pairs. */
+/* Checks the tensors of a call:
+ * - every required tensor is given
+ * - each tensor belongs to this context, and is not a quantized tensor
+ * - the operation accepts its dtype
+ * - it is contiguous, unless the operation accepts strides
+ * - if `run` is true, it has memory
+ *
+ * Also finds out whether address ranges overlap. It does not compare entries of lists at different indices, since
+ * thousands of tensors would be millions of pairs. */
 static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     const char *op = te_query_name(l->op);
     int64_t places = 0, i;
@@ -757,8 +774,8 @@ static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     return TE_OK;
 }
 
-/* Checks that outputs overlap only with what the list allows. Called last, since a wrong size is the more helpful
- * error. */
+/* Checks that outputs overlap other tensors only where the list of arguments allows it. This check comes last, because
+ * an error about a wrong size helps the caller more. */
 static te_result te__args_apart(te_ctx *te, te__args *l) {
     int64_t places = 1, i;
     te_result r = TE_OK;

@@ -1,12 +1,12 @@
-/* ops/check.c: checks of a tensor that several operations make beyond te__args_check, with their error messages; and
- * the alignment that fast kernels need.
- * Knows tensors; must not know operations.
+/* ops/check.c: checks of a tensor that several operations need in addition to te__args_check, with their error
+ * messages, and the alignment that fast kernels need. This part may use tensors. It must not depend on any operation.
  *
- * `op` and `name` are the names used in the message: "rmsnorm_fwd", "gamma". Each function returns TE_OK, or sets an
- * error and returns its code. The tensors have passed te__args_check, but a tensor that is needed only because of the
- * dtype of another tensor may still be missing (NULL). */
+ * The arguments `op` and `name` appear in the messages, for example "rmsnorm_fwd" and "gamma". Each function returns
+ * TE_OK, or sets an error and returns its code. The tensors have passed te__args_check. But a tensor that is needed
+ * only because of the dtype of another tensor may still be NULL. */
 
-/* Checks a tensor for calls that are not operations: not NULL, of this context, plain (not quantized), contiguous. */
+/* Checks a tensor for functions that are not operations. It must not be NULL, and must be of this context, plain (not
+ * quantized) and contiguous. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
@@ -20,11 +20,11 @@ static te_result te__want(te_ctx *te, const char *op, const char *name, const te
     return TE_OK;
 }
 
-/* Checks that x is given; used for a tensor that is needed because of another tensor's dtype. */
+/* Checks that x is not NULL. This is for a tensor that is needed only because of the dtype of another tensor. */
 static te_result te__want_given(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     return x ? TE_OK : te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
 }
-/* Checks that x has this dtype, one of those that the operation takes. */
+/* Checks that the dtype of x is `dtype`. */
 static te_result te__want_dtype(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype) {
     if (x->dtype == dtype) return TE_OK;
     return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype),
@@ -39,8 +39,8 @@ static te_result te__want_numel(te_ctx *te, const char *op, const char *name, co
                     (long long)n, n == 1 ? " is" : "s are");
 }
 
-/* Checks `groups`, which names the group of each of `rows` rows, and `numbers`, which has one number for each group.
- * groups may be NULL. */
+/* Checks two tensors: `groups`, which names the group of each of `rows` rows, and `numbers`, which has one number for
+ * each group. If `groups` is NULL, there is nothing to check. */
 static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name,
                                  const te_tensor *numbers) {
     char text[TE__SHAPE_TEXT];
@@ -53,8 +53,8 @@ static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *gr
     return te__want_numel(te, op, "groups", groups, rows);
 }
 
-/* Returns the product of two sizes: 0 if one of them is not positive; INT64_MAX, which is more than any tensor has, if
- * the product does not fit. */
+/* Returns a * b for two sizes. Returns 0 if one of them is not positive. Returns INT64_MAX, more than any tensor can
+ * have, if the product does not fit. */
 static int64_t te__size_times(int64_t a, int64_t b) {
     return a <= 0 || b <= 0 ? 0 : b > INT64_MAX / a ? INT64_MAX : a * b;
 }
@@ -68,7 +68,8 @@ static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, c
                     y_name, te__shape_text(y, b));
 }
 
-/* Checks that x is [m, n] when all its sizes but the last are multiplied. `like`: the tensor that m and n come from. */
+/* Checks that x has m rows and n columns. The number of rows is the product of all sizes but the last. `like` is the
+ * tensor that m and n come from; the message names it. */
 static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t m, int64_t n,
                                  const char *like_name, const te_tensor *like) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -76,13 +77,13 @@ static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, c
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %s must be [%lld, %lld]", op, name,
                     te__shape_text(x, a), like_name, te__shape_text(like, b), name, (long long)m, (long long)n);
 }
-/* Checks that x has the rows and columns of `like`. x may be NULL. */
+/* Checks that x has as many rows and columns as `like`. x may be NULL. */
 static te_result te__want_like(te_ctx *te, const char *op, const char *name, const te_tensor *x, const char *like_name,
                                const te_tensor *like) {
     return x ? te__want_matrix(te, op, name, x, te__rows(like), te__cols(like), like_name, like) : TE_OK;
 }
 
-/* Checks that q has the shape of codes: [rows, ld] with ld >= cols. */
+/* Checks the shape of a tensor of codes: [rows, ld] with ld >= cols. */
 static te_result te__want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows,
                                 int64_t cols) {
     char text[TE__SHAPE_TEXT];
@@ -90,7 +91,7 @@ static te_result te__want_codes(te_ctx *te, const char *op, const char *name, co
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name,
                     te__shape_text(q, text), (long long)rows, (long long)cols);
 }
-/* Checks that two copies, of which either may be NULL, have codes of the same dtype. */
+/* Checks that the codes of two copies have the same dtype. Either copy may be NULL. */
 static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x,
                                      const char *y_name, const te_tensor *y) {
     if (!x || !y || x->dtype == y->dtype) return TE_OK;
@@ -98,8 +99,8 @@ static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_n
                     te_dtype_name(x->dtype), y_name, te_dtype_name(y->dtype));
 }
 
-/* Checks the output of an operation on x [m, n]: `out` is floats [m, n]; or codes [m, ld] with a scale, and then col
- * [n, ldc] may be given besides `out` or instead of it. */
+/* Checks the output of an operation on x [m, n]. There are two cases. Either `out` is floats [m, n]. Or the output is
+ * codes with a scale: `out` [m, ld], `col` [n, ldc], or both. */
 static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out,
                                  const te_tensor *col, const char *col_name, const te_tensor *scale,
                                  const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n,
@@ -121,8 +122,9 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
-/* Checks that a rank's `part` lines of a vocabulary, from number `start` on, lie within *size lines. Sets *size 0 to
- * `part`, the whole vocabulary. has, lines: words of the message, such as "the logits have", "columns". */
+/* Checks one rank's part of a vocabulary: `part` lines from line `start` on must lie within the *size lines of the
+ * whole vocabulary. If *size is 0, it is first set to `part`. `has` and `lines` are words of the message, such as "the
+ * logits have" and "columns". */
 static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,
                                      int64_t *size, int64_t start) {
     if (*size == 0) *size = part;
@@ -131,8 +133,8 @@ static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has
                     "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op,
                     (long long)start, has, (long long)part, lines, (long long)*size, lines);
 }
-/* Checks that every id is in lowest .. bound - 1, or equal to *but (may be NULL). which: a line of TE__OUTSIDE_LIST.
- * Only for the CPU, where a check of each id costs little. */
+/* Checks that every id is in lowest .. bound - 1, or equal to *but; `but` may be NULL. `which` is the entry of
+ * TE__OUTSIDE_LIST for the message. Only the CPU calls this function, since a check of each id costs little there. */
 static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound,
                                  const int64_t *but) {
     int64_t n = te__numel(ids), i;
@@ -149,7 +151,7 @@ static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, in
     return TE_OK;
 }
 
-/* Checks that channels, the last dimension of x, are adjacent, and that no size is above 2^28. */
+/* Checks that the channels (the last dimension of x) are adjacent in memory, and that no size is above 2^28. */
 static te_result te__want_channels(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     const int last = x->ndim - 1;
@@ -188,23 +190,23 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
     return r;
 }
 
-/* Returns whether the address of x's first element is a multiple of `bytes`. True for NULL, since nothing is read
- * there. */
+/* Returns whether the address of x's first element is a multiple of `bytes`. Returns true if x is NULL, since then
+ * nothing is read. */
 static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
     return (uintptr_t)te__data(x) % bytes == 0;
 }
 
 /* ---- which kernel ---- */
 
-/* The demands that a kernel which moves eight elements at a time makes on one tensor. A family's table has a row for
- * each of its tensors. */
+/* What a kernel that moves eight elements at a time needs of one tensor. Each operation has a table of such rows, one
+ * for each of its tensors. */
 typedef struct te__eight_row {
-    const te_tensor *x; /* NULL: not given, and nothing is asked */
-    te_dtype dtype;     /* NONE: any */
-    int bytes;          /* its address is a multiple of them: 16, or of codes 8 */
+    const te_tensor *x; /* NULL: the tensor is not given, and always passes */
+    te_dtype dtype;     /* the dtype that is needed; TE_DTYPE_NONE: any */
+    int bytes;          /* the address must be a multiple of this: 16, or 8 for codes */
 } te__eight_row;
-/* Why such a kernel does not serve the call, for te_explain; NULL: it does. sizes: all that must be multiples of 8,
- * or-ed. */
+/* Returns why a kernel that moves eight elements at a time cannot do the call, as a text for te_explain. Returns NULL
+ * if it can. `rows` has n entries. `sizes` is the bitwise or of all sizes that must be multiples of 8. */
 static const char *te__eight_lacks(const te__plan *p, const te__eight_row *rows, int n, int64_t sizes) {
     int i;
     if (p->baseline) return "general, one element at a time: no NVRTC to compile other kernels";

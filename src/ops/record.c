@@ -1,8 +1,8 @@
-/* ops/record.c: makes a capture hold the memory of an operation's tensors, and on the CPU store the call. Knows
- * te__args; must not know what operations compute.
+/* ops/record.c: makes a capture hold the memory of an operation's tensors, and, on the CPU, store the call of the
+ * operation. This part may use te__args. It must not depend on what operations compute.
  *
- * A capture outlives the arguments that it was given. So a stored call has its own copies of tensors, lists and the
- * frequencies of a rotation. */
+ * A capture lives longer than the arguments of a captured call. So a stored call has its own copies of the tensors, of
+ * the lists, and of the frequencies of a rotary embedding. */
 
 /* Lets the graph g hold the memory of all tensors of a call until g is destroyed. */
 static te_result te__capture_args(te_graph *g, const te__args *l) {
@@ -19,7 +19,8 @@ static te_result te__capture_args(te_graph *g, const te__args *l) {
 
 /* ---- stored calls, for the CPU ---- */
 
-/* Returns the next `bytes` of a stored call's memory; NULL when memory is NULL, and bytes are only counted. */
+/* Returns the next `bytes` bytes of the memory of a stored call, and adds them to *used. If `memory` is NULL, they are
+ * only counted and the result is NULL. */
 static void *te__call_room(unsigned char *memory, size_t *used, size_t bytes) {
     void *p = memory ? memory + *used : NULL;
     *used += (bytes + 15) / 16 * 16;
@@ -44,7 +45,7 @@ static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *
         memcpy(p->list, &to, sizeof(to));
     }
 }
-/* Returns the angles in the args of an operation that rotates, or NULL. */
+/* Returns the angles in the arguments of a rotary operation, or NULL if there are none. */
 static te_rope_angles *te__angles_of(te_op op, void *args) {
     te_op_qkv_rope_args *f = (te_op_qkv_rope_args *)args;
     te_op_qkv_rope_bwd_args *b = (te_op_qkv_rope_bwd_args *)args;
@@ -52,15 +53,15 @@ static te_rope_angles *te__angles_of(te_op op, void *args) {
     if (op == TE_OP_QKV_ROPE) return f->no_rope ? NULL : &f->angles;
     return op == TE_OP_QKV_ROPE_BWD && !b->no_rope ? &b->angles : NULL;
 }
-/* Copies the frequencies of a call's angles, since the caller may free them when the call returns, like lists and
- * tensors. Functions and texts (te_score_mod) must outlive the call anyway, and are not copied. */
+/* Copies the frequencies of a call's angles, since the caller may free them when the call returns. Functions and texts
+ * (te_score_mod) are not copied, since they must live as long as the capture anyway. */
 static void te__keep_frequencies(te_op op, void *args, unsigned char *memory, size_t *used) {
     te_rope_angles *x = te__angles_of(op, args);
     size_t bytes = x && x->inv_freq ? (size_t)(x->rotary_dim / 2) * sizeof(float) : 0;
     void *to = bytes ? te__call_room(memory, used, bytes) : NULL;
     if (to) x->inv_freq = (const float *)memcpy(to, x->inv_freq, bytes);
 }
-/* Copies the tensors of a call, with what an operation reads of them: shape and memory. */
+/* Copies the tensors of a call. Of a tensor it copies what operations read: the shape and the memory's address. */
 static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t *used) {
     te__args l;
     int64_t i;

@@ -1,8 +1,9 @@
-/* quant/autocast.c: the autocast stack, the delayed update of scales, and the choice of a quantizer for each slot.
- * Knows recipes and quantizers; must not know what a module computes. */
+/* quant/autocast.c: the stack of open autocast regions, the update of delayed scales, and the choice of a quantizer for
+ * each operand of a module (its slot). This part may use recipes and quantizers. It must not depend on what a module
+ * computes. */
 
-/* Checks that delayed parts of a hybrid quantizer have a scale given by the user. The update of a module computes one
- * scale for each slot, so the scales of such parts would stay 1. */
+/* Checks a hybrid quantizer: each of its parts that uses delayed scaling must have a scale given by the user. A module
+ * updates one scale for each slot only, so the scale of such a part would stay 1. */
 static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     int i;
@@ -18,7 +19,8 @@ static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc)
     }
     return TE_OK;
 }
-/* Asks the factory of a custom recipe about every slot of a module, once, and keeps the answers. */
+/* Calls the factory of a custom recipe for every slot of a module, and keeps the answers. Does nothing if the answers
+ * exist already. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
     te__custom_slots *slots;
     te_result result = TE_OK;
@@ -67,7 +69,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     return TE_OK;
 }
 
-/* Returns whether a module keeps scales and histories under this recipe. */
+/* Returns true if a module keeps scales and amax histories under this recipe. */
 static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
     const te__custom_slots *custom = te__asks_factory(r) ? te__custom_slots_of(s, r) : NULL;
     return te__recipe_has(r, TE__SCALE_GIVEN) || (custom && custom->any_own_scale);
@@ -75,8 +77,8 @@ static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
 
 /* ---- the delayed update ---- */
 
-/* Updates the scales on the host, with the user's functions. Like TransformerEngine's unfused update, this always rolls
- * the history. */
+/* Updates the scales on the host, with the user's amax_fn and scale_fn. The amax history always moves on by one row, as
+ * in TransformerEngine's unfused update. */
 static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max,
                                        const float *reduced) {
     int length = (int)slots->history->shape[0], n = slots->n, i, k;
@@ -118,7 +120,8 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates, in one operation, all pending states that have the same recipe and group as `first`. */
+/* Updates, in one operation, the scales of all modules with a pending update, the recipe of `first` and the group of
+ * `first`. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
@@ -175,7 +178,8 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         }
         if (host) te__free(te, host, (size_t)amaxes * sizeof(float));
     }
-    for (s = first; s; s = s->next) /* `first` comes last, since the other states are compared with it */
+    for (s = first; s; s = s->next) /* `first` is cleared after this loop, since TE__ALIKE compares the other states
+                                     * with it */
         if (s != first && TE__ALIKE(s)) te__slots_of(s, backward)->pending = false;
     te__slots_of(first, backward)->pending = false;
 #undef TE__ALIKE
@@ -238,7 +242,8 @@ TE_API bool te_autocast_enabled(const te_ctx *te) {
     return a && a->enabled;
 }
 
-/* Returns how slot `slot` of product `gemm` is quantized in a call. A slot with the module's scale becomes pending. */
+/* Returns the spec that quantizes one operand in a call: slot `slot` of product `gemm`. If the slot uses the scale of
+ * the module, marks the module's slots as pending, so that their scales will be updated. */
 static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int gemm, int slot, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;

@@ -1,17 +1,18 @@
-/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor: allocating them, filling them, and
- * making the column-wise copy from the row-wise one.
- * Knows the rows of kinds; must not know recipes or modules. */
+/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor. This part allocates the copies, fills
+ * them, and makes the column-wise copy from the row-wise one. It may use the table of kinds (te__quant_class). It must
+ * not depend on recipes or modules. */
 
 /* ---- memory ---- */
 
-/* Returns the number of amaxes in a copy of an [m, n] matrix: one for each group of rows if the spec has
- * sizes. Else, if the spec is row_scaled, one for each row (in the column-wise copy: for each column). Else one. */
+/* Returns the number of amaxes of one copy of an [m, n] matrix. If the spec has `sizes`, that is one for each group of
+ * rows. If it has row_scaled, that is one for each row, and in the column-wise copy one for each column. Otherwise it
+ * is one. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
     return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
 }
 
-/* Allocates one copy of an [m, n] matrix by `spec`. Its tensors are zero if `clear` is true, else uninitialised. The
- * copy owns its tensors. */
+/* Allocates the tensors of one copy of an [m, n] matrix, as `spec` says. The tensors are zero if `clear` is true, else
+ * uninitialised. The copy owns its tensors. */
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal,
                                int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
@@ -40,8 +41,8 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* Lets both copies share one tensor for a value that is the same in both: the scale of a whole tensor, and the amax of
- * a tensor without transform. */
+/* Makes both copies share one tensor where they have the same value. This is the scale of a whole tensor, and the amax
+ * of a tensor that is not transformed. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -55,12 +56,12 @@ static void te__copies_share(te__quantized *q) {
     }
 }
 
-/* Returns the sizes of the groups of rows, from the spec of either copy; NULL: one group. */
+/* Returns the sizes of the groups of rows, from the spec of either copy. NULL means that all rows are one group. */
 static te_tensor *te__sizes_of(const te__quant_spec *spec) {
     te_tensor *of_row = te__spec_of(spec, TE_ROWWISE)->sizes;
     return of_row ? of_row : te__spec_of(spec, TE_COLUMNWISE)->sizes;
 }
-/* Returns a quantized tensor with memory for the copies of `usage`. Belongs to the innermost scope. */
+/* Returns a quantized tensor with memory for the copies named by `usage`. The tensor belongs to the innermost scope. */
 static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
                                   const te__quant_spec *spec, int usage, bool clear) {
     te_tensor *y = te__tensor_shell(te, nominal, ndim, shape);
@@ -95,20 +96,21 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     return c->scale ? c->scale : c->data;
 }
-/* Returns the number of values that a quantized tensor has had. It counts the writes of the scale, since the codes of
- * many tensors may be in one buffer. */
+/* Returns the version of a quantized tensor, a number that grows whenever the value is written. It is counted by the
+ * writes of the scale, since the codes of many tensors may be in one buffer. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
 }
-/* Sets the version to `version`, after the value has moved to other memory. */
+/* Sets the version of x to `version`. Called after the value was moved to other memory, which has a version of its
+ * own. */
 static void te__quant_set_version(te_tensor *x, uint64_t version) {
     x->quantized->version_shift += version - te__quant_version(x);
 }
 
 /* ---- filling ---- */
 
-/* Computes amax = max(amax, |x|). */
+/* Raises `amax` to the largest |x| if that is larger. */
 static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     te_op_amax_args args = TE_ZERO;
     args.x = x;
@@ -117,7 +119,7 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Takes a word of the context, which is 0, for the amax that a kernel will write. Returns NULL if all words are
+/* Takes a free pair of words of the context, both 0. A kernel will write an amax there. Returns NULL if all pairs are
  * taken. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
@@ -130,15 +132,16 @@ static te_tensor *te__amax_take(te_ctx *te) {
     return NULL;
 }
 static te__amax_word *te__amax_word_of(te_tensor *pair) { return (te__amax_word *)(void *)pair; }
-/* Gives a word back. If `read` is true, a cast has read the word and left 0 there. Else this function clears the
- * word. */
+/* Gives back what te__amax_take returned. If `read` is true, a cast has read the amax and has left 0 there. Otherwise
+ * this function clears the memory. */
 static void te__amax_give(te_tensor *pair, bool read) {
     if (!pair) return;
     if (!read) pair->te->device->clear(pair->te, te__data(pair), te_tensor_bytes(pair));
     te__amax_word_of(pair)->taken = false;
 }
 
-/* Quantizes x by `spec` into the copies of y that `usage` names. Temporaries belong to an inner frame. */
+/* Quantizes x as `spec` says into the copies of y named by `usage`. Temporary tensors belong to a frame of this
+ * function. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage,
                                 const te_tensor *noop) {
     te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL,
@@ -164,18 +167,19 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* The quantized output of an operation. If the scale is known beforehand, the operation writes the codes at once. Else
- * it writes a plain tensor, which te__quant_out_close quantizes. An empty output is plain too, since no operation would
- * write its scale. */
+/* The quantized output of an operation. If the scale is known beforehand, the operation itself writes the codes.
+ * Otherwise it writes a plain tensor, and te__quant_out_close quantizes that. An empty output is a plain tensor too,
+ * since no operation would write its scale. */
 typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the operation writes the codes at once */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
-    te_tensor *x_amax; /* the word that was taken, whose first number is `amax`; or NULL */
+    te_tensor *x_amax; /* the pair from te__amax_take, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Chooses where the operation leaves the amax of its output for the cast: in a word of the context, which a cast with
- * one scale clears; in the copies' own amax; or, if there is none or a group reduces the amax, in a new tensor. */
+/* Chooses where the operation stores the amax of its output, for the cast that follows. For a kind with one scale this
+ * is a word of the context (te__amax_take), which the cast clears. Otherwise it is the amax tensor of the copy. If
+ * there is no such tensor, or if ranks reduce the amax, it is a new tensor. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = out->y->quantized->row.data ? &out->y->quantized->row : &out->y->quantized->col;
@@ -187,7 +191,8 @@ static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *sp
     return !out->amax ? te_error_code(te) : out->x_amax ? TE_OK : te_tensor_fill(out->amax, 0.0);
 }
 
-/* Begins a quantized output. `spec` has a given scale, or takes an amax. y is NULL on failure. */
+/* Begins a quantized output. `spec` either has a scale from outside, or its cast can take an amax. On failure the field
+ * y of the result is NULL. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
                                         const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
@@ -208,7 +213,8 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
     if (!out.y && grouped) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
-/* Ends a quantized output. `result` is the result of the operation that wrote the plain tensor or the codes. */
+/* Ends a quantized output. `result` is the result of the operation, which wrote either the plain tensor or the
+ * codes. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
     te__quant_spec known = *spec;
     if (!out->plain) return result;
@@ -225,8 +231,8 @@ static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *s
 
 /* ---- the column-wise copy from the row-wise one ---- */
 
-/* Returns whether the column-wise copy of x can be made from the row-wise one. The copies of a hybrid tensor cannot,
- * since they are quantized independently. */
+/* Returns true if the column-wise copy of x can be made from the row-wise one. This is false for a hybrid tensor, since
+ * its copies are quantized independently. */
 static bool te__column_follows(const te_tensor *x) {
     const te__quant_copy *row = &x->quantized->row;
     return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW &&
@@ -234,7 +240,7 @@ static bool te__column_follows(const te_tensor *x) {
            (!row->amax || te__numel(row->amax) == 1);
 }
 
-/* Returns the spec by which te__copy_open makes a copy of the same layout as c. */
+/* Returns a spec with which te__copy_open makes a copy in the layout of c. */
 static te__quant_spec te__copy_spec(const te__quant_copy *c) {
     te__quant_spec spec;
     memset(&spec, 0, sizeof(spec));
@@ -265,7 +271,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     if (is_new && te->capture && te__is_outside(row->data->buffer))
         return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);
-    te->warming = false; /* the copy outlives a warm-up, so it is really computed */
+    te->warming = false; /* the copy lives longer than a warm-up; so it is computed even during one */
     if (row->cls->form == TE__FORM_PLAIN) {
         if (!is_new) result = te_tensor_copy(col->data, row->data);
         else {
@@ -292,7 +298,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     return result;
 }
 
-/* Returns a second handle to x that holds only the copies of `usage`, to be saved for the backward pass. */
+/* Returns a second handle to x, to be saved for the backward pass. The handle has only the copies named by `usage`. */
 static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
     te_tensor *y = te__alias_any(x);
     if (!y) return NULL;

@@ -1,5 +1,5 @@
-/* quant/form.c: the form of quantized tensors: which tensors hold their values, and how they are decoded, shared and
- * released. Knows the rows of kinds; must not know how copies are made. */
+/* quant/form.c: how quantized tensors are stored: which tensors hold the value, and how it is decoded, shared and
+ * released. This part may use the table of kinds (te__quant_class). It must not depend on how copies are made. */
 
 /* ---- releasing quantizers ---- */
 
@@ -22,7 +22,7 @@ TE_API void te_quantizer_destroy(te_quantizer *q) {
 
 /* ---- values ---- */
 
-/* Returns the value of one copy as a plain tensor with x's shape, without history. */
+/* Decodes one copy of x. Returns a plain tensor with the shape of x, which is not recorded on the tape. */
 static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dtype) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y, *apart;
@@ -36,7 +36,7 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
         x->te, apart && te__unpad_groups(apart, x->quantized->sizes, c->cls->group_rows, y) == TE_OK ? y : NULL);
 }
 
-/* Returns the value of the row-wise copy, or of the column-wise copy if there is no row-wise one. */
+/* Returns the decoded row-wise copy. If there is none, returns the decoded column-wise copy. */
 static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
     return te__copy_dequantize(x, x->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE, dtype);
 }

@@ -1,13 +1,14 @@
-/* quant/groups.c: groups of rows, each quantized separately, whose sizes are on the device: the group of each row, and
- * moving rows apart so that no block of a column-wise copy has rows of two groups. Knows the rows of kinds and the maps
- * of chunks; must not know what the groups mean.
+/* quant/groups.c: groups of rows that are quantized separately. The sizes of the groups are on the device. This part
+ * finds the group of each row. It also moves groups apart, so that no block of a column-wise copy has rows of two
+ * groups. It may use the table of kinds (te__quant_class) and the operations on maps of rows. It must not depend on the
+ * meaning of the groups.
  *
- * The row-wise copy of such a tensor keeps the rows in place. So does the column-wise copy of a kind with one scale per
- * tensor. In the column-wise copy of any other kind each group begins at a multiple of group_rows rows, with rows of
- * zeros between groups. */
+ * The row-wise copy of such a tensor keeps the rows in place. The column-wise copy does so too if the kind has one
+ * scale per tensor. In a column-wise copy of any other kind each group begins at a multiple of group_rows rows, and
+ * rows of zeros lie between the groups. */
 
-/* Returns a number of rows that is enough for n groups of `rows` rows in all, each group rounded up to a multiple of
- * `align`. */
+/* Returns a number of rows that is always enough for n groups, each padded to a multiple of `align` rows. `rows` is the
+ * sum of their sizes without padding. */
 static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) {
     return (rows + n * (align - 1)) / align * align;
 }
@@ -21,8 +22,8 @@ static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t row
     return args.row_id_map && te_op_moe_chunk_map(te, &args) == TE_OK ? args.row_id_map : NULL;
 }
 
-/* Returns the sizes, each rounded up to a multiple of `align`. If `map` is not NULL, also sets *map to an
- * i32 [rows]: the row to which each row moves. */
+/* Returns the sizes of the groups, each rounded up to a multiple of `align`. If `map` is not NULL, sets *map to an i32
+ * [rows] tensor. It has, for each row, the index of the row after the groups are padded. */
 static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t align, int64_t rows, te_tensor **map) {
     te_op_moe_splits_args splits = TE_ZERO;
     te_op_moe_chunk_map_args args = TE_ZERO;
@@ -38,8 +39,8 @@ static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t a
     return *map && te_op_moe_chunk_map(te, &args) == TE_OK ? splits.padded : NULL;
 }
 
-/* Returns x [M, N] with its groups moved to multiples of `align` rows and zeros between them. Sets
- * *padded to the sizes of the padded groups. */
+/* Pads the groups of x [M, N]: returns a matrix in which each group begins at a multiple of `align` rows, with zeros
+ * between the groups. Sets *padded to the sizes of the padded groups. */
 static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor **padded) {
     te_ctx *te = x->te;
     te_op_moe_permute_args args = TE_ZERO;
@@ -52,7 +53,8 @@ static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int
     args.y = te__empty_2d(te, x->dtype, te__padded_rows(te__rows(x), te__numel(sizes), align), te__cols(x));
     return args.x && args.y && te_op_moe_permute(te, &args) == TE_OK ? args.y : NULL;
 }
-/* Moves the rows of padded groups back into y. Rows of y that belong to no group become 0. */
+/* Copies the rows of x, a matrix with padded groups, back to their places in y. Rows of y that belong to no group
+ * become 0. */
 static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor *y) {
     te_ctx *te = x->te;
     te_op_moe_unpermute_args args = TE_ZERO;
@@ -65,12 +67,12 @@ static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, in
     return args.y ? te_op_moe_unpermute(te, &args) : te_error_code(te);
 }
 
-/* Returns whether this copy of a tensor with groups has them moved apart. */
+/* Returns true if the groups of rows are padded in this copy of a tensor with groups. */
 static bool te__copy_is_padded(const te__quant_copy *c, int which) {
     return which == TE_COLUMNWISE && c->cls->group_rows > 1;
 }
 
-/* Returns x with the shape of its padded copy, [rows, N], and with the sizes of the padded groups. */
+/* Returns a handle to x with the shape [rows, N] of its padded copy, and with the sizes of the padded groups. */
 static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) {
     te_tensor *y = te__alias_any(x),
               *sizes = y ? te__padded_sizes(x->te, x->quantized->sizes, c->cls->group_rows, 0, NULL) : NULL;
@@ -83,7 +85,8 @@ static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) 
     return y;
 }
 
-/* Fills the copies by spec->cls->fill, with the groups of rows moved apart where the column-wise copy needs that. */
+/* Fills the copies by the function `fill` of the kind. If the column-wise copy needs padded groups, pads the groups of
+ * x first. */
 static te_result te__fill_copies(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te__quant_spec apart = *spec;

@@ -1,9 +1,9 @@
-/* quant/inspect.c: measures the error of quantizing each operand of each module, in the call that quantizes the
- * operand. Knows scaling states and the error operation; must not know what a module computes. When off, it costs one
- * comparison per quantization. */
+/* quant/inspect.c: measures the quantization error of each operand of each module, at the time when the operand is
+ * quantized. This part may use scaling states and the operation quant_error. It must not depend on what a module
+ * computes. When inspection is off, it costs one comparison for each quantization. */
 
-/* Returns the largest magnitude that each element of a copy could have: the copy decoded with the largest code in every
- * place. NULL for copies without codes, or with a transform. */
+/* Returns, for each element of a copy, the largest magnitude that the element's scale allows. This is the copy decoded
+ * with the largest code everywhere. Returns NULL for a copy without codes or with a transform. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te_tensor *y = te__alias_any(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
@@ -19,8 +19,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     return te__copy_dequantize(y, which, TE_F32);
 }
 
-/* Measures the error of xq, which was made from x, the operand `type` of product `gemm`. The numbers replace the slot's
- * earlier ones. Does nothing unless inspecting. */
+/* Measures the error of xq, the quantized x. x is the operand `type` of product `gemm`. The measurement replaces the
+ * earlier one of this operand. Does nothing while inspection is off. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
     te_op_quant_error_args error = TE_ZERO;
@@ -33,7 +33,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
         s->inspection = (te__inspection *)te__alloc_zero(te, te__inspection_bytes(s));
         if (!s->inspection) return;
     }
-    /* in the backward pass the path is empty, and the path of the forward pass stays */
+    /* In the backward pass the module path is empty. The path of the forward pass is kept. */
     if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path));
     s->inspection->module_type = s->module_type;
     slot = &s->inspection->slot[gemm * TE__INSPECTED_TYPES + (type == TE_TENSOR_INPUT    ? 0

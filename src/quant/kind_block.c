@@ -1,4 +1,4 @@
-/* quant/kind_block.c: the kind TE_QUANT_BLOCK: FP8 with an f32 scale for each block of 1 x 128 or 128 x 128
+/* quant/kind_block.c: the kind TE_QUANT_BLOCK. It is FP8 with an f32 scale for each block of 1 x 128 or 128 x 128
  * elements. */
 
 static te_result te__block_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {

@@ -1,4 +1,4 @@
-/* quant/kind_custom.c: the kind TE_QUANT_CUSTOM: functions of the user make and read the copies. */
+/* quant/kind_custom.c: the kind TE_QUANT_CUSTOM. The user's functions make the copies and read them. */
 
 static te_result te__custom_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (!desc->custom || !desc->custom->quantize || !desc->custom->dequantize || !desc->custom->name)

@@ -1,5 +1,5 @@
-/* quant/kind_mxfp8.c: the kind TE_QUANT_MXFP8: FP8 with an E8M0 scale for each 32 elements along the contraction, or
- * for each block of 32 x 32. */
+/* quant/kind_mxfp8.c: the kind TE_QUANT_MXFP8. It is FP8 with an E8M0 scale for each 32 elements along the contraction,
+ * or for each block of 32 x 32 elements. */
 
 static te_result te__mxfp8_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     (void)te, (void)who;

@@ -1,5 +1,5 @@
-/* quant/kind_nvfp4.c: the kind TE_QUANT_NVFP4: FP4 with an E4M3 scale for each 16 elements, or each block of 16 x 16,
- * and an f32 amax of the whole tensor. */
+/* quant/kind_nvfp4.c: the kind TE_QUANT_NVFP4. It is FP4 with an f32 amax of the whole tensor, and an E4M3 scale for
+ * each 16 elements or for each block of 16 x 16 elements. */
 
 static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (desc->nvfp4.rht == TE_ON && desc->quantization_2d == TE_ON)
@@ -29,16 +29,16 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* Fills the copies. spec->amax is the amax of x if the operation that made x left it, else NULL. Without a group this
- * tensor is the copies' own amax, which both copies then share. */
+/* Fills the copies. If the operation that made x has stored the amax of x, spec->amax has that amax, else spec->amax is
+ * NULL. If no group of ranks reduces the amax, spec->amax is the amax tensor of the copies, shared by both. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_op_amax_args by_rows = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* the copies' own amaxes, while a group reduces temporary ones: a collective
-                                         * that fails leaves the copies as they are */
+    te_tensor *whole[2] = {NULL, NULL}; /* the amax tensors of the copies, while a group of ranks reduces temporary
+                                         * ones. So a failed collective leaves the copies unchanged */
     te_result result = TE_OK;
     int i;
     amax.x = x;
@@ -62,8 +62,8 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     }
     cast.measure = !whole[0] && !whole[1] && !spec->sizes && !spec->amax; /* measure: the cast measures the amaxes
                                                                            * itself */
-    if (spec->sizes && row) { /* groups may begin at any row; the column-wise copy is filled by another call
-                               * (te__fill_copies) */
+    if (spec->sizes && row) { /* groups may begin at any row, so this branch measures amaxes for the row-wise copy only;
+                               * te__fill_copies fills the column-wise copy by another call */
         by_rows.x = x;
         by_rows.amax = amax.amax_row;
         by_rows.groups = amax.groups;
@@ -84,7 +84,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     cast.rht = spec->rht;
     cast.no_random_sign_mask = spec->no_random_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
-    if (spec->stochastic) { /* takes one offset of the random state for each copy */
+    if (spec->stochastic) { /* stochastic rounding uses up one offset of the random state for each copy */
         te__draw draw = te__rng_draw(te, 2);
         cast.seed = draw.seed;
         cast.offset = draw.offset;
@@ -115,14 +115,14 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
     return args.y && te_op_nvfp4_dequantize(x->te, &args) == TE_OK ? args.y : NULL;
 }
 
-/* Writes the scales of the transposed copy of 16 x 16 blocks. Scale (n, j) of the column-wise copy is the row-wise
- * scale of row 16 j and column block n / 16. */
+/* Computes the scales of the column-wise copy from those of the row-wise copy, for blocks of 16 x 16 elements. Scale
+ * (n, j) of the column-wise copy is the row-wise scale at row 16 j and column block n / 16. */
 static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m,
                                        int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
-    for (part = 0; part < 2 && result == TE_OK; part++) { /* first the whole blocks of 16 columns, then the remaining
-                                                           * columns */
+    for (part = 0; part < 2 && result == TE_OK; part++) { /* part 0: the whole blocks of 16 columns; part 1: the
+                                                           * remaining columns */
         int64_t first = part ? n / 16 : 0, shape[3];
         te_tensor *src, *dst;
         shape[0] = part ? n % 16 != 0 : n / 16;

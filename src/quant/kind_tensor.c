@@ -1,9 +1,9 @@
-/* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT: FP8 with one scale per tensor, which is given
- * (delayed) or comes from the tensor's amax (current). */
+/* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT. Both are FP8 with one scale per tensor. With
+ * delayed scaling the scale is given. With current scaling it is computed from the amax of the tensor. */
 
-/* Fills the copies. The scale is given, or is computed from the amax of x, which a group of ranks reduces first. With
- * groups of rows, each group has its own scale. The operation that made x may have left the amax in a word that the
- * cast clears (x_amax), or in a tensor. */
+/* Fills the copies. The scale is given, or is computed from the amax of x. If there is a group of ranks, it reduces the
+ * amax first. If there are groups of rows, each has a scale of its own. If the operation that made x has stored the
+ * amax, this is in spec->x_amax (a word that the cast clears) or in spec->amax. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te_ctx *te = x->te;

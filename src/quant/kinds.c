@@ -1,6 +1,7 @@
-/* quant/kinds.c: the table of kinds, and the check that a desc sets only fields that its kind reads. */
+/* quant/kinds.c: the table of the kinds of quantizers, and the check that a te_quantizer_desc sets no field that its
+ * kind ignores. */
 
-/* The rows, in the order of te_quant_kind. */
+/* The entries, in the order of te_quant_kind. */
 static const te__quant_class *const te__quant_classes[] = {NULL,
                                                            &te__quant_delayed,
                                                            &te__quant_current,
@@ -11,7 +12,7 @@ static const te__quant_class *const te__quant_classes[] = {NULL,
                                                            &te__quant_hybrid,
                                                            &te__quant_custom};
 
-/* Returns the row of a kind; NULL for TE_QUANT_NONE and for numbers that are no kind. */
+/* Returns the table entry of a kind. Returns NULL for TE_QUANT_NONE and for numbers that are not a kind. */
 static const te__quant_class *te__quant_class_of(te_quant_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(te__quant_classes) ? te__quant_classes[kind] : NULL;
 }
@@ -20,7 +21,7 @@ static te_result te__quant_unknown(te_ctx *te, te_quant_kind kind, const char *w
                     (int)kind, (int)TE_QUANT_DELAYED, (int)TE_QUANT_CUSTOM);
 }
 
-/* The fields of te_quantizer_desc that not every kind reads, with a bit for each kind that does. */
+/* The fields of te_quantizer_desc that only some kinds read. Each has a bit for every kind that reads it. */
 static const te__field te__quantizer_fields[] = {
 #define TE__OF(KIND) (1 << TE_QUANT_##KIND)
 #define TE__ROW(group, KIND, field) TE__FIELD_IN(te_quantizer_desc, group, te_##group##_quantizer, field, TE__OF(KIND))
@@ -46,7 +47,7 @@ static const te__field te__quantizer_fields[] = {
 #undef TE__ROW
 };
 
-/* Fails if a field is set that this kind does not read. */
+/* Fails if the desc sets a field that its kind does not read. */
 static te_result te__quant_check_kinds(te_ctx *te, const te_quantizer_desc *desc, const te__quant_class *cls,
                                        const char *who) {
     int i;

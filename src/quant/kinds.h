@@ -1,13 +1,13 @@
-/* quant/kinds.h: te__quant_class, the row of one kind of quantizer (a table of facts and functions), the structs of
- * quantized tensors, and helpers that several kinds use. The rows are in quant/kind_NAME.c; other files ask a row and
- * never compare kinds. Must not know any single kind. */
+/* quant/kinds.h: the structs of quantized tensors, and te__quant_class, the table entry of one kind of quantizer (facts
+ * and functions). It also has helpers that several kinds use. The entries are in quant/kind_NAME.c. Other files read
+ * the entry of a kind instead of comparing kinds. This part must not depend on any single kind. */
 
 /* ---- quantized tensors ---- */
 
 typedef struct te__quant_class te__quant_class; /* a kind of quantizer, below */
 
-/* One copy of a quantized tensor, and how it must be read; te_quantized_view describes the layouts. The copies of a
- * hybrid tensor have different kinds. */
+/* One copy of a quantized tensor, with the options that are needed to read it. te_quantized_view describes the layouts.
+ * In a hybrid tensor the two copies have different kinds. */
 typedef struct te__quant_copy {
     const te__quant_class *cls;
     te_tensor *data;  /* NULL: this copy was not made */
@@ -19,24 +19,25 @@ typedef struct te__quant_copy {
     bool swizzled;          /* MXFP8, NVFP4 */
     te_custom_quantizer custom;
 } te__quant_copy;
-/* A specification of how to quantize: a te_quantizer_desc with its defaults resolved. */
+/* Describes how to quantize a tensor: it has the fields of a te_quantizer_desc, with defaults filled in. */
 typedef struct te__quant_spec {
     const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    te_tensor *x_amax; /* current: f32 [2], the amax of the input, as te_op_fp8_quantize takes it (borrowed); NULL: the
-                        * cast measures it */
-    te_tensor *bias_grad; /* delayed, current: receives the column sums of the input; or NULL */
+    te_tensor *x_amax; /* current scaling: f32 [2] with the amax of the input, in the form that te_op_fp8_quantize takes
+                        * (borrowed); NULL: the cast measures the amax */
+    te_tensor *bias_grad; /* delayed and current scaling: receives the column sums of the input; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled,
         e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* reduces amaxes; borrowed */
-    te_tensor *scale, *amax;                /* delayed: f32 [1] each, or with `sizes` [n] of any stride. Other kinds:
-                                             * scale NULL; amax: the amax of the input, if the operation that made it
-                                             * left it (te__quant_out_open), or NULL */
-    te_tensor *sizes;                       /* i32 or i64 [n]: the rows of groups that are quantized separately
-                                             * (borrowed); NULL: one group */
+    te_tensor *scale, *amax;                /* delayed scaling: f32 [1] each, or [n] of any stride if there are `sizes`.
+                                             * Other kinds: scale is NULL; amax is the amax of the input if the
+                                             * operation that made the input has stored it (te__quant_out_open), else
+                                             * NULL */
+    te_tensor *sizes;                       /* i32 or i64 [n]: numbers of rows of the groups, which are quantized
+                                             * separately (borrowed); NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
     te_custom_quantizer custom;
 } te__quant_spec;
@@ -50,15 +51,17 @@ struct te_quantizer {
 
 typedef struct te__quantized {
     const te__quant_class *cls; /* the kind of the quantizer that made it */
-    te_quantizer *quantizer; /* the quantizer that made it (a reference), or NULL if an internal spec did */
+    te_quantizer *quantizer; /* the quantizer that made this tensor (a reference); NULL if a spec without quantizer
+                              * did */
     te__quant_copy row, col;
-    te_tensor *sizes; /* [n], the sizes of groups of rows, each with its own scale and amax (quant/groups.c); NULL: one
-                       * group */
-    uint64_t version_shift; /* added to the version of the counting memory, since the value may move to other memory */
-    void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or
-                       * NULL */
+    te_tensor *sizes; /* [n], the sizes of the groups of rows; each group has its own scale and amax (quant/groups.c);
+                       * NULL: one group */
+    uint64_t version_shift; /* added to the version that the memory counts, so that a value keeps its version when it
+                             * moves to other memory */
+    void *init_value; /* only of a weight: the value before it was first quantized, in the nominal dtype and in host
+                       * memory; or NULL */
     size_t init_bytes;
-    uint64_t init_version; /* the version of the tensor whose value is init_value */
+    uint64_t init_version; /* the version of the tensor when its value was init_value */
 } te__quantized;
 
 /* Retains the tensors of a copy. */
@@ -87,13 +90,12 @@ typedef struct te__quantized_init { /* one region of te_quantized_model_init_beg
     bool enabled, preserve;
 } te__quantized_init;
 
-/* A word of device memory in which an operation leaves the amax of its output for the cast that quantizes the output
- * next (te__amax_take). The cast leaves 0 there, so the word needs neither an allocation nor a launch that clears
- * it. */
+/* A word of device memory through which an operation passes the amax of its output to the cast that follows
+ * (te__amax_take). The cast leaves 0 there. So no memory is allocated for the amax, and no launch clears it. */
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while the word is free. Must be the
-                     * first field: te__amax_give finds the word by its address */
+    te_tensor pair; /* f32 [2]: the amax, and a counter of blocks for the cast; both are 0 while the word is free. This
+                     * must be the first field, since te__amax_give finds the word by the address of the pair */
     te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
@@ -108,9 +110,10 @@ typedef struct te__quant_state {
     te_microbatch is_first_microbatch; /* the value for calls that do not give one */
     struct te__scaling *scaling; /* a list of the scaling states of this context's modules */
     bool has_scales;             /* a scaling state has been made */
-    int num_optimizers;          /* 0: no te_optimizer_step tells when a training step has ended */
-    struct te__snapshot *recording, *replaying; /* of the innermost checkpoint in its first run, and of the innermost in
-                                                 * its second run */
+    int num_optimizers;          /* number of optimizers; if it is 0, no te_optimizer_step marks the end of a training
+                                  * step */
+    struct te__snapshot *recording, *replaying; /* snapshots of two checkpoints: of the innermost in its first run, and
+                                                 * of the innermost in its second run */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
 } te__quant_state;
@@ -122,83 +125,89 @@ static te__quant_state *te__quant_of(const te_ctx *te) {
 /* ---- kinds ---- */
 
 typedef enum te__quant_form {
-    TE__FORM_CODES, /* FP8 or FP4 codes and scales, which operations write and read */
+    TE__FORM_CODES, /* FP8 or FP4 codes and their scales; operations write and read both */
     TE__FORM_PLAIN, /* the tensor itself */
-    TE__FORM_PARTS, /* copies of two other kinds: spec->row and spec->col */
+    TE__FORM_PARTS, /* two copies of different kinds, made by spec->row and spec->col */
     TE__FORM_OPAQUE /* tensors that functions of the user make and read */
 } te__quant_form;
 
 /* The facts of a kind, as bits. */
 enum {
-    TE__TENSOR_SCALED = 1,    /* one scale per tensor, f32 [1], the same in both copies; any kind with this bit can read
-                               * such copies */
-    TE__SCALE_GIVEN = 2,      /* spec->scale and spec->amax come from outside: the scale to use, and the amax for its
-                               * next update */
-    TE__TENSOR_AMAX = 4,      /* each copy keeps an f32 amax of the whole tensor, or one per line */
+    TE__TENSOR_SCALED = 1,    /* one scale per tensor, f32 [1], the same in both copies; all kinds with this bit have
+                               * the same layout */
+    TE__SCALE_GIVEN = 2,      /* spec->scale and spec->amax come from outside. The cast uses this scale, and stores the
+                               * amax for the next update of the scale */
+    TE__TENSOR_AMAX = 4,      /* each copy keeps an f32 amax of the whole tensor, or one for each row or column */
     TE__TRANSPOSED = 8,       /* the column-wise copy is stored transposed */
-    TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; without this bit products decode them first */
-    TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the transpose of the row-wise one, if each scale belongs to a
-                               * square of elements or to the whole tensor */
-    TE__BOTH_FROM_SLICES = 64, /* slices are cast into both copies, since neither copy gives the other; the column-wise
-                                * copy has transposed tiles */
+    TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; without this bit they are decoded before a product */
+    TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the transpose of the row-wise one, provided that each scale
+                               * belongs to a square block or to the whole tensor */
+    TE__BOTH_FROM_SLICES = 64, /* slices are cast into both copies, since neither copy can be made from the other; the
+                                * tiles of the column-wise copy are transposed */
     TE__EXACT_CODES = 128,    /* a code times its block's scale is exact in bf16 */
-    TE__TAKES_AMAX = 256,     /* the cast can take the amax of the whole tensor from the operation that made the tensor:
+    TE__TAKES_AMAX = 256,     /* the operation that made a tensor can hand the amax of the tensor to the cast, in
                                * spec->amax or spec->x_amax */
     TE__BLOCKS_IN_ATTENTION = 512 /* FP8 attention reads q, k, v, o and their gradients in these blocks */
 };
 
-/* The row of one kind. A function may be NULL where its comment says so, and where `form` leaves it nothing to do. */
+/* The table entry of one kind of quantizer. A function is NULL where its comment allows that, or where the form of the
+ * kind does not need it. */
 struct te__quant_class {
     te_quant_kind kind;
     const char *name; /* for messages */
     te__quant_form form;
     int facts;
     te_dtype code_dtype, scale_dtype; /* code_dtype NONE: e4m3 or e5m2, as the desc says */
-    te_scaling scaling[2];            /* for operations that read the copies; [1]: with two-dimensional blocks */
-    int64_t slice_tile[2];            /* rows and columns of the tile that shares a scale in weights quantized by
-                                       * slices; 0: no tiles */
-    const char *slices_need;          /* the error text for a spec whose blocks are not slice_tile, or that has other
-                                       * options; without tiles, for any spec; NULL: any spec will do */
-    /* Copies the fields of a desc that only this kind reads into the spec, and refuses wrong ones. NULL: there are no
-     * such fields. */
+    te_scaling scaling[2];            /* passed to operations that read the copies; [1] is for two-dimensional blocks */
+    int64_t slice_tile[2];            /* rows and columns of a tile with one scale, in weights that are quantized slice
+                                       * by slice; 0: there are no tiles */
+    const char *slices_need;          /* the error text for specs that slices do not support. Slices need blocks of
+                                       * slice_tile without further options; a kind without tiles never has them. NULL:
+                                       * slices support every spec */
+    /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
+     * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
-    /* Computes the shape of a copy's scales; `inner` runs along the contraction. NULL: TE__TENSOR_SCALED, or not
-     * codes. */
+    /* Computes the shape of the scales of a copy [outer, inner]; `inner` is the size along the contraction. NULL: the
+     * kind has TE__TENSOR_SCALED, or no codes. */
     void (*scale_shape)(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]);
-    /* Quantizes x (contiguous) into row and col, of which one may be NULL. Opaque copies get new tensors. */
+    /* Quantizes x, which is contiguous, into `row` and `col`. One of the two may be NULL. Copies of the form
+     * TE__FORM_OPAQUE get new tensors. */
     te_result (*fill)(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                       const te_tensor *noop);
-    /* Returns the value of one copy of x as a plain tensor, without history; NULL with an error. */
+    /* Returns copy c of x, decoded to a plain tensor that is not recorded on the tape. Returns NULL with an error on
+     * failure. */
     te_tensor *(*decode)(const te_tensor *x, const te__quant_copy *c, int which, te_dtype dtype);
-    /* With TE__COLUMNS_FOLLOW: writes the scales of the transposed codes. NULL: both copies share their scales. */
+    /* Only with TE__COLUMNS_FOLLOW: computes the scales of the transposed copy. NULL: both copies share their
+     * scales. */
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
-    /* Returns the factor of a whole tensor, for inspection, from the tensor's amax, or without TE__TENSOR_AMAX from its
-     * scale. NULL: there is none. */
+    /* For inspection: returns the factor that belongs to the whole tensor. `word` is the amax of the tensor if the kind
+     * has TE__TENSOR_AMAX, else the scale. NULL: there is no such factor. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
-    /* Ranks exchange shards of a tensor's first dimension as codes and scales if the shard's rows and columns are
-     * multiples of this; 0: never. */
+    /* Ranks may exchange codes and scales of a tensor that is sharded along its first dimension. This needs shards
+     * whose numbers of rows and columns are multiples of shard_tile. 0: never. */
     int64_t shard_tile;
-    int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise and of the column-wise
-                          * copy */
-    const char *two_dimensional; /* for messages: the option that makes two-dimensional blocks; NULL: there is none */
-    int64_t group_rows;  /* rows in a block of the column-wise copy, in which groups of rows begin at multiples of this;
-                          * 0: not codes */
+    int shard_scales[2]; /* the dimension of the scale tensor that grows with the number of rows: first for the
+                          * row-wise, then for the column-wise copy */
+    const char *two_dimensional; /* for messages: the name of the option for two-dimensional blocks; NULL: there is
+                                  * none */
+    int64_t group_rows;  /* number of rows in a block of the column-wise copy; groups of rows begin at multiples of it;
+                          * 0: the kind has no codes */
 };
 
-/* Returns whether a cast by `spec` can take an amax. It cannot if the numbers are transformed first, or if each line or
- * each group of rows has its own amax. */
+/* Returns true if a cast by `spec` can take an amax from outside. It cannot if the input is transformed first, or if
+ * each row, column or group of rows has an amax of its own. */
 static bool te__takes_amax(const te__quant_spec *spec) {
     return spec->cls->facts & TE__TAKES_AMAX && !spec->rht && !spec->row_scaled && !spec->sizes;
 }
 
 static bool te__is_opaque(const te__quant_class *cls) { return cls && cls->form == TE__FORM_OPAQUE; }
 
-/* Returns whether copies of kinds a and b have the same meaning. */
+/* Returns true if copies of the kinds a and b have the same layout. */
 static bool te__same_layout(const te__quant_class *a, const te__quant_class *b) {
     return a == b || (a->facts & b->facts & TE__TENSOR_SCALED);
 }
 
-/* Returns the spec of one copy: hybrid quantizers have a different one for each copy. */
+/* Returns the spec of one copy. In a hybrid quantizer each copy has a spec of its own. */
 static const te__quant_spec *te__spec_of(const te__quant_spec *spec, int which) {
     if (spec->cls->form != TE__FORM_PARTS) return spec;
     return which == TE_ROWWISE ? spec->row : spec->col;
@@ -207,8 +216,8 @@ static te__quant_copy *te__copy_of(const te_tensor *x, int which) {
     return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col;
 }
 
-/* Stores the data and scale tensors of the copies `row` and `col`, which a cast is to write. Both results of a copy are
- * NULL if the copy is NULL. */
+/* Sets the four results to the data and scale tensors of `row` and `col`, the copies that a cast will write. If a copy
+ * is NULL, its two results are NULL. */
 static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *col, te_tensor **row_data,
                              te_tensor **row_scale, te_tensor **col_data, te_tensor **col_scale) {
     *row_data = row ? row->data : NULL;
@@ -217,8 +226,8 @@ static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *co
     *col_scale = col ? col->scale : NULL;
 }
 
-/* Returns the leading dimension of codes: rows start at multiples of 16 bytes, so that every kernel may load 16 bytes
- * at a time, whatever the shape. */
+/* Returns the leading dimension for codes with `columns` columns. It makes rows start at multiples of 16 bytes. So
+ * every kernel may load 16 bytes at a time, for any shape. */
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) {
     return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16);
 }

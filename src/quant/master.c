@@ -1,22 +1,23 @@
-/* quant/master.c: quantizes the weights of a model from sharded f32 master weights: amaxes of the slices, reduced over
- * the ranks; scales of the whole weights; codes of the slices. Knows slices and groups; must not know optimizers or
- * modules.
+/* quant/master.c: quantizes the weights of a model from f32 master weights, of which each rank has slices. First the
+ * amaxes of the slices are measured and reduced over the ranks. Then come the scales of the whole weights, and then the
+ * codes of the slices. This part may use slices and groups of ranks. It must not depend on optimizers or modules.
  *
- * The numbers are those of TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). TransformerEngine has
- * a reduction for each kind of scaling. Here the amaxes of all weights are in one buffer, which one te_all_reduce
- * reduces. So every rank calls one collective, whatever it owns, and nothing is written before that call: if a rank
- * fails until then, the call fails on all ranks and changes nothing. */
+ * The results are those of TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). TransformerEngine does
+ * one reduction for each kind of scaling. Here the amaxes of all weights are in one buffer, and one te_all_reduce
+ * reduces them. So every rank calls one collective, even if it owns nothing. Nothing is written before that call. If a
+ * rank fails before it, the call fails on all ranks and changes nothing. */
 
-/* The work on one copy of one weight, or on both copies for a kind with TE__BOTH_FROM_SLICES. */
+/* The work on one copy of one weight. For a kind with TE__BOTH_FROM_SLICES it is the work on both copies. */
 typedef struct te__master_job {
     te_tensor *weight;
     const te__quant_spec *spec;
     int which;                  /* the copy that is written */
-    te__quant_copy *copy, *col; /* col: the column-wise copy, for TE__BOTH_FROM_SLICES */
+    te__quant_copy *copy, *col; /* col: the column-wise copy, used with TE__BOTH_FROM_SLICES */
     te_tensor *shard, *shard_col;
     te_tensor *slice;           /* this rank's slice in the nominal dtype, or NULL */
     int64_t start, rows, cols;
-    te_tensor *amax_tensor, *amax, *amax_col; /* of the whole weight; by tile, for each copy. All are views of the
+    te_tensor *amax_tensor, *amax, *amax_col; /* amax_tensor: of the whole weight; amax and amax_col: of the tiles, for
+                                               * the row-wise and the column-wise copy. All three are views of the
                                                * buffer, or NULL */
 } te__master_job;
 
@@ -44,7 +45,8 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
-/* Checks the tensor that receives the codes of a slice instead of the weight. An empty slice needs no tensor. */
+/* Checks the shard: a tensor that receives the codes of a slice in place of the weight. An empty slice needs no
+ * shard. */
 static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start,
                                         int64_t n) {
     int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
@@ -121,13 +123,13 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
 
 /* ---- before the reduction: amaxes of the slices ---- */
 
-/* Returns `rows` x `cols` f32 numbers of `buffer`, from number `at` on, as a matrix. */
+/* Returns a part of `buffer` as a matrix of rows x cols f32 numbers. `at` is the index of the first number. */
 static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
     return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
-/* Sets the job's amaxes to views of the buffer, from number `at` on. If `buffer` is NULL, only counts them. Returns the
- * number of amaxes, or -1 with an error. */
+/* Sets the amaxes of the job to views of `buffer`, which begin at number `at`. If `buffer` is NULL, only counts the
+ * amaxes. Returns the number of amaxes, or -1 with an error. */
 static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
@@ -159,8 +161,8 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* Measures the amaxes of the job's slice; a rank without a slice leaves 0. For the delayed kind the result is at
- * least the amax that the weight's quantizer has recorded. */
+/* Measures the amaxes of the job's slice. On a rank without a slice they stay 0. With delayed scaling each amax is at
+ * least the one that the weight's quantizer has recorded. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
     te_result result = TE_OK;
@@ -172,9 +174,9 @@ static te_result te__master_measure(const te__master_job *j) {
     return result;
 }
 
-/* ---- after the reduction: scales of the whole, codes of the slices ---- */
+/* ---- after the reduction: scales of the whole weights, codes of the slices ---- */
 
-/* Writes the codes of the slice into the weight's copy `c`, or into the shard. */
+/* Writes the codes of the slice into copy `c` of the weight, or into the shard if there is one. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise,
                                 const te_tensor *scale, const te_tensor *multiplier) {
     te_op_shard_cast_args args = TE_ZERO;
@@ -200,7 +202,8 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* Computes scale_inv = RN(1 / scale) by a cast of one zero, so that the bits are the same as those of a cast. */
+/* Computes scale_inv = RN(1 / scale). This is done by a cast of a single zero, so that the bits equal those of other
+ * casts. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;
@@ -215,8 +218,8 @@ static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
     te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
-    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax;
-                                                  * several weights may share scale and amax */
+    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* this scale stays in use until the delayed update, which reads the
+                                                  * amax. Several weights may share one scale and one amax */
         args.scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
         if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
@@ -250,8 +253,8 @@ static te_result te__master_by_tile(const te__master_job *j) {
     args.epsilon = j->spec->epsilon;
     args.amax_limit = te_dtype_max(j->weight->dtype);
     args.e4m3_max_256 = j->spec->e4m3_max_256;
-    if (j->spec->fp32_scales) { /* the reciprocal of the rounded scale_inv differs from the factor that the cast
-                                 * needs */
+    if (j->spec->fp32_scales) { /* the cast needs the exact scale; the reciprocal of scale_inv, which is rounded, would
+                                 * differ from it */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
         if (!args.multiplier) return te_error_code(te);
     }
@@ -289,12 +292,12 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
     j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
     j->start = w->start_offsets[i];
-    j->slice = te_tensor_cast(master, j->weight->dtype); /* a weight stored in its nominal dtype would have these
-                                                          * values */
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* rounded to the values that a weight in its nominal dtype
+                                                          * would have */
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
-/* Does all work of this rank before the reduction, since it may fail on this rank alone. */
+/* Does all work of this rank that comes before the reduction. A failure here may happen on this rank alone. */
 static te_result te__master_prepare(te__master_run *r) {
     te_result result = TE_OK;
     int64_t total = 0, n;
@@ -331,11 +334,12 @@ static te_result te__master_write(te__master_run *r) {
                                                         : te__master_per_tensor(j);
         if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE &&
             te__column_follows(j->weight)) {
-            if (r->te->capture && j->weight->quantized->col.data) /* the graph's launches read the copy in its present
-                                                                   * memory */
+            if (r->te->capture && j->weight->quantized->col.data) /* the launches of the graph read the copy in its
+                                                                   * present memory, so that memory is filled again */
                 result = te__quant_add_columnwise(j->weight);
             else
-                te__copy_release(&j->weight->quantized->col); /* the copy is stale; the next forward makes a new one */
+                te__copy_release(&j->weight->quantized->col); /* the copy is out of date; the next forward pass makes a
+                                                               * new one */
         }
     }
     return result;

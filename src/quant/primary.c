@@ -1,5 +1,5 @@
-/* quant/primary.c: weights that are stored quantized: making them, their preserved first values, and replacing their
- * memory. Knows recipes and quantizers; must not know which module a weight belongs to. */
+/* quant/primary.c: weights that are stored quantized. This part makes them, preserves their first values, and replaces
+ * their memory. It may use recipes and quantizers. It must not depend on the module to which a weight belongs. */
 
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
     te__quantized_init *init;
@@ -29,7 +29,8 @@ static bool te__quantizes_weights(const te_ctx *te) {
            te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].enabled;
 }
 
-/* Returns a new quantizer for a weight, by the recipe of the innermost te_quantized_model_init region. */
+/* Returns a new quantizer for a weight. It follows the recipe of the innermost region of
+ * te_quantized_model_init_begin. */
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
     const te_recipe *r = &te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].recipe;
     te_quantizer_desc desc = TE_ZERO;
@@ -56,8 +57,8 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* Returns a quantized tensor in place of a weight that has just got its first value; or the weight itself if the recipe
- * keeps it in high precision. */
+/* Quantizes a weight that has just got its first value. Returns the quantized tensor that replaces the weight. If the
+ * recipe keeps the weight in high precision, returns the weight itself. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
@@ -99,13 +100,13 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
     x->quantized->init_bytes = 0;
 }
 
-/* Returns whether x has a preserved value, and its codes have not changed since. */
+/* Returns true if x has a preserved first value and its codes have not been written since. */
 static bool te__primary_has_start(const te_tensor *x) {
     return x->quantized->init_value && x->quantized->init_version == te__quant_version(x);
 }
 
-/* Writes an optimizer's high-precision value into a weight that is stored quantized. `noop` is an f32 [1], or
- * NULL. If its number is 1, codes stay as they are, but custom and plain copies are made again. */
+/* Writes a high-precision value from an optimizer into a weight that is stored quantized. `noop` is f32 [1] or NULL. If
+ * it holds 1, codes stay unchanged; custom and plain copies are made again all the same. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE,
@@ -115,8 +116,8 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
                             weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
-/* Writes a value from an initialisation, a file or a sum into a weight that is stored quantized. Training starts from
- * this value, so it also replaces the preserved value, in the same dtype. */
+/* Writes a new first value into a weight that is stored quantized. The value comes from an initialisation, a file or a
+ * sum of tensors. It also replaces the preserved first value, in the same dtype. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     const bool preserves = q->init_value && !weight->te->warming;
@@ -131,12 +132,12 @@ static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__frame_end(weight->te, NULL, 0);
     return result;
 }
-/* Returns the buffer whose writes count as writes of a parameter. */
+/* Returns the buffer in which writes of a parameter are counted. */
 static const te__buffer *te__param_buffer(const te_tensor *x) {
     const te_tensor *counted = x->quantized ? te__quant_counted(x) : x;
     return counted ? counted->buffer : NULL;
 }
-/* Returns the number of values that a parameter, plain or quantized, has had. */
+/* Returns the version of a parameter, plain or quantized: a number that grows whenever the value is written. */
 static uint64_t te__param_version(const te_tensor *x) {
     return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0;
 }
@@ -180,13 +181,14 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
                         te_dtype_name(row->data->dtype), (int)te__dtype_size(row->data->dtype));
     if (te->capture) return te__refuse_capture(te, "te_replace_raw_data", "replace the memory before te_graph_begin");
     warming = te->warming;
-    te->warming = false; /* the tensor outlives a warm-up, so the codes are really copied */
+    te->warming = false; /* the tensor lives longer than a warm-up; so the codes are copied even during one */
     te__frame_begin(te);
     from = te__alias_1d(row->data, 0, TE_U8, bytes);
     to = te__alias_1d(new_raw, 0, TE_U8, bytes);
     data = te__alias_as(new_raw, 0, row->data->dtype, row->data->ndim, row->data->shape);
     result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
-    if (result == TE_OK) { /* the codes have other memory now, but the same value */
+    if (result == TE_OK) { /* the codes are in other memory now, but the value is the same, and so its version must
+                            * be */
         uint64_t version = te__quant_version(x);
         te_tensor_release(row->data);
         row->data = te_tensor_retain(data);

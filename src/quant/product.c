@@ -1,6 +1,6 @@
-/* quant/product.c: a product of two matrices, each plain or quantized. Copies that the matrix kernels can read together
- * are passed as they are; else both matrices are decoded. Knows the copies; must not know recipes, modules or the
- * tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized. If the matrix kernels can read the two copies
+ * together, they get them as they are. Otherwise both matrices are decoded. This part may use the copies. It must not
+ * depend on recipes, modules or the tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 
@@ -11,15 +11,15 @@ static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
            a->rht == b->rht && (!a->rht || a->no_random_sign_mask == b->no_random_sign_mask);
 }
 
-/* Returns x as a plain matrix, decoded from copy `which` if that exists, else from the other copy. */
+/* Returns x as a plain matrix. A quantized x is decoded from copy `which` if that exists, else from the other copy. */
 static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
     if (!x->quantized) return x;
     return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
 }
 
-/* Computes D = op(A) op(B) into g->d; the other fields of g (bias, accumulate, split_accumulator) are set by the
- * caller. A is [m, k], or [k, m] if a_transposed is true; B is [k, n], or [n, k] if b_transposed is true. Of a
- * quantized matrix the copy that is contiguous along k is read. */
+/* Computes D = op(A) op(B) into g->d. The caller sets the other fields of g (bias, accumulate, split_accumulator). A is
+ * [m, k], or [k, m] if a_transposed is true. B is [k, n], or [n, k] if b_transposed is true. If a matrix is quantized,
+ * the copy that is contiguous along k is read. */
 static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
                              te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
@@ -44,7 +44,8 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
         g->swizzled_scales = ca->swizzled;
         g->e4m3_max_256_a = ca->e4m3_max_256;
         g->e4m3_max_256_b = cb->e4m3_max_256;
-        if (ca->rht) g->k = te__round_up(g->k, 16); /* the transform mixes elements of the padding into the others */
+        if (ca->rht) g->k = te__round_up(g->k, 16); /* after the transform the padding of k up to a multiple of 16 holds
+                                                     * values that count */
     } else {
         te_dtype dtype = a->quantized && !b->quantized ? b->dtype : a->dtype;
         g->a = te__plain_factor(a, a_which, dtype);

@@ -1,9 +1,10 @@
-/* quant/quantizer.c: the public functions of quantizers and quantized tensors. Knows the copies; must not know recipes
- * or modules. */
+/* quant/quantizer.c: the public functions of quantizers and quantized tensors. This part may use the copies. It must
+ * not depend on recipes or modules. */
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
-/* Checks a desc and resolves it with its defaults into *spec. Retains scale and amax (te__spec_close). */
+/* Checks a desc and sets *spec to it, with defaults filled in. Retains the scale and the amax; te__spec_close releases
+ * them. */
 static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     te_result result;
@@ -56,8 +57,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     }
     return result;
 }
-/* Does what te__spec_open does, and resolves the two parts of a hybrid desc into `child`. On failure nothing is
- * retained. */
+/* Does the same as te__spec_open. Also sets child[0] and child[1] to the two parts of a hybrid desc. On failure nothing
+ * stays retained. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec,
                                      te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);
@@ -107,7 +108,7 @@ TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
 }
 TE_API int te_quantizer_get_usage(const te_quantizer *q) { return q ? q->spec.usage : 0; }
 
-/* Records y as codes of x: gradients pass unchanged, quantized gradients too. */
+/* Records on the tape that y holds the codes of x. Gradients pass to x unchanged, even quantized ones. */
 static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     te_node_desc node = TE_ZERO;
     node.name = "quantize";
@@ -119,7 +120,7 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
 }
 
-/* Checks that x is a plain f32, f16 or bf16 tensor with memory; returns false with an error if not. */
+/* Checks that x is a plain f32, f16 or bf16 tensor with memory. Returns false with an error if it is not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
     if (te__need_memory(x, function) != TE_OK) return false;
@@ -134,13 +135,13 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
              x->te->device_name, te->device_name);
     return false;
 }
-/* Returns whether x can be quantized by `spec`: asks the function of a custom quantizer, if there is one; built-in
- * kinds take any x. */
+/* Returns true if `spec` accepts x. A custom quantizer may have a function that decides this. Built-in kinds accept any
+ * x. */
 static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) {
     return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x);
 }
 
-/* Checks that `spec` can quantize x; returns false with an error if not. */
+/* Checks that `spec` can quantize x. Returns false with an error if it cannot. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
     const te__quant_spec *part[2];
     int i;
@@ -157,7 +158,7 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     return true;
 }
 
-/* Gives y a reference to q, by which later values of y are quantized. */
+/* Makes y refer to the quantizer q, which will quantize later values of y. */
 static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
     if (!y) return NULL;
     y->quantized->quantizer = q;
@@ -176,7 +177,7 @@ TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
     return y;
 }
 
-/* Returns whether copy `which` of x, if it exists, has the layout that `spec` makes. */
+/* Returns true if copy `which` of x has the layout that `spec` makes, or does not exist. */
 static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     if (!c->data) return true;

@@ -1,5 +1,5 @@
-/* quant/recipe.c: recipes: how each operand of a product is quantized, and the checks of a recipe's fields. Knows
- * quantizers; must not know the autocast stack or modules. */
+/* quant/recipe.c: recipes: how each operand of a product is quantized, and the checks of a recipe's fields. This part
+ * may use quantizers. It must not depend on the autocast stack or on modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
     te_recipe r = TE_ZERO;
@@ -30,28 +30,30 @@ enum {
     TE__SLOTS_BACKWARD = 2
 };
 
-/* ---- the row of a kind ---- */
+/* ---- the table of the kinds of recipes ---- */
 
 /* Facts of a kind of recipe. */
 enum {
-    TE__SPLITS_ALWAYS = 1,  /* products have no fast accumulation: split_fprop .. split_wgrad are always on */
-    TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine has one kernel for an activation's gradient, its codes and dbias */
-    TE__IN_ATTENTION = 4    /* fp8_dpa and fp8_mha are possible */
+    TE__SPLITS_ALWAYS = 1,  /* products have no fast accumulation, so split_fprop, split_dgrad and split_wgrad are
+                             * always on */
+    TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine computes an activation's gradient, its codes and dbias in one
+                                * kernel */
+    TE__IN_ATTENTION = 4    /* the options fp8_dpa and fp8_mha are possible */
 };
-/* One row of the table of recipe kinds: the properties of one kind. Other files read these properties and never compare
- * kinds of recipes. */
+/* The table entry of one kind of recipe, with the properties of that kind. Other files read these properties instead of
+ * comparing kinds of recipes. */
 typedef struct te__recipe_class {
     const char *name;
-    const te__quant_class *cls; /* the kind of quantizer of every operand; NULL: a factory chooses for each operand
-                                 * (te__asks_factory) */
+    const te__quant_class *cls; /* the kind of quantizer for every operand; NULL: the user's factory chooses one for
+                                 * each operand (te__asks_factory) */
     int facts;
     te_format format;           /* the value of te_recipe.format by default */
-    int64_t align;              /* for Fp8Padding: groups of rows are padded to multiples of this */
-    const char *not_in_attention; /* the reason, for an error text, why fp8_dpa and fp8_mha are not possible; NULL with
-                                   * TE__IN_ATTENTION */
-    /* Sets the options of an operand's spec other than cls and dtype; NULL: there are none. */
+    int64_t align;              /* Fp8Padding pads groups of rows to multiples of this */
+    const char *not_in_attention; /* for an error text: why fp8_dpa and fp8_mha are not possible; NULL if
+                                   * TE__IN_ATTENTION is set */
+    /* Sets the options in the spec of an operand, except cls and dtype. NULL: there are none. */
     void (*spec)(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s);
-    /* Refuses wrong values of the kind's own fields; NULL: there are none. */
+    /* Checks the values of the fields that only this kind has. NULL: there are none. */
     te_result (*check)(te_ctx *te, const te_recipe *r);
 } te__recipe_class;
 
@@ -100,7 +102,7 @@ static void te__recipe_mxfp8_spec(const te_recipe *r, bool backward, bool weight
     s->two_dimensional = weight && r->mxfp8.quantization_2d == TE_ON;
 }
 
-/* Returns whether the block scales of an operand with 4-over-6 go up to 256, not 448. */
+/* Returns true if the block scales of an operand with 4-over-6 go up to 256 instead of 448. */
 static bool te__recipe_e4m3_256(te_nvfp4_e4m3_256 scope, bool weight) {
     if (scope == TE_NVFP4_E4M3_256_NONE) return false;
     return scope != (weight ? TE_NVFP4_E4M3_256_ACTIVATIONS : TE_NVFP4_E4M3_256_WEIGHTS);
@@ -132,7 +134,7 @@ static te_result te__recipe_custom_check(te_ctx *te, const te_recipe *r) {
                : te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
 }
 
-/* The rows, in the order of te_recipe_kind. */
+/* The entries, in the order of te_recipe_kind. */
 static const te__recipe_class te__recipe_classes[] = {
     {"none", NULL, 0, TE_FORMAT_HYBRID, 16, NULL, NULL, NULL},
     {"delayed", &te__quant_delayed, TE__ACT_IN_ONE_KERNEL | TE__IN_ATTENTION, TE_FORMAT_HYBRID, 16, NULL, NULL,
@@ -154,10 +156,10 @@ static bool te__recipe_known(te_recipe_kind kind) {
 static const te__recipe_class *te__recipe_class_of(const te_recipe *r) {
     return &te__recipe_classes[te__recipe_known(r->kind) ? r->kind : TE_RECIPE_NONE];
 }
-/* Returns whether a factory of the user chooses the quantizer of each operand. */
+/* Returns true if a factory of the user chooses the quantizer of each operand. */
 static bool te__asks_factory(const te_recipe *r) { return te__recipe_known(r->kind) && !te__recipe_class_of(r)->cls; }
-/* Returns whether the kind of quantizer of a recipe's operands has this fact (quant/kinds.h); false for a recipe with a
- * factory. */
+/* Returns true if the operands of this recipe are quantized by a kind with the fact `fact` (quant/kinds.h). Returns
+ * false for a recipe with a factory. */
 static bool te__recipe_has(const te_recipe *r, int fact) {
     const te__quant_class *cls = te__recipe_class_of(r)->cls;
     return cls && (cls->facts & fact) != 0;
@@ -172,7 +174,8 @@ static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
     return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
 }
 
-/* Returns how slot `slot` is quantized; for a delayed recipe without the scale. Not for custom recipes. */
+/* Returns how slot `slot` is quantized. For a delayed recipe the result has no scale yet. Must not be called for custom
+ * recipes. */
 static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
     const te__recipe_class *row = te__recipe_class_of(r);
     te__quant_spec s;
@@ -185,8 +188,8 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
 
 /* ---- checks ---- */
 
-/* Every field of te_recipe, with a bit for each kind that reads it (0: all kinds do). Recipes are compared by these
- * fields. A field that the recipe's kind does not read must not be set. */
+/* Every field of te_recipe, with a bit for each kind of recipe that reads it. 0 means that all kinds read it. Recipes
+ * are compared by these fields. A recipe must not set a field that its kind does not read. */
 static const te__field te__recipe_fields[] = {
 #define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
 #define TE__OF(KIND) (1 << TE_RECIPE_##KIND)
@@ -227,7 +230,7 @@ static const te__field te__recipe_fields[] = {
 #undef TE__ROW
 };
 
-/* Returns whether all fields of a and b are equal. Floats are compared by their bits, so a recipe with a NaN equals
+/* Returns true if all fields of a and b are equal. Floats are compared by their bits, so a recipe with a NaN equals
  * itself. */
 static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
     return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields));
@@ -252,7 +255,8 @@ static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
     return TE_OK;
 }
 
-/* Asks the factory of a custom recipe about one operand. A desc without a kind leaves the operand in high precision. */
+/* Calls the factory of a custom recipe for one operand. If the factory leaves the desc without a kind, the operand
+ * stays in high precision. */
 static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role,
                                 te_quantizer_desc *desc) {
     te_result result =
@@ -262,7 +266,7 @@ static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantiz
     return TE_OK;
 }
 
-/* Checks a recipe; fails with the error of the first wrong field. */
+/* Checks a recipe. If several fields are wrong, the error is that of the first one. */
 static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
     const te__recipe_class *row = te__recipe_class_of(r);
     if (!te__recipe_known(r->kind))

@@ -1,7 +1,9 @@
-/* quant/scaling.c: the state that modules keep for recipes: scales and histories of delayed slots, the answers of a
- * custom recipe's factory, the last inspection. Knows quantizers; must not know when any of it is used. */
+/* quant/scaling.c: the state that modules keep for recipes: the scales and amax histories of delayed slots, the answers
+ * of a custom recipe's factory, and the last inspection. This part may use quantizers. It must not depend on when any
+ * of this is used. */
 
-/* The delayed slots of one direction: scale f32 [n], history f32 [L, n], and views of single slots for the casts. */
+/* The delayed slots of a module in one direction. scale is f32 [n] and history is f32 [L, n]. slot_scale and slot_amax
+ * are views of single slots, which the casts use. */
 typedef struct te__slots {
     te_tensor *scale, *history;
     te_tensor **slot_scale, **slot_amax; /* [n] */
@@ -9,7 +11,7 @@ typedef struct te__slots {
     bool pending;     /* amaxes were recorded since the last update */
     te_recipe recipe; /* the recipe under which they were recorded */
     te_group *group;  /* the group that reduces them; borrowed */
-    te_tensor *kept_scale, *kept_history; /* scale and history at the start of the training step under way */
+    te_tensor *kept_scale, *kept_history; /* copies of scale and history, made when the current training step began */
     bool kept_pending;                    /* pending at the start of the step */
 } te__slots;
 
@@ -19,13 +21,14 @@ typedef struct te__custom_slot {
     bool own_scale; /* a delayed slot that uses the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* answers for other recipes: a backward pass uses the answers of its forward pass's
-                                    * recipe */
+    struct te__custom_slots *next; /* answers for other recipes. A backward pass needs the answers that belong to the
+                                    * recipe of its forward pass */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
-    te_format format; /* the recipe's format: of the codes of slots with own_scale */
+    te_format format; /* the recipe's format, which is also the format of the codes in slots with own_scale */
     bool any_own_scale;
-    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS for each product; the allocation has room for all of them */
+    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS entries for each product, all of them inside the allocation of this
+                              * struct */
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 5 }; /* in the order of te_tensor_type */
 
@@ -36,13 +39,14 @@ typedef struct te__measured {
     const te__quant_class *cls; /* NULL: not measured yet */
     int which;
     bool e4m3_max_256;
-    te_tensor *counts, *sums, *amax, *scale; /* all retained; scale: the argument of cls->tensor_factor, or NULL */
+    te_tensor *counts, *sums, *amax, *scale; /* all retained. scale is the argument for cls->tensor_factor, or NULL */
 } te__measured;
 
 typedef struct te__inspection {
     char path[256];
     const char *module_type;
-    te__measured slot[1]; /* TE__INSPECTED_TYPES for each product; the allocation has room for all of them */
+    te__measured slot[1]; /* TE__INSPECTED_TYPES entries for each product, all of them inside the allocation of this
+                           * struct */
 } te__inspection;
 
 static void te__measured_close(te__measured *s) {
@@ -52,8 +56,8 @@ static void te__measured_close(te__measured *s) {
     te_tensor_release(s->scale);
     memset(s, 0, sizeof(*s));
 }
-/* The scaling state of a module, for all of its products. The module holds a reference, and so does each tape node
- * whose backward function quantizes. */
+/* The scaling state of a module, for all products of the module. The module holds a reference to it. So does each tape
+ * node whose backward function quantizes. */
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
@@ -91,12 +95,12 @@ static void te__slots_close(te_ctx *te, te__slots *s) {
     s->slot_scale = s->slot_amax = NULL;
 }
 
-/* Returns element i of an f32 tensor as a tensor that shares its memory. */
+/* Returns element i of the f32 tensor x, as a tensor that shares the memory of x. */
 static te_tensor *te__slot_view(const te_tensor *x, int64_t i) {
     return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1);
 }
 
-/* Lets the slots use these tensors, which are retained. On failure the slots are empty. */
+/* Makes the slots use the tensors `scale` and `history`, and retains both. On failure the slots are left empty. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
     te_ctx *te = scale ? scale->te : NULL;
     bool whole = true;
@@ -117,7 +121,8 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
     if (!whole) te__slots_clear(s); /* else the next forward would use half-filled slots */
     return whole ? TE_OK : te_error_code(te);
 }
-/* Allocates the copies from which te_clear_error restores, and fills them with the present values. */
+/* Allocates kept_scale and kept_history, from which te_clear_error restores. Copies the present scale and history into
+ * them. */
 static te_result te__slots_keep(te__slots *s) {
     te_ctx *te = s->scale->te;
     bool whole;
@@ -132,7 +137,8 @@ static te_result te__slots_keep(te__slots *s) {
     return whole ? TE_OK : te_error_code(te);
 }
 
-/* Returns a history of `length` rows that begins with the rows of `old` (may be NULL); further rows are zero. */
+/* Returns a new history of `length` rows. It begins with the rows of `old`, which may be NULL. All other rows are
+ * zero. */
 static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t length, int n) {
     int64_t shape[2];
     te_tensor *x;
@@ -149,16 +155,18 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
 
 /* ---- a training step that fails ----
  *
- * Scales and histories change during a step: casts record amaxes; te_autocast_end and te_backward roll the histories
- * and compute new scales. If a later call fails, the program repeats the step from its start, and the step must find
- * scales and histories as they were. So these are copied when a step begins (one launch for some thirty products), and
- * te_clear_error restores them. A step ends with te_optimizer_step, since its microbatches belong together; in a
- * context without an optimizer, it ends at the next outermost te_autocast_begin. te_model_load ends it too, since
- * te_clear_error could not tell loaded scales from those of the step. */
+ * Scales and histories change during a step: casts record amaxes, and te_autocast_end and te_backward move the
+ * histories on and compute new scales. If a later call fails, the program repeats the step from its start. Then scales
+ * and histories must be as they were at that start. So they are copied when a step begins (one launch for some thirty
+ * products), and te_clear_error restores them.
+ *
+ * A step ends with te_optimizer_step, since all microbatches before it belong together. In a context without an
+ * optimizer a step ends at the next outermost te_autocast_begin. te_model_load ends a step too. Otherwise
+ * te_clear_error would overwrite the loaded scales. */
 
-/* Copies all scales and histories to their kept copies, or the kept copies back if `back` is true. */
+/* Copies all scales and histories to their kept copies. If `back` is true, copies the kept copies back instead. */
 static te_result te__scales_move(te_ctx *te, bool back) {
-    enum { MOST = 8192 /* tensors of one operation; a plan has room for the launches of 15,360 */ };
+    enum { MOST = 8192 /* number of tensors in one operation; a plan has space for the launches of up to 15,360 */ };
     te_op_multi_scale_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list;
@@ -203,13 +211,13 @@ static te_result te__scales_give_back(te_ctx *te) {
     if (result == TE_OK) te__step_ends(te);
     return result;
 }
-/* Copies all scales and histories when a training step begins. Called wherever a step may begin; does nothing inside a
- * step. */
+/* Copies all scales and histories when a training step begins. It is called wherever a step may begin, and does nothing
+ * inside a step. */
 static te_result te__scales_keep(te_ctx *te) {
     te_result result = TE_OK;
     if (!te__quant_of(te)->has_scales || te->capture || te->warming || te->tape.replays) return TE_OK;
-    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the step has failed, and the program has not called
-                                                               * te_clear_error yet */
+    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the step has failed, and the program has not yet called
+                                                               * te_clear_error */
     if (te->step_failed) result = te__scales_give_back(te);
     if (result != TE_OK || (te->in_step && te__quant_of(te)->num_optimizers > 0)) return result;
     te->in_step = false; /* if the copy fails, there is nothing to restore */
@@ -243,7 +251,7 @@ static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
         te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots, te__custom_slots_bytes(s));
 }
-/* Returns the kept answers of this recipe's factory, or NULL. */
+/* Returns the stored answers of this recipe's factory, or NULL if there are none. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
     while (slots &&
@@ -298,19 +306,19 @@ static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_ge
 
 /* ---- a call -------------------------------------------------------------------------------------------------- */
 
-/* The quantization settings of one call of a module. A tape node keeps a copy, so that its backward pass uses the
- * recipe and the group of its own forward pass. */
+/* The quantization settings of one call of a module. A tape node keeps a copy of them. So the backward pass uses the
+ * same recipe and group as its forward pass. */
 typedef struct te__quant_call {
     te__scaling *scaling; /* NULL: the call runs in high precision */
     te_recipe recipe;
     te_group *group; /* reduces amaxes; borrowed */
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
-    te__slots *forward; /* the slots whose scales the forward reads and whose amaxes it writes: the module's, or those
-                         * of a second run of a checkpoint */
+    te__slots *forward; /* slots of the forward pass, which reads their scales and writes their amaxes. They are the
+                         * module's, or, in the second run of a checkpoint, those of the snapshot */
 } te__quant_call;
 
-/* Returns a copy for a node's state; te__quant_call_drop releases its reference. */
+/* Returns a copy for the state of a tape node, with a reference that te__quant_call_drop releases. */
 static te__quant_call te__quant_call_keep(const te__quant_call *q) {
     te__quant_call kept = *q;
     if (kept.scaling) kept.scaling->refs++;

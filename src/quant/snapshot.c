@@ -1,11 +1,12 @@
-/* quant/snapshot.c: the state that the second run of a checkpointed function must find again: the random state, the
- * autocast stack, the scales of delayed recipes, and unchanged parameters. Knows scaling states and the tape; must not
- * know modules. */
+/* quant/snapshot.c: what the second run of a checkpointed function must find as in the first run: the random state, the
+ * autocast stack, the scales of delayed recipes, and the values of parameters. This part may use scaling states and the
+ * tape. It must not depend on modules. */
 
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
-    te_tensor *scale;     /* f32 [n], a copy of the scales that the first run read (retained) */
-    te__slots slots;      /* the slots of the second run: `scale`, and amaxes that are discarded */
+    te_tensor *scale;     /* f32 [n]: a copy of the scales that the first run read (retained) */
+    te__slots slots;      /* the slots that the second run uses: they have the scales in `scale`, and collect amaxes
+                           * that nobody reads */
 } te__snapshot_scales;
 
 typedef struct te__snapshot {
@@ -17,7 +18,7 @@ typedef struct te__snapshot {
     int num_autocast;
     te__snapshot_scales *scales; /* in the order of the calls of modules */
     int num_scales, cap_scales, next_scales;
-    te_tensor **params; /* leaves that functions have read in the first run (retained) */
+    te_tensor **params; /* the leaves of the tape that functions read in the first run (retained) */
     int num_params, cap_params;
     uint64_t taken_at; /* te->writes at the end of the first run */
 } te__snapshot;
@@ -37,8 +38,8 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s, sizeof(*s));
 }
 
-/* Keeps x if it is a leaf. Called with each input x of a function in the first run of a checkpoint, where no te_record
- * keeps x's variable. */
+/* Keeps a reference to x if x is a leaf of the tape. It is called with each input x of a function in the first run of a
+ * checkpoint. There te_record adds no node, so nothing else keeps x. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te__quant_of(te)->recording;
     int i;
@@ -50,7 +51,7 @@ static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__note_saved(x);
 }
 
-/* Begins the first run of a checkpoint, which records nothing on the tape. */
+/* Begins the first run of a checkpoint. This run records nothing on the tape. */
 static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
     if (!s) return NULL;
@@ -77,7 +78,7 @@ static void te__snapshot_end(te_ctx *te, te__snapshot *s) {
     s->taken_at = te->writes;
 }
 
-/* Keeps a copy of the scales in `slots`, which a call of the first run reads, for the second run. */
+/* Copies the scales of `slots`, which a call in the first run is about to read. The second run will use the copy. */
 static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__slots *slots) {
     te__snapshot *s = te__quant_of(te)->recording;
     te__snapshot_scales *e;
@@ -98,7 +99,7 @@ static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__s
     return TE_OK;
 }
 
-/* Sets *slots to the slots for the next call of the second run. */
+/* Prepares the slots for the next module call of the second run, and sets *slots to them. */
 static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots **slots) {
     te__snapshot *s = te__quant_of(te)->replaying;
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
@@ -124,14 +125,14 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     return result;
 }
 
-/* Called when a module that keeps scales is called: a second run gets the scales of the first run; a first run notes
- * the scales that it reads. */
+/* Called when a module that keeps scales is called. In a second run the call gets the scales of the first run. In a
+ * first run the scales that the call reads are copied. */
 static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_call *call) {
     te_result result = te__quant_of(te)->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
     return result == TE_OK && te__quant_of(te)->recording ? te__snapshot_note(te, scaling, call->forward) : result;
 }
 
-/* The state that te__snapshot_replay changes and te__snapshot_replayed restores. */
+/* The state that te__snapshot_replay replaces and te__snapshot_replayed restores. */
 typedef struct te__replay {
     te__snapshot *outer;
     te__rng_state rng;
@@ -140,7 +141,7 @@ typedef struct te__replay {
     te_microbatch microbatch;
 } te__replay;
 
-/* Begins the second run, which records on the tape. Fails if a parameter was written since the first run. */
+/* Begins the second run, which records on the tape. Fails if a parameter was written after the first run. */
 static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r) {
     char shape[TE__SHAPE_TEXT];
     int i;
@@ -168,7 +169,7 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     te->tape.no_grad = 0;
     return TE_OK;
 }
-/* Ends the second run. Its nodes hold references to the tensors of the slots that they read. */
+/* Ends the second run. The tape nodes that it recorded hold references to the tensors of the slots that they read. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
     te__quant_of(te)->is_first_microbatch = r->microbatch;

@@ -1,8 +1,8 @@
-/* sys/file.c: files: reading whole files or parts, replacing files atomically, locks between processes, folders. Paths
- * are UTF-8. Knows the operating system; must not know what files hold.
+/* sys/file.c: files and folders: reading a file or a part of it, replacing files atomically, and locks between
+ * processes. Paths are UTF-8. This part may call the operating system. It must not depend on what files hold.
  *
- * A function that can fail returns false and adds a whole sentence, with the path and the system's own words, to `why`
- * (which may be NULL). */
+ * A function that can fail returns false then. It appends a whole sentence to `why`, with the path and the system's own
+ * error text. `why` may be NULL. */
 
 static inline bool te__file_complain(te__text *why, const char *verb, const char *path) {
     if (!why) return false;
@@ -44,13 +44,13 @@ static inline bool te__path_is_absolute(const char *path) {
 #endif
     return te__is_slash(path[0]);
 }
-/* Returns the index at which the last part of a path begins. */
+/* Returns the index in `path` at which the name behind the last slash begins. */
 static inline size_t te__path_name_at(const char *path) {
     size_t n = strlen(path);
     while (n > 0 && !te__is_slash(path[n - 1])) n--;
     return n;
 }
-/* Returns the length of the folder part of a path, without the last slash of that part: 0 for "a", 1 for "/a", 3 for
+/* Returns the length of the folder part of a path, not counting the last slash. Examples: 0 for "a", 1 for "/a", 3 for
  * "b/c/d". */
 static inline size_t te__path_dir_length(const char *path) {
     size_t n = te__path_name_at(path);
@@ -72,8 +72,9 @@ typedef int te__fd;
 #endif
 #endif
 
-/* Refuses an empty path, or the path of a folder, a pipe or a device: these have no size to check against, and must not
- * be replaced. `kind`: "a folder", "a pipe" ...; unused (NULL) for an empty path. */
+/* Returns false, with an error in `why`, for a path that is empty or leads to something other than a regular file. Such
+ * things have no size to check against, and must not be replaced. `kind` says what it is, such as "a folder" or "a
+ * pipe". It is NULL for an empty path. */
 static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
     if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
     else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
@@ -96,10 +97,10 @@ static inline const char *te__mode_kind(const struct stat *st) {
 
 /* ---- reading ---- */
 
-/* The most bytes that one read or write call is asked for: Linux and Windows both stop short of 2 GiB. */
+/* The largest number of bytes for one call of read or write. Linux and Windows both limit a call to less than 2 GiB. */
 enum { TE__IO_CHUNK = 1 << 30 };
 
-/* A file that is open for reading at any offset, by several threads at once if needed. */
+/* A file that is open for reading. Several threads may read it at once, at any offset. */
 typedef struct te__file {
     te__fd fd;
     uint64_t size; /* the size when the file was opened */
@@ -144,8 +145,8 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     f->size = (uint64_t)size.QuadPart;
 #else
     struct stat st;
-    /* The kind is checked before open, because opening a pipe would wait for its writer, and again after open, for the
-     * file that was opened. */
+    /* The kind is checked twice. Before open, since opening a pipe would wait for its writer. After open, since the
+     * path may lead to another file by then. */
     if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
     if (S_ISREG(st.st_mode)) {
         do f->fd = open(path, O_RDONLY | TE__O_CLOEXEC);
@@ -168,7 +169,7 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
 
 static inline uint64_t te__file_size(const te__file *f) { return f->size; }
 
-/* Reads n bytes from `offset`. False if not all could be read. */
+/* Reads n bytes, beginning at `offset`. Returns false if it cannot read all of them. */
 static inline bool te__file_read_at(const te__file *f, uint64_t offset, void *data, size_t n, te__text *why) {
     uint8_t *p = (uint8_t *)data;
     while (n > 0) {
@@ -199,7 +200,7 @@ static inline bool te__file_read_at(const te__file *f, uint64_t offset, void *da
     return true;
 }
 
-/* Adds the whole file to `into`. Refuses a file of more than `limit` bytes before anything is allocated. */
+/* Appends the whole file to `into`. A file of more than `limit` bytes is refused before memory is allocated. */
 static inline bool te__file_read(const char *path, size_t limit, te__text *into, te__text *why) {
     te__file f;
     if (!te__file_open(&f, path, why)) return false;
@@ -230,8 +231,8 @@ static inline bool te__file_remove(const char *path, te__text *why) {
 
 /* ---- listing, links ---- */
 
-/* Calls each(user, name) for every entry of a folder but . and .., in the system's order, until `each` returns
- * false. */
+/* Calls each(user, name) for every entry of a folder except "." and "..", in the order of the system. Stops when `each`
+ * returns false. */
 static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user,
                                 te__text *why) {
 #ifdef _WIN32
@@ -261,8 +262,8 @@ static inline bool te__dir_list(const char *path, bool (*each)(void *user, const
     return true;
 }
 
-/* Follows symbolic links from `path` and puts the path of the file itself into `file`: a replacement must be written
- * beside that file. The file need not exist. */
+/* Follows symbolic links from `path` and sets `file` to the path at their end, since a replacement must be written
+ * beside the file itself. The file need not exist. */
 static inline bool te__path_follow(const char *path, te__text *file, te__text *why) {
     te__text_clear(file);
     te__text_put(file, path);
@@ -300,8 +301,8 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     return !file->oom;
 }
 
-/* Returns "a folder", "a pipe" ... if the path, links followed, leads to something other than a regular file; else
- * NULL. */
+/* Returns "a folder", "a pipe" and so on if the path leads to something other than a regular file. Links are followed.
+ * Returns NULL if it leads to a regular file, or if nothing is there. */
 static inline const char *te__path_other_kind(const char *path) {
 #ifdef _WIN32
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -322,13 +323,14 @@ static inline const char *te__path_other_kind(const char *path) {
 
 /* ---- temporary files ----
  *
- * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp in the same folder. A killed process leaves such a file behind; the
- * next process that opens or writes FILE removes it.
- * A process id does not show whether the writer still runs: ids are reused, and differ between containers. So a writer
- * locks its temporary file (flock), and the system drops the lock when the writer ends, however it ends. A file of this
- * host that can be locked has no writer. A file of another host counts as left behind only if it can be locked and was
- * last written an hour ago, since not every file system shares locks between hosts. Where locks do not work such files
- * stay. Windows does not let a process remove a file that a writer has open. */
+ * FILE is first written as FILE.HOST.PROCESS.SERIAL.tmp in the same folder. A process that is killed leaves such a file
+ * behind. The next process that opens or writes FILE removes it.
+ *
+ * The process id does not tell whether the writer still runs, since ids are reused and differ between containers. So a
+ * writer locks its temporary file (flock). The system drops the lock when the writer ends, for whatever reason. A
+ * temporary file of this host has no writer if it can be locked. For a file of another host that is not enough, since
+ * not every file system shares locks between hosts: it must also have been written last more than an hour ago. Where
+ * locks do not work, such files stay. Windows does not let a process remove a file that a writer has open. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -339,7 +341,8 @@ static inline bool te__read_digits(const char **at, int64_t *number) {
     *at = p;
     return true;
 }
-/* Returns whether `name` is the name of a temporary file of the file `base`, and reads host and process from it. */
+/* Returns true if `name` names a temporary file of the file `base`. Sets *host and *process to the numbers in the
+ * name. */
 static inline bool te__temp_parse(const char *name, const char *base, size_t base_length, uint32_t *host,
                                   int64_t *process) {
     const char *p = name + base_length, *digits = "0123456789abcdef", *digit = NULL;
@@ -353,7 +356,8 @@ static inline bool te__temp_parse(const char *name, const char *base, size_t bas
 }
 
 typedef struct te__temp_search {
-    const char *file; /* the file whose temporary files are searched; its first `dir` characters are the folder */
+    const char *file; /* path of the file whose temporary files are searched; its first `dir` characters name the
+                       * folder */
     size_t dir;
     te__text path; /* path of the candidate */
 } te__temp_search;
@@ -398,7 +402,7 @@ static inline void te__temps_remove(const char *file) {
     te__text_free(&dir);
     te__text_free(&s.path);
 }
-/* Like te__temps_remove, for a path that may be a link. */
+/* Does what te__temps_remove does. `path` may be a link to the file. */
 static inline void te__temps_remove_of(const char *path) {
     te__text file = TE_ZERO;
     if (path[0] && te__path_follow(path, &file, NULL)) te__temps_remove(te__text_str(&file));
@@ -407,24 +411,25 @@ static inline void te__temps_remove_of(const char *path) {
 
 /* ---- writing ---- */
 
-/* For tests: every file finds the disk full after this many bytes are written. Negative: off. With TE_TEST_HOOKS the
- * environment variable TE_TEST_FILE_FAIL_AFTER does the same. */
+/* For tests: after this many bytes every file behaves as if the disk were full. A negative number turns this off. With
+ * TE_TEST_HOOKS the environment variable TE_TEST_FILE_FAIL_AFTER sets the same limit. */
 static int64_t te__file_fail_after = -1;
 
-/* A file that is being written. It has a name of its own in the folder of the final path; te__file_out_commit moves it
- * to the final path when every byte is on the disk. Until then, and if anything fails, the file that was there before
- * stays as it is. */
+/* A file that is being written. It is in the folder of the final path, but under another name. When all its bytes are
+ * on the disk, te__file_out_commit renames it to the final path. Before that, and after any failure, an older file at
+ * the final path stays as it is. */
 typedef struct te__file_out {
     te__fd fd;
     te__text path, temp;
     te__text *why;      /* borrowed; may be NULL */
     uint64_t written;
     int64_t budget;     /* bytes until writes fail; negative: no limit */
-    bool failed;        /* stays true once set: only the result of te__file_out_commit needs a check */
+    bool failed;        /* once true, it stays true; so callers need to check only the result of te__file_out_commit */
 } te__file_out;
 
 #ifndef _WIN32
-/* Returns a second descriptor of an open file, or -1. Programs that the process starts do not inherit it. */
+/* Returns a second descriptor of an open file, or -1. Programs started by this process do not inherit the
+ * descriptor. */
 static inline int te__fd_copy(int fd) {
 #ifdef F_DUPFD_CLOEXEC
     return fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -436,7 +441,7 @@ static inline int te__fd_copy(int fd) {
 }
 #endif
 
-/* Closes and removes the temporary file. Harmless after a commit, after a failed begin, or when called twice. */
+/* Closes and removes the temporary file. Does nothing after a commit, after a failed begin, or when called twice. */
 static inline void te__file_out_abort(te__file_out *f) {
     if (f->fd != TE__NO_FD) {
 #ifdef _WIN32
@@ -458,10 +463,10 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
     return false;
 }
 
-/* Creates a temporary file with a new name; the file is locked as long as it is open. Returns false if the name is in
- * use, or if another process removed the file before it was locked. */
+/* Creates a temporary file under a new name. The file stays locked while it is open. Returns false if the name is in
+ * use, or if another process removed the file before the lock was taken. */
 static inline bool te__temp_create(te__file_out *f) {
-    TE__ALIGNED(8) static int64_t serial; /* two threads or two processes may write one path at once */
+    TE__ALIGNED(8) static int64_t serial; /* makes names differ, since two threads may write the same path at once */
     te__text_clear(&f->temp);
     te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(),
                     (long long)te__process_id(), (long long)te__atomic_add(&serial, 1));
@@ -491,8 +496,8 @@ static inline bool te__name_is_taken(void) {
 #endif
 }
 
-/* Begins to write a file. After a failed begin, writes and the commit fail too, without another message. If `path` is a
- * link, it stays one, and the file that it leads to is replaced. */
+/* Begins to write a file. If this fails, later writes and the commit fail as well, without another message. If `path`
+ * is a link, the file behind the link is replaced, and the link stays. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
     const char *kind;
     int tries = 0;
@@ -542,8 +547,8 @@ static inline bool te__file_out_write(te__file_out *f, const void *data, size_t 
 }
 
 #ifndef _WIN32
-/* Flushes the folder of a path, so that its new entry outlives a power cut. Some file systems cannot do this; the file
- * is complete all the same. */
+/* Flushes a folder to disk, so that a new entry in it survives a power failure. `path_in_it` is the path of the entry.
+ * Some file systems cannot flush folders; the file itself is complete even then. */
 static inline void te__dir_sync(const char *path_in_it) {
     te__text dir = TE_ZERO;
     te__text_add(&dir, path_in_it, te__path_dir_length(path_in_it));
@@ -556,8 +561,8 @@ static inline void te__dir_sync(const char *path_in_it) {
 }
 #endif
 
-/* Moves the file to its final path if every write succeeded: flushes it to disk, renames it, flushes the folder.
- * Otherwise does what te__file_out_abort does. */
+/* If every write succeeded, flushes the file to disk, renames it to its final path, and flushes the folder. Otherwise
+ * does what te__file_out_abort does. */
 static inline bool te__file_out_commit(te__file_out *f) {
     bool done = false;
     if (!f->failed) {
@@ -577,7 +582,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
         /* EINVAL: the file system has nothing to flush. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
-        int locked = te__fd_copy(f->fd); /* the copy keeps the file locked until the rename is done */
+        int locked = te__fd_copy(f->fd); /* this second descriptor keeps the file locked until it is renamed */
         if (close(f->fd) != 0 && errno != EINTR && done) done = te__file_out_fail(f, "close");
         f->fd = TE__NO_FD;
         if (done && rename(f->temp.s, f->path.s) != 0) done = te__file_out_fail(f, "replace");
@@ -600,8 +605,8 @@ static inline bool te__file_write_atomic(const char *path, const void *data, siz
 
 /* ---- folders ---- */
 
-/* Makes a folder and the missing folders above it, for this user alone (0700). Returns true if the folder exists
- * afterwards. */
+/* Makes a folder, and the folders above it that are missing. Only this user may use them (mode 0700). Returns true if
+ * the folder exists at the end. */
 static inline bool te__dir_make(const char *path, te__text *why) {
     if (te__dir_exists(path)) return true;
     te__text part = TE_ZERO;
@@ -629,8 +634,8 @@ static inline bool te__dir_make(const char *path, te__text *why) {
     return fine;
 }
 
-/* Checks that nobody but this user can put files into a folder: the user owns it, and neither group nor others may
- * write. On Windows the access list of the user's profile ensures this. */
+/* Checks that only this user can put files into a folder: the user owns it, and neither the group nor others may write
+ * there. On Windows only checks that the folder exists; the access rights of the user's profile do the rest. */
 static inline bool te__dir_is_private(const char *path, te__text *why) {
 #ifdef _WIN32
     if (te__dir_exists(path)) return true;
@@ -649,8 +654,8 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
 
 /* ---- locks between processes ---- */
 
-/* A lock file, held by at most one holder on the machine; threads of one process exclude each other, too. The system
- * releases the lock when the process ends, however it ends; the empty file stays. */
+/* A lock file. At most one holder on the machine has the lock; even threads of one process exclude each other. The
+ * system releases the lock when the process ends, for whatever reason. The empty file stays. */
 typedef struct te__lock {
     te__fd fd;
 } te__lock;
@@ -667,8 +672,8 @@ static inline void te__lock_release(te__lock *l) {
     l->fd = TE__NO_FD;
 }
 
-/* Tries to take a lock. TE__LOCK_BUSY, which adds no message, is possible only if `wait` is false. TE__LOCK_FAILED
- * means that locks do not work here at all. */
+/* Tries to take a lock. If `wait` is true, waits until it is free. If `wait` is false and another holder has it,
+ * returns TE__LOCK_BUSY, without a message. Returns TE__LOCK_FAILED if locks do not work for this path. */
 static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -697,8 +702,8 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     return busy ? TE__LOCK_BUSY : TE__LOCK_FAILED;
 }
 
-/* Waits for the lock and takes it. False where locks do not work (a file system without locks, an unwritable
- * folder). */
+/* Waits until the lock is free, and takes it. Returns false if locks do not work: on a file system without locks, or in
+ * a folder that cannot be written. */
 static inline bool te__lock_acquire(te__lock *l, const char *path, te__text *why) {
     return te__lock_try(l, path, true, why) == TE__LOCK_HELD;
 }

@@ -1,7 +1,8 @@
-/* sys/floats.c: sets the processor's floating-point modes: rounding, and whether subnormal numbers count as zeros. Any
- * library of the process may have changed these modes: a library linked with -ffast-math does so when it is loaded.
- * Codes must not depend on them, so arithmetic runs between te__floats_begin and te__floats_end. Knows the control
- * registers of x86 (SSE) and arm64, and <fenv.h>; must not know what is computed. */
+/* sys/floats.c: sets the floating-point modes of the processor: rounding, and whether subnormal numbers count as zeros.
+ * Any library in the process may have changed these modes; a library linked with -ffast-math does so when it is loaded.
+ * The codes of a cast must not depend on the modes. So arithmetic runs between te__floats_begin and te__floats_end.
+ * This part may use <fenv.h> and the control registers of x86 (SSE) and arm64. It must not depend on what is
+ * computed. */
 
 #include <fenv.h>
 #if defined(__SSE__) || defined(_M_X64) || (defined(_M_IX86_FP) && _M_IX86_FP > 0)
@@ -11,14 +12,15 @@
 #define TE__FLOATS_FPCR 1
 #endif
 
-/* The modes that te__floats_begin found, which te__floats_end restores. */
+/* The modes that te__floats_begin found. te__floats_end restores them. */
 typedef struct te__floats {
     int rounding;     /* rounding mode of <fenv.h> */
     uint64_t control; /* the control register; 0 where there is none */
     bool changed;
 } te__floats;
 
-/* Returns the control register: rounding, flushing of subnormals, and which exceptions trap. 0 where there is none. */
+/* Returns the control register of the processor. It holds the rounding mode, whether subnormals are flushed, and which
+ * exceptions trap. Returns 0 on a processor without such a register. */
 static inline uint64_t te__floats_control(void) {
 #if defined(TE__FLOATS_SSE)
     return _mm_getcsr();
@@ -39,8 +41,8 @@ static inline void te__floats_set_control(uint64_t control) {
     (void)control;
 #endif
 }
-/* Returns the control register that a new process has: rounding to nearest, subnormals kept, no traps. On x86 the
- * exception flags are in the same register; they are kept. */
+/* Returns the value of the control register in a new process: rounding to nearest, subnormals kept, no traps. On x86
+ * the register also holds the exception flags; these are taken from `control`. */
 static inline uint64_t te__floats_usual(uint64_t control) {
 #if defined(TE__FLOATS_SSE)
     return (control & 0x3fu) | 0x1f80u;
@@ -67,8 +69,8 @@ static inline void te__floats_end(const te__floats *was) {
     te__floats_set_control(was->control);
 }
 
-/* Returns a / b, for host code outside of operations. The numbers are volatile, since compilers may move other
- * arithmetic across te__floats_begin and te__floats_end. */
+/* Returns a / b, for host code outside of operations. The numbers are volatile, since a compiler may move other
+ * arithmetic to the wrong side of te__floats_begin or te__floats_end. */
 static inline float te__floats_divide(double a, double b) {
     volatile double x = a, y = b;
     volatile float quotient;
@@ -78,9 +80,10 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Returns whether the compiler's arithmetic follows the source. False if it may reorder sums, divide by multiplying, or
- * ignore -0: clang defines no macro for these flags. Where every number is kept wider than its type (FLT_EVAL_METHOD 2,
- * te_report) this cannot be tested, and the result is true. */
+/* Returns true if the compiler's arithmetic does what the source says. Returns false if it may reorder sums, replace a
+ * division by a multiplication, or ignore -0. A test at run time is needed, since clang defines no macro for such
+ * flags. If the compiler keeps every number wider than its type (FLT_EVAL_METHOD 2, see te_report), there is no test
+ * and the result is true. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;

@@ -1,5 +1,5 @@
-/* sys/libs.c: finds and opens NVIDIA's libraries: in the loader's path, in toolkits, in Python packages. Calls none of
- * their functions but one that tells NVRTC's version. */
+/* sys/libs.c: finds and opens NVIDIA's libraries. It searches the loader's path, CUDA toolkits and Python packages. Of
+ * their functions it calls only nvrtcVersion. */
 
 typedef enum te__lib_kind {
     TE__LIB_CUDA = 0,     /* the driver */
@@ -11,16 +11,17 @@ typedef enum te__lib_kind {
 
 typedef struct te__lib {
     void *handle;
-    char path[1024]; /* the library's file, if the system tells; else the name that was opened */
+    char path[1024]; /* the path of the library's file if the system reports it, else the name that was opened */
 } te__lib;
 
 enum { TE__LIB_MAX_NAMES = 6 };
 
 typedef struct te__lib_spec {
     const char *title;
-    const char *variable; /* environment variable with a file or a folder; if it is set nothing else is tried */
+    const char *variable; /* environment variable that names a file or a folder; if it is set, nothing else is tried */
     const char *symbol;   /* a function that every version has */
-    bool with_driver;     /* the library comes with the driver, so toolkits and Python packages are not searched */
+    bool with_driver;     /* the library comes with the driver, so toolkits and Python packages are not searched for
+                           * it */
     const char *names[TE__LIB_MAX_NAMES]; /* the newest first; NULL ends them */
 } te__lib_spec;
 
@@ -59,16 +60,16 @@ typedef struct te__lib_search {
     const te__lib_spec *spec;
     int newest;      /* the newest CUDA major version that is accepted; 0: any */
     te__lib *out;
-    te__text *tried; /* a line for each name and folder that failed, with the reason */
-    te__text dirs;   /* folders that have been searched, each with a NUL behind it */
+    te__text *tried; /* receives a line for each name and each folder that failed, with the reason */
+    te__text dirs;   /* the folders that have been searched; a NUL byte ends each of them */
 } te__lib_search;
 
 /* ---- opening ---- */
 
 #ifndef _WIN32
-/* NVRTC opens its builtins library by bare name when it first compiles. If NVRTC lies outside the loader's path, this
- * works only if the library is loaded already. So every candidate in NVRTC's folder is loaded first; a wrong one does
- * no harm, since NVRTC does not ask for it. */
+/* NVRTC opens its builtins library by name, without a folder, when it first compiles. If NVRTC is not in the loader's
+ * path, that works only if the builtins library is loaded already. So this function loads every builtins library in
+ * NVRTC's folder. A wrong one does no harm, since NVRTC asks for another name. */
 static bool te__lib_load_builtins(void *dir, const char *name) {
     te__text path = TE_ZERO;
     te__text_printf(&path, "%s/%s", (const char *)dir, name);
@@ -79,8 +80,8 @@ static bool te__lib_load_builtins(void *dir, const char *name) {
 }
 #endif
 
-/* Returns false, with the reason in `why`, for an NVRTC of a later CUDA than s->newest. The library itself is asked for
- * its version, since a name like libnvrtc.so has none. */
+/* Returns false, with the reason in `why`, if the library is an NVRTC of a later CUDA than s->newest. The version comes
+ * from the library itself, since a name like libnvrtc.so does not have it. */
 static inline bool te__lib_old_enough(const te__lib_search *s, void *handle, te__text *why) {
     int (*version)(int *major, int *minor) = NULL;
     int major = 0, minor = 0;
@@ -124,14 +125,16 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
     return true;
 }
 
-/* Tries the bare names: these find a library that the program has loaded already, or one in the loader's path. */
+/* Tries the names without a folder. They find a library that the program has loaded already, or one in the loader's
+ * path. */
 static inline bool te__lib_try_names(te__lib_search *s) {
     for (int i = 0; s->spec->names[i]; i++)
         if (te__lib_try(s, s->spec->names[i])) return true;
     return false;
 }
 
-/* Tries one folder. A folder that does not exist or was searched before is skipped, without a line in `tried`. */
+/* Searches one folder. If the folder does not exist or was searched before, does nothing and adds no line to
+ * `tried`. */
 static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
     if (!te__dir_exists(dir)) return false;
     for (size_t i = 0; i < s->dirs.n; i += strlen(s->dirs.s + i) + 1)
@@ -153,7 +156,8 @@ static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
 
 /* ---- folders ---- */
 
-/* The entries of a folder that begin with `start`, in reverse alphabetical order, so that 13.0 comes before 12.8. */
+/* The entries of a folder whose names begin with `start`. They are in reverse alphabetical order, so that 13.0 comes
+ * before 12.8. */
 typedef struct te__lib_names {
     const char *start; /* the common beginning of the names */
     te__text list;     /* each with a NUL behind it */
@@ -172,7 +176,8 @@ static bool te__lib_collect(void *user, const char *name) {
     return true;
 }
 
-/* Calls visit(s, "DIR/NAME") for every entry of dir that begins with start, until a call returns true. */
+/* Calls visit(s, "DIR/NAME") for every entry of the folder `dir` whose name begins with `start`. Stops when a call
+ * returns true. */
 static inline bool te__lib_for_each(te__lib_search *s, const char *dir, const char *start,
                                     bool (*visit)(te__lib_search *s, const char *path)) {
     te__lib_names names = {start, TE_ZERO};
@@ -217,8 +222,8 @@ static bool te__lib_in_toolkit(te__lib_search *s, const char *dir) {
 #endif
 }
 
-/* Searches one of pip's packages, site-packages/nvidia/cuda_nvrtc, site-packages/nvidia/cu13 ...: pip puts each library
- * into a package of its own. */
+/* Searches one of the packages that pip installs, such as site-packages/nvidia/cuda_nvrtc or site-packages/nvidia/cu13.
+ * pip puts each library into a package of its own. */
 static bool te__lib_in_package(te__lib_search *s, const char *dir) {
 #ifdef _WIN32
     return te__lib_visit_below(s, dir, "bin/x86_64", te__lib_in_dir) ||
@@ -227,7 +232,7 @@ static bool te__lib_in_package(te__lib_search *s, const char *dir) {
     return te__lib_in_lib(s, dir);
 #endif
 }
-/* Searches a package only if it has the library: lines about all other packages would fill the report. */
+/* Searches a package, but only if the library is in it. Lines about all other packages would fill the report. */
 static bool te__lib_in_package_if_there(te__lib_search *s, const char *dir) {
     te__text path = TE_ZERO;
     bool there = false;
@@ -262,7 +267,8 @@ static bool te__lib_in_python(te__lib_search *s, const char *dir) {
 }
 #endif
 
-/* Searches the Python packages below a prefix: /usr/local, a virtual environment, a conda environment. */
+/* Searches the Python packages of an installation. `prefix` is /usr/local, a virtual environment, or a conda
+ * environment. */
 static inline bool te__lib_in_prefix(te__lib_search *s, const char *prefix) {
 #ifdef _WIN32
     return te__lib_visit_below(s, prefix, "Lib/site-packages", te__lib_in_site) ||
@@ -287,8 +293,8 @@ static inline bool te__lib_in_prefix(te__lib_search *s, const char *prefix) {
 #define TE__PATH_SEPARATOR ':'
 #endif
 
-/* Searches every prefix X for which "X/bin" is in $PATH, in order. On Windows each X in $PATH is a prefix, since
- * python.exe lies in X itself. */
+/* Searches every prefix X for which "X/bin" is in $PATH, in the order of $PATH. On Windows every folder in $PATH is
+ * taken as a prefix, since python.exe lies in the prefix itself. */
 static inline bool te__lib_in_path_variable(te__lib_search *s) {
     const char *path = te__env("PATH");
     te__text prefix = TE_ZERO;
@@ -345,7 +351,7 @@ static inline bool te__lib_search_python(te__lib_search *s) {
     return found;
 }
 
-/* Searches the folders in which containers, WSL and NixOS put the driver, and which the loader does not know. */
+/* Searches the folders where containers, WSL and NixOS put the driver. The loader does not search these folders. */
 static inline bool te__lib_search_driver(te__lib_search *s) {
 #ifdef _WIN32
     (void)s;
@@ -358,12 +364,13 @@ static inline bool te__lib_search_driver(te__lib_search *s) {
 
 /* ---- the search ---- */
 
-/* Opens a library. `newest` is the newest CUDA major version that NVRTC may have (a driver does not take machine code
- * of a later CUDA than its own); 0: any. On success `out` says where the library was found, and
- * te__dl_close(out->handle) closes it. `tried` gets a line for every name and folder that failed, even if a later one
- * succeeded.
+/* Opens a library. On success `out` has its handle and path, and the caller closes it by te__dl_close(out->handle).
+ * `newest` is the newest CUDA major version that NVRTC may have, since a driver does not take machine code of a later
+ * CUDA than its own. If `newest` is 0, any version will do. `tried` receives a line for every name and folder that
+ * failed, even if a later one succeeds.
  *
- * Order: the environment variable, alone if it is set; the loader's path; toolkits; Python packages. */
+ * If the environment variable is set, only that is tried. Otherwise the loader's path comes first, then toolkits, then
+ * Python packages. */
 static inline bool te__lib_open_at_most(te__lib_kind kind, int newest, te__lib *out, te__text *tried) {
     te__lib_search s = TE_ZERO;
     te__text ignored = TE_ZERO;

@@ -1,5 +1,5 @@
-/* sys/sys.c: mutexes, threads, atomics, time, environment, shared libraries: one small function each over POSIX or
- * Windows. The only file that includes the headers of the operating system. Must not know tensors. */
+/* sys/sys.c: small functions over POSIX or Windows: mutexes, threads, atomics, time, environment, shared libraries. No
+ * other file includes headers of the operating system. This part must not depend on tensors. */
 
 #ifdef _WIN32
 #ifndef WIN32_LEAN_AND_MEAN
@@ -21,9 +21,9 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
-/* A program may include te.h behind <stdio.h>, when a feature macro would come too late. Under `-std=c11` the C library
- * then hides the functions that ISO C does not have. The hidden functions that te.h needs are declared here: a second
- * declaration is legal C, and C++ compilers hide nothing. */
+/* A program may include <stdio.h> before te.h. Then it is too late for te.h to define a feature macro, and under
+ * -std=c11 the C library hides the functions that are not in ISO C. So the hidden functions that te.h needs are
+ * declared here. Where they are declared already, a second declaration is legal in C. In C++ no compiler hides them. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
@@ -37,13 +37,14 @@ extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 #endif
 #endif
 #ifndef CLOCK_MONOTONIC
-#define CLOCK_MONOTONIC 1 /* the number on Linux, where the name is hidden like the functions above */
+#define CLOCK_MONOTONIC 1 /* the value on Linux, where -std=c11 hides this name too */
 #endif
 #endif
 
 /* ---- mutex, condition variable, once ----
- * `static te__mutex m = TE__MUTEX_INIT;` is ready for use; te__cond and te__once have such initialisers, too.
- * te__*_init and te__*_free are for mutexes and condition variables inside other objects. */
+ *
+ * `static te__mutex m = TE__MUTEX_INIT;` makes a mutex that is ready for use. te__cond and te__once have such
+ * initialisers too. A mutex or a condition variable inside another object needs te__*_init and te__*_free instead. */
 
 #ifdef _WIN32
 
@@ -71,7 +72,7 @@ static BOOL CALLBACK te__once_entry(PINIT_ONCE once, PVOID call, PVOID *context)
     ((te__once_call *)call)->fn();
     return TRUE;
 }
-/* Runs fn in the first caller. Every caller returns after fn has run. */
+/* Runs fn in the first caller. All callers return only after fn has run. */
 static inline void te__once_run(te__once *o, void (*fn)(void)) {
     te__once_call call = {fn};
     InitOnceExecuteOnce(&o->os, te__once_entry, &call, NULL);
@@ -104,7 +105,7 @@ static inline void te__once_run(te__once *o, void (*fn)(void)) { pthread_once(&o
 
 /* ---- threads ---- */
 
-/* A thread. The struct must not move between te__thread_start and te__thread_join, because the thread reads it. */
+/* A thread. The struct must stay in place from te__thread_start to te__thread_join, because the thread reads it. */
 typedef struct te__thread {
     void (*fn)(void *user);
     void *user;
@@ -115,8 +116,8 @@ typedef struct te__thread {
 #endif
 } te__thread;
 
-/* The stack of a thread: enough for every loop of the CPU backend, and the same on every system (defaults run from 128
- * KiB to 8 MiB). */
+/* The stack size of a thread. It is enough for every loop of the CPU backend. It is the same on every system, whereas
+ * the defaults of systems go from 128 KiB to 8 MiB. */
 enum { TE__THREAD_STACK = 2 << 20 };
 
 #ifdef _WIN32
@@ -141,7 +142,7 @@ static void *te__thread_entry(void *thread) {
     t->fn(t->user);
     return NULL;
 }
-/* Starts a thread. False if the system refuses another thread. */
+/* Starts a thread. Returns false if the system refuses another thread. */
 static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void *user) {
     pthread_attr_t attributes;
     t->fn = fn;
@@ -155,13 +156,13 @@ static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void 
 static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 #endif
 
-/* ---- atomics, sequentially consistent, on numbers at multiples of 8 bytes (TE__ALIGNED in a struct) ---- */
+/* ---- atomics: sequentially consistent, on numbers at multiples of 8 bytes (TE__ALIGNED in a struct) ---- */
 
 #if defined(__GNUC__) || defined(__clang__)
-/* An int64_t at a multiple of 8. Where int64_t is aligned to 4, clang would call a library for an atomic operation on
- * it. */
+/* An int64_t whose address is a multiple of 8. Without this type clang would call a library function for atomic
+ * operations, on systems where int64_t is aligned to 4. */
 typedef int64_t te__atomic_word __attribute__((aligned(8)));
-/* Adds to *x and returns the value from before. */
+/* Adds `by` to *x. Returns the value that *x had before. */
 static inline int64_t te__atomic_add(int64_t *x, int64_t by) {
     return __atomic_fetch_add((te__atomic_word *)x, by, __ATOMIC_SEQ_CST);
 }
@@ -183,7 +184,7 @@ static inline void te__atomic_store(int64_t *x, int64_t value) { InterlockedExch
 
 /* ---- time ---- */
 
-/* Returns the seconds since some fixed moment; never goes back. */
+/* Returns the seconds since some fixed time. The result never goes back. */
 static inline double te__time_now(void) {
 #ifdef _WIN32
     LARGE_INTEGER now, per_second;
@@ -211,8 +212,8 @@ static inline void te__sleep(double seconds) {
 
 /* ---- environment, process, machine ---- */
 
-/* Returns an environment variable (borrowed from the environment); NULL if it is missing or empty, so `TE_X= program`
- * turns TE_X off. */
+/* Returns the value of an environment variable, which the environment owns. Returns NULL if the variable is missing or
+ * empty. So `TE_X= program` turns TE_X off. */
 static inline const char *te__env(const char *name) {
     const char *value = getenv(name);
     return value && value[0] ? value : NULL;
@@ -226,8 +227,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* The number of forks since the first te__watch_forks, counted in the child: a value noted before a fork differs from
- * the child's value. Always 0 on Windows, which has no fork. */
+/* A counter of forks, which starts at the first te__watch_forks. A child process adds 1 to its own copy, so it has
+ * another number than its parent. The counter is always 0 on Windows, which has no fork. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -249,7 +250,8 @@ static inline int64_t te__user_id(void) {
 #endif
 }
 
-/* Returns a number of this host: always the same on one host, and most likely different on two hosts. */
+/* Returns a number that identifies this host. It is always the same on one host, and most likely different on
+ * another. */
 static inline uint32_t te__host_token(void) {
 #ifdef _WIN32
     char name[MAX_COMPUTERNAME_LENGTH + 1];
@@ -273,8 +275,8 @@ static inline size_t te__page_size(void) {
 }
 
 #if defined(__linux__)
-/* Returns the number of processors that this process may run on, by its affinity mask ("Cpus_allowed: ff,ffffffff"); 0
- * if unknown. */
+/* Returns the number of processors on which this process may run. This is the number of bits in its affinity mask
+ * ("Cpus_allowed: ff,ffffffff"). Returns 0 if it is unknown. */
 static inline int te__cpus_allowed(void) {
     char line[4096];
     int count = 0;
@@ -291,7 +293,8 @@ static inline int te__cpus_allowed(void) {
     fclose(f);
     return count;
 }
-/* Returns the container's quota of processor time (cgroup v2) in processors, rounded up; 0 if unlimited or unknown. */
+/* Returns how many processors' worth of time the container may use (quota of cgroup v2), rounded up. Returns 0 if that
+ * is unlimited or unknown. */
 static inline int te__cpus_granted(void) {
     long long quota = 0, period = 0;
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
@@ -302,8 +305,8 @@ static inline int te__cpus_granted(void) {
 }
 #endif
 
-/* Returns how many threads can run at once: the online processors, at most those of the affinity mask and of the
- * container's quota. At least 1. */
+/* Returns how many threads can run at once. This is the number of online processors, limited by the affinity mask and
+ * by the container's quota. It is at least 1. */
 static inline int te__cpu_count(void) {
 #ifdef _WIN32
     SYSTEM_INFO info;
@@ -321,12 +324,12 @@ static inline int te__cpu_count(void) {
 #endif
 }
 
-/* ---- text of OS errors, and paths in the OS's own spelling ---- */
+/* ---- error texts of the operating system, and paths in its own encoding ---- */
 
 #ifdef _WIN32
 typedef struct te__wide { wchar_t s[4096]; } te__wide;
-/* Converts UTF-8 to the wide text that Windows' W functions take. An impossible path becomes "", which none of these
- * functions accepts. */
+/* Converts UTF-8 to the wide text that Windows functions take. A path that cannot be converted becomes "", which all
+ * these functions refuse. */
 static inline const wchar_t *te__widen(te__wide *w, const char *utf8) {
     if (!MultiByteToWideChar(CP_UTF8, 0, utf8, -1, w->s, TE__COUNT(w->s))) w->s[0] = 0;
     return w->s;
@@ -336,7 +339,7 @@ static inline bool te__narrow(char *utf8, size_t cap, const wchar_t *wide) {
 }
 #endif
 
-/* Adds the system's text for the error of the last OS call: "No space left on device". */
+/* Appends the system's text for the error of the last system call, for example "No space left on device". */
 static inline void te__text_os_error(te__text *t) {
 #ifdef _WIN32
     DWORD code = GetLastError();
@@ -355,8 +358,8 @@ static inline void te__text_os_error(te__text *t) {
 
 /* ---- shared libraries ---- */
 
-/* Opens a shared library. Returns NULL on failure; the reason is added to `why` (which may be NULL). A name without a
- * slash is searched for by the system's rules. */
+/* Opens a shared library. On failure returns NULL and appends the reason to `why`, which may be NULL. The system
+ * searches for a name without a slash. */
 static inline void *te__dl_open(const char *name, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -374,7 +377,7 @@ static inline void *te__dl_open(const char *name, te__text *why) {
 #endif
 }
 
-/* Returns the address of a symbol, NULL if the library lacks it. */
+/* Returns the address of a symbol, or NULL if the library lacks it. */
 static inline void *te__dl_sym(void *library, const char *symbol) {
 #ifdef _WIN32
     FARPROC f = GetProcAddress((HMODULE)library, symbol);
@@ -386,8 +389,8 @@ static inline void *te__dl_sym(void *library, const char *symbol) {
 #endif
 }
 
-/* Writes the address of a function to the function pointer *fn. It copies bytes, because ISO C has no cast from object
- * to function pointers. False if the library lacks the symbol. */
+/* Sets the function pointer *fn to the address of a function. Copies bytes, because ISO C cannot cast an object pointer
+ * to a function pointer. Returns false if the library lacks the symbol. */
 static inline bool te__dl_function(void *library, const char *symbol, void *fn) {
     void *address = te__dl_sym(library, symbol);
     memcpy(fn, &address, sizeof address);
@@ -404,7 +407,8 @@ static inline void te__dl_close(void *library) {
 }
 
 #ifndef _WIN32
-/* The Dl_info of dladdr, whose declaration the C library may hide. Every POSIX system has this layout. */
+/* The same struct as Dl_info of the function dladdr. The C library may hide its declaration. Every POSIX system has
+ * this layout. */
 typedef struct te__dl_info {
     const char *file;
     void *base;
@@ -413,8 +417,8 @@ typedef struct te__dl_info {
 } te__dl_info;
 #endif
 
-/* Writes to `path` the file of a loaded library, given its handle and the name of one of its symbols. False if the
- * system does not say. */
+/* Writes the path of a loaded library's file to `path`. `symbol` is the name of any of its symbols. Returns false if
+ * the system does not report the path. */
 static inline bool te__dl_path(void *library, const char *symbol, char *path, size_t cap) {
 #ifdef _WIN32
     te__wide w;

@@ -1,5 +1,6 @@
-/* tape/access.c: views and conversions of tensors, with their backward functions, and properties. Knows the tape, and
- * the operations of math and cast; must not know modules. */
+/* tape/access.c: views and conversions of tensors, with their backward functions, and the functions that read
+ * properties of tensors. This part may use the tape, and the operations of the families math and cast. It must not
+ * depend on modules. */
 
 /* ---- views with history ---- */
 
@@ -37,8 +38,8 @@ static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     te__view_state state = TE_ZERO;
     te_tensor *y;
-    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* n: the product of all sizes; nonzero: of the sizes that are not 0,
-                                                    * which strides are made of */
+    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* n: the product of all sizes; nonzero: the product of the sizes
+                                                    * that are not 0, from which strides are made */
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, open = -1;
     bool fits = true;
@@ -95,8 +96,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     return te__record_unary("view", x, y, &state, te__view_backward);
 }
 
-/* Checks that x has plain memory and an address for each element. Elements of 4 bits have none: no view can begin at
- * one, or step from one to the next. */
+/* Checks that x has plain memory in which each element has an address of its own. Elements of 4 bits do not: no view
+ * can begin at any element, or step from one to the next. */
 static bool te__has_addresses(const te_tensor *x, const char *function) {
     if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;
@@ -105,7 +106,7 @@ static bool te__has_addresses(const te_tensor *x, const char *function) {
     return false;
 }
 
-/* Stores the gradient at the range of te_tensor_narrow, with zeros around it. */
+/* The backward function of te_tensor_narrow: puts the gradient into the range that was taken, and zeros around it. */
 static te_result te__narrow_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te__view_state *s = (const te__view_state *)state;

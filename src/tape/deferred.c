@@ -1,5 +1,5 @@
-/* tape/deferred.c: the queue of work that a backward pass puts off, in the order of the calls of te__defer. Knows host
- * memory; must not know what the work does. */
+/* tape/deferred.c: the queue of work that a backward pass postpones. The work stays in the order of the calls of
+ * te__defer. This part may allocate host memory. It must not depend on what the work does. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
 typedef struct te__deferred {
@@ -7,13 +7,13 @@ typedef struct te__deferred {
     void *owner; /* te__deferred_take selects work by its owner */
     te__deferred_fn run;
     void (*release)(te_ctx *te, void *state);
-    uint64_t capture; /* the id of the graph in whose capture te__defer was called; 0: none */
+    uint64_t capture; /* id of the graph whose capture was open when te__defer was called; 0: none */
     void *state;
     size_t state_size;
 } te__deferred;
 
-/* Appends work to the queue. `state` is copied bytewise. release(state) is called when the work has run or is dropped,
- * and here when this function fails. */
+/* Appends work to the queue. The bytes of `state` are copied. release(state) is called later, when the work has run or
+ * is dropped. If te__defer fails, it calls release(state) itself. */
 static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state),
                            void *state, size_t state_size) {
     te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
@@ -43,8 +43,8 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Takes the work of the owners for which of(owner, user) is true out of the queue. If `run` is true, runs the work
- * until the first failure and drops the rest. If `run` is false, drops all of it. */
+/* Removes work from the queue: that of every owner for which of(owner, user) returns true. If `run` is true, runs this
+ * work until a piece fails, and drops the rest. If `run` is false, drops all of it. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;
@@ -74,7 +74,8 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
-/* Drops all work but the first `keep` pieces: a backward pass that has failed leaves no work behind. */
+/* Drops all work except the first `keep` pieces. A backward pass that fails calls this, so that it leaves no work
+ * behind. */
 static void te__deferred_cut(te_ctx *te, int keep) {
     te__deferred **at = &te->deferred;
     while (*at && keep-- > 0) at = &(*at)->next;
@@ -109,7 +110,8 @@ static int te__deferred_length(const te_ctx *te) {
     for (d = te->deferred; d; d = d->next) n++;
     return n;
 }
-/* Returns the number of pieces of work of the capture under way, or, outside of captures, of all pieces. */
+/* Returns the number of pieces of work that belong to the current capture. Outside of captures returns the number of
+ * all pieces. */
 static int te__num_deferred(const te_ctx *te) {
     const te__deferred *d;
     int n = 0;

@@ -1,6 +1,6 @@
 /* tape/graph.c: graphs, from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
- * launch. Knows the device only through te__device; must not know modules or optimizers, which add parts.
- * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
+ * launch. This part uses the device only through te__device. It must not depend on modules or optimizers, which add
+ * parts of their own to a graph. Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
 /* ---- parts, and the state ---- */
 
@@ -10,7 +10,8 @@ static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
         if (g->parts[i].owner == owner) return &g->parts[i];
     return NULL;
 }
-/* Returns a new part with `bytes` of cleared data; NULL with an error when out of memory. */
+/* Adds a part with `bytes` bytes of zeros to a graph, and returns it. Returns NULL with an error if memory is
+ * exhausted. */
 static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
     te__graph_part *p;
     void *data;
@@ -30,8 +31,8 @@ static bool te__graph_steps(const te_graph *g) {
     for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
     return i < g->num_parts;
 }
-/* Reserves `n` words of the state for numbers that a part fills before each launch. Returns the first index, or -1 with
- * an error when no words are left. */
+/* Reserves `n` words of the graph's state. A part will fill them with numbers before each launch. Returns the index of
+ * the first word, or -1 with an error if too few words are left. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
         te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most",
@@ -41,7 +42,7 @@ static int te__graph_take_words(te_graph *g, int n) {
     g->num_words += n;
     return g->num_words - n;
 }
-/* Returns `n` numbers of the state, from `byte` on, as a tensor of the innermost scope. */
+/* Returns `n` numbers of the graph's state as a tensor of the innermost scope. They begin at byte `byte`. */
 static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) {
     return te__alias_1d(g->state, byte, dtype, n);
 }
@@ -67,7 +68,7 @@ static void te__graph_free(te_graph *g) {
     te__raw_free(&allocator, g, sizeof(*g));
 }
 
-/* Drops a capture that has failed. The device has ended the capture already. */
+/* Drops a capture that has failed. The device has already ended the capture. */
 static void te__capture_drop(te_ctx *te) {
     te_graph *g = te->capture;
     int i;
@@ -81,7 +82,8 @@ static void te__capture_drop(te_ctx *te) {
     te__graph_free(g);
 }
 
-/* Called when the owner of a part is destroyed: no graph with this part can be launched any more. `why` is static. */
+/* Called when the owner of a part is destroyed. Graphs with this part can no longer be launched; the text `why`, which
+ * must be static, says so in the error. */
 static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     te_graph *g;
     te__graph_part *p;
@@ -96,7 +98,7 @@ static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     }
 }
 
-/* Called when the context is destroyed: ends a capture and empties all graphs. The handles stay for
+/* Called when the context is destroyed. Ends an open capture and empties all graphs. The graph handles stay valid for
  * te_graph_destroy. */
 static void te__graphs_leave(te_ctx *te) {
     if (te->capture) {
@@ -126,8 +128,8 @@ static te_result te__graph_may_begin(te_ctx *te) {
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     result = te__ask_capture(te, true);
     if (result == TE_OK) result = te->device->synchronize(te);
-    return result == TE_OK ? te__streams_synchronize(te) : result; /* so te__stream_wait has nothing to wait for in the
-                                                                    * capture */
+    return result == TE_OK ? te__streams_synchronize(te) : result; /* afterwards te__stream_wait has nothing to wait for
+                                                                    * inside the capture */
 }
 
 TE_API te_result te_graph_begin(te_ctx *te) {
@@ -138,7 +140,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    /* raw memory, since te_graph_destroy may come after te_ctx_destroy */
+    /* This is raw memory, since te_graph_destroy may be called after te_ctx_destroy. */
     g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph));
     if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
     memset(g, 0, sizeof(*g));
@@ -167,7 +169,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     return result;
 }
 
-/* Moves the buffers that the graph writes to the front. */
+/* Moves the buffers that the graph writes to the front of `held`. */
 static void te__graph_sort_held(te_graph *g) {
     int i;
     for (i = 0; i < g->num_held; i++)
@@ -203,8 +205,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
                  "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
-    if (te->rng.fork) { /* this is an error, so there is no graph: both states go back to their values before the
-                         * capture */
+    if (te->rng.fork) { /* this is an error, so there is no graph; both random states get back their values from before
+                         * the capture */
         te->rng.own_offset = g->rng_begin;
         te->rng_offset = g->tracker_begin[te->rng.fork - 1];
     } else {
@@ -228,7 +230,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     return g;
 }
 
-/* Fills the words of the graph's state and launches the graph. */
+/* Fills the words of the graph's state, and launches the graph. */
 static te_result te__graph_launch(te_ctx *te, te_graph *g) {
     te_result result = TE_OK;
     int i;
@@ -258,7 +260,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* a graph with an optimizer is a whole training step, and fails before any of it runs */
+    /* A graph with an optimizer is a whole training step: if the launch fails, none of it has run. */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

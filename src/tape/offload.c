@@ -1,18 +1,23 @@
-/* tape/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the
- * forward and the backward pass. Knows hooks, buffers and transfers; must not know what the tensors mean.
+/* tape/offload.c: te_cpu_offload_begin: hooks on saved tensors. They keep activations in pinned host memory between the
+ * forward and the backward pass. This part may use hooks, buffers and transfers. It must not depend on what the tensors
+ * mean.
  *
- * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of the buffer
- * (te__offloaded). All offloaded buffers are in one list, in the order in which nodes last saved them. The backward
- * pass needs them in the reverse order:
+ * Whole buffers are copied. Tensors that share memory share one copy of their buffer (te__offloaded), and so do nodes
+ * that save the same tensor. All copied buffers are in one list, in the order in which nodes last saved them. The
+ * backward pass needs them in the reverse order:
  *
  *     oldest | in host memory only ............ | inside the window: on the device too | newest
  *
- * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. A buffer that
- * leaves the window at the old end gives up its device memory once its copy has run (the device waits, not the host),
- * unless other tensors hold that memory.
- * Backward: the window moves the other way. Buffers that nodes have read leave it, and the next older buffers are
- * copied in. So three things hold: the device memory for copies under way is bounded; copies in are queued up to a
- * window's length ahead of their use; the buffers that the backward pass reads first never leave the device. */
+ * Forward pass: as soon as a node saves a buffer, its copy to the host is queued, and the buffer enters the window at
+ * the new end. Older buffers leave the window at the old end. A buffer that leaves gives up its device memory when its
+ * copy has run, unless other tensors hold that memory. The device waits for the copy; the host does not.
+ *
+ * Backward pass: the window moves the other way. Buffers that nodes have read leave it, and the next older buffers are
+ * copied back to the device.
+ *
+ * The window has three effects. It limits the device memory for copies that have not run yet. Buffers are copied back
+ * before they are needed, up to a window's length ahead. And the buffers that the backward pass reads first never leave
+ * the device. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
@@ -26,16 +31,17 @@ typedef struct te__offload {
     int num_regions;
     te__stream *out, *in;
     te__offloaded *oldest, *newest;
-    te__offloaded *inside; /* the oldest entry inside the window; NULL: the window is empty */
+    te__offloaded *inside; /* the oldest entry inside the window, or NULL if the window is empty */
     size_t inside_bytes, window;
-    size_t largest; /* the largest buffer copied out so far; a region without window_bytes has a window of twice this
-                     * size */
+    size_t largest; /* bytes of the largest buffer copied out so far; in a region without window_bytes the window has
+                     * twice this size */
 } te__offload;
 
-/* The handle of a saved tensor, some or all of whose buffers were copied out. */
+/* The handle of a saved tensor. Some or all of the tensor's buffers are copied to the host. */
 typedef struct te__offloaded_tensor {
-    te_tensor *x; /* the saved tensor; its parts that were copied out have no memory */
-    te__offloaded *part[TE__MAX_PARTS]; /* the entries of its parts; NULL: the part has stayed on the device */
+    te_tensor *x; /* the saved tensor; those of its parts that were copied out have no device memory */
+    te__offloaded *part[TE__MAX_PARTS]; /* the entries of the tensor's parts; NULL for a part that has stayed on the
+                                         * device */
 } te__offloaded_tensor;
 
 /* ---- the list and its window ---- */
@@ -52,32 +58,33 @@ static void te__offload_append(te__offload *o, te__offloaded *e) {
     o->newest = e;
 }
 
-/* Lets an entry enter the window. The entry stands right before the window, or at the new end of the list. The caller
- * has taken the reference to the buffer. */
+/* Puts an entry into the window. In the list the entry must come right before the window, or be the newest. The caller
+ * has taken the entry's reference to its buffer. */
 static void te__offload_enter(te__offload *o, te__offloaded *e) {
     e->inside = true;
     o->inside_bytes += e->bytes;
     if (!o->inside || e->newer == o->inside) o->inside = e;
 }
-/* Lets an entry leave the window: releases the reference to its device memory. */
+/* Takes an entry out of the window, and releases its reference to the device memory. */
 static void te__offload_leave(te__offload *o, te__offloaded *e) {
     te__buffer *b = e->buffer;
     if (!e->inside) return;
     e->inside = false;
     o->inside_bytes -= e->bytes;
     if (o->inside == e) o->inside = e->newer;
-    if (b->offloaded != e) e->buffer = NULL; /* not watched, so the entry would not learn of the buffer's end */
+    if (b->offloaded != e) e->buffer = NULL; /* the entry no longer watches b, so nothing would tell it when b is
+                                              * freed */
     te__buffer_release(b); /* may free b, which sets e->buffer to NULL */
 }
 
-/* Stops watching a buffer whose bytes on the device have changed. An entry inside the window keeps its reference until
- * it leaves the window. */
+/* Makes an entry stop watching its buffer, whose bytes on the device have changed. An entry inside the window keeps its
+ * reference to the buffer until it leaves the window. */
 static void te__offload_unwatch(te__offloaded *e) {
     if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
     if (!e->inside) e->buffer = NULL;
 }
 
-/* Releases a saved tensor's reference to an entry; the last one frees the entry. */
+/* Releases a reference that a saved tensor has to an entry. The last release frees the entry. */
 static void te__offload_drop(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     if (--e->refs > 0) return;
@@ -97,7 +104,7 @@ static void te__offload_drop(te_ctx *te, te__offloaded *e) {
 
 /* ---- forward ---- */
 
-/* Queues the copy of b to host memory and returns the new entry; NULL with an error. */
+/* Queues the copy of buffer b to host memory. Returns the new entry, or NULL with an error. */
 static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
     te__offload *o = te->offload;
     te__offloaded *e = (te__offloaded *)te__alloc_zero(te, sizeof(te__offloaded));
@@ -118,7 +125,7 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
 }
 
 /* Sets *e to the entry for the buffer of x, with a new reference. If the buffer has no entry yet, makes one and queues
- * the copy. Sets *e to NULL if the buffer stays on the device. Of the bytes offered to the region, the part
+ * the copy. If the buffer stays on the device, sets *e to NULL. Of all bytes that nodes save in region r, the fraction
  * r->fraction is copied out, spread evenly over the forward pass. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
@@ -157,7 +164,7 @@ static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_
     return TE_OK;
 }
 
-/* Frees a handle and releases the tensor and the entries that it holds. */
+/* Frees a handle, and releases its tensor and its entries. */
 static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     int i;
     te_tensor_release(h->x);
@@ -166,7 +173,7 @@ static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     te__free(te, h, sizeof(*h));
 }
 
-/* Returns a new tensor over the memory of x, or NULL with an error. The new tensor belongs to no scope. */
+/* Returns a new tensor with the memory of x, or NULL with an error. The new tensor belongs to no scope. */
 static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te_tensor *y;
     te__frame_begin(te);
@@ -174,8 +181,8 @@ static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te__frame_end(te, NULL, 0);
     return y;
 }
-/* Replaces a part by a tensor without memory. The part itself must not change, since other holders of a quantized
- * tensor share its parts. */
+/* Replaces *part by a tensor without memory. The old tensor itself stays unchanged, since other holders of a quantized
+ * tensor share it. */
 static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
     te_tensor *own = te__offload_alias(te, *part);
     if (!own) return te_error_code(te);
@@ -193,8 +200,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* a node recorded in a backward function is played at once; a warm-up
-                                                  * has no values */
+    if (te->playing || te->warming) return NULL; /* a node that is recorded inside a backward function is needed at
+                                                  * once, and a warm-up has no values */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -216,8 +223,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Queues the copy of the entry's bytes back to the device, and lets the entry enter the window. The entry stands right
- * before the window, or at the new end of the list. Does not wait. */
+/* Queues the copy of an entry's bytes back to the device, without waiting. Puts the entry into the window. In the list
+ * the entry must come right before the window, or be the newest. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
@@ -244,7 +251,8 @@ static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     return TE_OK;
 }
 
-/* Brings the next older entries back, as many as fit into the window: the backward pass needs them next. */
+/* Copies the next older entries back to the device, as many as fit into the window. The backward pass needs them
+ * next. */
 static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;
     te__offloaded *e = o->inside ? o->inside->older : o->newest;
@@ -254,13 +262,14 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Gives x, a part of a saved tensor, its memory back. A buffer that was written since stays with its other holders, and
- * the saved bytes are copied into a new one. */
+/* Gives device memory with the saved bytes to x, a part of a saved tensor. If the old buffer was written in the
+ * meantime, it stays with its other holders, and the saved bytes are copied into a new buffer. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;
     if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
-    if (!e->inside && e->newer != o->inside) { /* not the next older entry: moves to the new end */
+    if (!e->inside && e->newer != o->inside) { /* the entry does not come right before the window, so it moves to the
+                                                * new end */
         te__offload_unlink(o, e);
         te__offload_append(o, e);
     }
@@ -293,8 +302,8 @@ static void te__offload_forget(void *user, void *handle) {
 
 /* ---- regions ---- */
 
-/* Returns the list and its two streams, which are made once; NULL with an error. They live until the context ends,
- * since nodes may outlive every region. */
+/* Returns the list with its two streams, or NULL with an error. They are made once and live as long as the context,
+ * since nodes may live longer than every region. */
 static te__offload *te__offload_open(te_ctx *te) {
     te__offload *o = te->offload;
     if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
@@ -321,8 +330,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* A region has the index of its hooks, so its place is free again when its hooks are gone. Nodes that outlive the
-     * region read only the field `te` of that place. */
+    /* A region has the same index as its hooks, so a new region may use the place when the hooks are gone. Nodes that
+     * live longer than their region read only the field `te` of the place. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

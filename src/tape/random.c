@@ -1,5 +1,5 @@
-/* tape/random.c: the context's random state, the named random states, and the numbers that operations draw from them,
- * also in captures. Knows graphs; must not know who draws. */
+/* tape/random.c: the random state of a context, the named random states, and the numbers that operations draw from
+ * them, even in captures. This part may use graphs. It must not depend on who draws. */
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
@@ -27,7 +27,7 @@ static void te__rng_back(te_ctx *te, te__rng_state s) {
     int made = te->rng.num_trackers;
     te->seed = s.seed;
     te->rng_offset = s.offset;
-    /* named states that were added after te__rng_now stay */
+    /* Named states that were added after te__rng_now are kept. */
     memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers,
            (size_t)(made - s.num_trackers) * sizeof(s.tracker[0]));
     s.num_trackers = made;
@@ -73,9 +73,10 @@ TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed)
     return TE_OK;
 }
 
-/* Returns the named state in force, or NULL if the context's own state is. */
+/* Returns the named state that is in use. Returns NULL if the context's own state is in use. */
 static te__rng_tracker *te__rng_forked(te_ctx *te) { return te->rng.fork ? &te->rng.tracker[te->rng.fork - 1] : NULL; }
-/* Saves the state in force, and puts state number `fork` into force. Number 0 is the context's own state. */
+/* Saves the random state that is in use, and makes state number `fork` the one in use. Number 0 is the context's own
+ * state. */
 static void te__rng_swap(te_ctx *te, int fork) {
     te__rng_tracker *from = te__rng_forked(te), *to;
     if (from) {
@@ -138,7 +139,8 @@ TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) {
 
 /* ---- drawing ---- */
 
-/* The part of a graph for a named state: each launch begins at the state's present offset, and advances the offset. */
+/* What a graph keeps for a named random state. Each launch begins at the state's current offset, and then advances
+ * it. */
 typedef struct te__tracker_part {
     uint64_t begin, used;
     int word;
@@ -182,11 +184,11 @@ static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
 /* The random state that one random operation gets. */
 typedef struct te__draw {
     uint64_t seed, offset;
-    te_tensor *rng; /* in a capture: device memory with the state at the start of a launch, to which `offset` is
-                     * added */
+    te_tensor *rng; /* in a capture: device memory that holds the state at the start of a launch, to which the kernel
+                     * adds `offset`; else NULL */
 } te__draw;
 
-/* Returns whether an offset of the state in force was drawn before the capture began. */
+/* Returns true if `offset`, an offset of the random state in use, was drawn before the capture began. */
 static bool te__draws_before(te_ctx *te, uint64_t offset) {
     te__tracker_part *p = te->rng.fork ? te__tracker_part_of(te->capture, te__rng_forked(te)) : NULL;
     return offset < (te->rng.fork ? p ? p->begin : 0 : te->capture->rng_begin);

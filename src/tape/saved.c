@@ -1,5 +1,5 @@
-/* tape/saved.c: hooks that pack the tensors that tape nodes save, and unpack them for the backward functions. Knows
- * nodes; must not know what a hook does with a tensor. */
+/* tape/saved.c: hooks that pack the tensors that tape nodes save, and unpack them for the backward functions. This part
+ * may use nodes. It must not depend on what a hook does with a tensor. */
 
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks) {
     if (!te) return TE_ERR_STATE;
@@ -24,8 +24,8 @@ TE_API te_result te_saved_tensors_end(te_ctx *te) {
     return TE_OK;
 }
 
-/* Offers each saved tensor to the hooks of the innermost region. Parameters are left out, since the model holds their
- * memory anyway. */
+/* Offers each saved tensor of a node to the hooks of the innermost region. Skips parameters, since the model holds
+ * their memory anyway. */
 static te_result te__saved_pack(te_ctx *te, te__node *node) {
     int i;
     if (te->tape.num_hooks == 0 || node->num_saved == 0) return TE_OK;
@@ -56,7 +56,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     return TE_OK;
 }
 
-/* Unpacks a node's saved tensors, right before its backward function runs. */
+/* Unpacks the saved tensors of a node. Called right before the backward function of the node. */
 static te_result te__saved_unpack(te_ctx *te, te__node *node) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;

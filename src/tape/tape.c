@@ -1,7 +1,7 @@
-/* tape/tape.c: records nodes and plays them backwards. Knows tensors, and how gradients are added, copied and decoded;
- * must not know what a node computes. */
+/* tape/tape.c: records nodes, and runs their backward functions from the last node to the first (plays them). This part
+ * may use tensors, and the ways to add, copy and decode gradients. It must not depend on what a node computes. */
 
-/* Returns the variable of x, which is made when first needed; NULL only when out of memory. */
+/* Returns the variable of x. If x has none yet, makes one. Returns NULL only if memory is exhausted. */
 static te__var *te__var_of(te_tensor *x) {
     if (!x->var) {
         x->var = (te__var *)te__alloc_zero(x->te, sizeof(te__var));
@@ -33,8 +33,8 @@ TE_API void te_tensor_zero_grad(te_tensor *x) {
     te_tensor_release(x->var->grad);
     x->var->grad = NULL;
 }
-/* Returns whether the byte ranges of x and y overlap, each from the first to the last element. Strided tensors that lie
- * between each other's rows count as overlapping. */
+/* Returns true if the byte ranges of x and y overlap. A range goes from the first to the last element. So strided
+ * tensors whose rows alternate in memory count as overlapping too. */
 static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     const te_tensor *each[2];
     uintptr_t first[2], last[2];
@@ -50,9 +50,10 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* Returns, retained, the tensor that a variable keeps for `grad`. The tensor has no variable of its own. If it had one,
- * that variable could refer, through other variables, back to the variable that keeps the gradient. The two would form
- * a cycle, and neither would be freed. For the same reason te_tensor_set_main_grad refuses a gradient. */
+/* Returns the tensor that a variable keeps as its gradient, with a new reference. This is `grad` itself, or, if `grad`
+ * has a variable, another tensor without one. Otherwise the variable of the gradient could refer, through other
+ * variables, back to the variable that keeps the gradient. The two would form a cycle, and neither would be freed. For
+ * the same reason te_tensor_set_main_grad refuses a gradient. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -166,8 +167,7 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Returns whether a function of x must be recorded. */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
-enum { TE__MAX_NODE_TENSORS = 1040 }; /* enough for the weights and biases of a GroupedLinear with TE_MAX_GEMMS
-                                       * groups */
+enum { TE__MAX_NODE_TENSORS = 1040 }; /* enough for the weights and biases of a GroupedLinear of TE_MAX_GEMMS groups */
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {
@@ -181,8 +181,8 @@ static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor 
     return true;
 }
 
-/* Returns, with a new reference, the path of the module whose forward runs; NULL outside of modules, or when out of
- * memory. */
+/* Returns the path of the module whose forward function runs, with a new reference. Returns NULL outside of modules, or
+ * if memory is exhausted. */
 static te__path *te__path_now(te_ctx *te) {
     if (!te->path && te->module_path[0]) {
         te->path = (te__path *)te__try_alloc(te, sizeof(te__path));
@@ -195,7 +195,8 @@ static te__path *te__path_now(te_ctx *te) {
     return te->path;
 }
 
-/* Puts a node onto the tape if an input wants a gradient or `always` is true. A node on the tape owns desc->state. */
+/* Puts a node onto the tape if an input requires a gradient, or if `always` is true. A node on the tape owns
+ * desc->state. */
 static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool always) {
     te__segment *segment = te->tape.segment;
     te__node *node;
@@ -254,7 +255,8 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
-    node->release = desc->release; /* not set earlier: if this function fails, te__record_always releases the state */
+    node->release = desc->release; /* not set earlier: if this function fails, its caller te__record_always releases the
+                                    * state */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -264,7 +266,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     segment->nodes[segment->num_nodes++] = node;
     return TE_OK;
 }
-/* Calls te__record_node, and releases desc->state if no node has taken it. */
+/* Calls te__record_node. If no node has become the owner of desc->state, releases it. */
 static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool always) {
     int before = te->tape.segment->num_nodes;
     te_result result = te__record_node(te, desc, always);
@@ -282,13 +284,13 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                         "lists, are needed",
                         desc->name ? desc->name : "?", desc->num_inputs, desc->num_outputs, desc->num_saved);
     for (i = 0; i < desc->num_outputs; i++)
-        /* if an earlier call has failed, this error is only its consequence */
+        /* If an earlier call has failed, this error only follows from it. */
         if (!desc->outputs[i])
             te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs,
                      desc->name ? desc->name : "?");
     return te__record_always(te, desc, false);
 }
-/* Does what te_record does, for a node whose backward function takes quantized gradients without decoding. */
+/* Does what te_record does. The backward function of the node takes quantized gradients without decoding them. */
 static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     te__segment *segment = te->tape.segment;
     int before = segment->num_nodes;
@@ -297,14 +299,15 @@ static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     return result;
 }
 
-/* Returns whether no other tensor uses the memory of x. Foreign memory (not te.h's) may be used by anybody. */
+/* Returns true if no other tensor uses the memory of x. Memory that te.h has not allocated may be in use elsewhere, so
+ * the result is false for it. */
 static bool te__tensor_is_alone(const te_tensor *x) {
     return x->refs == 1 && x->buffer && te__buffer_users(x->buffer) == 1 &&
            (x->buffer->capacity > 0 || x->buffer->bytes == 0);
 }
 
-/* Adds a gradient to a variable. The first gradient is shared, not copied: nobody writes a gradient until a second one
- * is added, and te__leaves_own gives each leaf memory of its own when te_backward ends. */
+/* Adds a gradient to a variable. The first gradient is shared, not copied, since no gradient is written before a second
+ * one is added. When te_backward ends, te__leaves_own gives the gradient of each leaf memory of its own. */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -367,34 +370,35 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     return TE_OK;
 }
 
-/* Returns the gradient that input i of the playing node has gathered so far, as a plain tensor like `like`; NULL if
- * there is none. For backward functions that add their own gradient to it. */
+/* For backward functions that add their own gradient to an earlier one. Returns the gradient that input i of the
+ * playing node has so far. Returns NULL if there is none, or if it is not a plain tensor in the shape and dtype of
+ * `like`. */
 static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
     te_tensor *grad = v && !v->played ? v->grad : NULL;
     if (!grad || !grad->buffer || grad->dtype != like->dtype || !te__same_shape(grad, like) || !te__is_contiguous(grad))
         return NULL;
-    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there
-                                                                   * again */
+    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find the gradient
+                                                                   * in this memory again */
 }
-/* Returns a tensor into which the sum of `so_far` and a further gradient can be written: `so_far` itself if no other
- * tensor uses its memory, else a new tensor. */
+/* Returns a tensor for the sum of `so_far` and another gradient. This is `so_far` itself if no other tensor uses its
+ * memory, else a new tensor. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
     return te__tensor_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
-/* Makes `sum` the gradient of input i of the playing node. The backward function then returns no gradient for input
- * i. */
+/* Makes `sum` the gradient of input i of the playing node. After this call the backward function returns no gradient
+ * for input i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     te__var *v = te->playing->inputs[i];
-    sum = te__kept_gradient(sum); /* `sum` is new and has no variable, so this only retains it */
+    sum = te__kept_gradient(sum); /* `sum` is new and has no variable, so this call only retains it */
     te_tensor_release(v->grad);
     v->grad = sum;
 }
 
-/* Gives the gradient of a leaf memory of its own, since the gradient stays: no other leaf, no tensor of the caller and
- * no tape node may share the memory. Most gradients come from an operation and are already unshared. The rest is
- * copied; quantized gradients are decoded. In a capture, a gradient from before the capture is copied too, since
- * launches do not write it. */
+/* Gives the gradient of a leaf memory of its own, since the gradient outlives the backward pass. No other leaf, no
+ * tensor of the caller and no tape node may share that memory. Most gradients come from an operation and share it with
+ * nothing. All others are copied, and quantized ones are decoded. In a capture, a gradient from before the capture is
+ * copied too, since launches do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
@@ -410,9 +414,10 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Ends a te_backward for the leaves in te->tape.fresh from `first` on: after success each gets memory of its own for
- * its gradient; after a failure the gradient is dropped. When an inner te_backward succeeds, leaves that were made
- * outside of backward functions stay listed, since the outer te_backward may still fail. */
+/* Ends a te_backward for the leaves in te->tape.fresh from index `first` on. After success the gradient of each leaf
+ * gets memory of its own. After a failure these gradients are dropped. A te_backward may run inside a backward
+ * function. When it succeeds, leaves that were made outside of backward functions stay in the list, since the outer
+ * te_backward may still fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);
@@ -435,8 +440,8 @@ static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
 
 /* ---- playing ---- */
 
-/* Checks that no saved tensor was written since the forward pass; else the node fails and is not played. For a node
- * recorded in a capture, the values of the graph's last launch count. */
+/* Checks that no saved tensor of a node was written after the forward pass. If one was, the node fails and is not
+ * played. The values saved by a node of a capture are those of the graph's last launch. */
 static te_result te__check_saved(te_ctx *te, const te__node *node) {
     uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
     char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];
@@ -462,7 +467,7 @@ static te_result te__check_saved(te_ctx *te, const te__node *node) {
     return result;
 }
 
-/* Drops the gradients of the node's outputs, which are needed only until the node is played. */
+/* Drops the gradients of the node's outputs. They are not needed once the node has been played. */
 static void te__forget_outputs(te_ctx *te, te__node *node) {
     int i;
     (void)te;
@@ -486,15 +491,17 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
     te__segment_cut(te, s, 0);
     te__free(te, s->nodes, (size_t)s->cap_nodes * sizeof(te__node *));
     te->tape.segment = s->outer;
-    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* a scope that still points to s: begun inside s and
-                                                                   * not ended, or begun anew after too many ends */
+    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* This scope still points to s. It was begun inside s
+                                                                   * and not ended, or it was begun again after too many
+                                                                   * ends */
         if (te->scopes[i].segment == s) {
             te->scopes[i].segment = s->outer;
             te->scopes[i].first_node = s->outer->num_nodes;
         }
 }
 
-/* Decodes quantized gradients for a node that does not take them. The decoded tensors belong to the current frame. */
+/* Decodes quantized gradients for a node, unless the node takes them as they are. The decoded tensors belong to the
+ * current frame. */
 static te_result te__decode_gradients(te_ctx *te, const te__node *node, te_tensor **grads) {
     int i;
     for (i = 0; i < node->num_outputs && !node->takes_quantized; i++) {
@@ -554,8 +561,8 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     return result;
 }
 
-/* A gradient that an outer te_backward has on its way through a segment, put aside while an inner te_backward plays the
- * same segment. */
+/* A gradient of an outer te_backward that has not reached its node yet. It is put aside while an inner te_backward
+ * plays the same segment. */
 typedef struct te__stash {
     te__var *var; /* a reference */
     te_tensor *grad;
@@ -600,7 +607,7 @@ static te_result te__stash_return(te_ctx *te, te__stash *stash, int count, size_
     return result;
 }
 
-/* Plays the nodes of s that gradients have reached, from the last one on. */
+/* Plays those nodes of s that gradients have reached, from the last node to the first. */
 static te_result te__segment_play(te_ctx *te, te__segment *s) {
     te_result result = TE_OK;
     int i, k, kept = 0;
@@ -625,8 +632,8 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     return result;
 }
 
-/* Returns the segment that holds the node that made v. Searches from the innermost segment outwards. Returns the root
- * segment for a leaf, and for a tensor whose node was played. Returns NULL if the node was freed with its scope. */
+/* Returns the segment with the node that made v. Searches from the innermost segment outwards. For a leaf, and for a
+ * tensor whose node was played, returns the root segment. If the node was freed with its scope, returns NULL. */
 static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     te__segment *s;
     int i, k;
@@ -637,9 +644,9 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     return v->leaf || v->played ? &te->tape.root : NULL;
 }
 
-/* Runs the backward pass of segment s from the gradients grad[i] of the `count` tensors y[i], which were all made in s.
- * If grad[i] is NULL, y[i] has no gradient. At the end te__leaves_own gives each leaf's gradient memory of its own;
- * after a failure it drops these gradients. */
+/* Runs the backward pass of segment s. It begins at the `count` tensors y[i], all made in s, with the gradients
+ * grad[i]. If grad[i] is NULL, y[i] has no gradient. At the end te__leaves_own gives the gradient of each leaf memory
+ * of its own, or drops these gradients after a failure. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     size_t stash_bytes = 0;
@@ -707,9 +714,10 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
     return te__backward_all(te, segment, &y, &grad, 1);
 }
 
-/* The number of te_backward calls after which te__watch_scopes warns of a program that never opens a scope, and so
- * keeps every tensor that it makes. Only calls outside of scopes count, and only those with more tensors alive than at
- * the call before: models and data are built with few calls in between. A hundred steps cost some hundred KB. */
+/* A program that never opens a scope keeps every tensor that it makes. After this number of te_backward calls
+ * te__watch_scopes warns of that. Only calls outside of scopes count, and only those with more tensors alive than at
+ * the call before. Building models and data makes tensors too, but with few te_backward calls in between. A hundred
+ * steps leave some hundred KB behind. */
 enum { TE__UNSCOPED_STEPS = 100 };
 static void te__watch_scopes(te_ctx *te) {
     if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;

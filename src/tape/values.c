@@ -1,5 +1,5 @@
-/* tape/values.c: fills tensors, and copies between tensors and host memory. Knows the operations of math; must not know
- * the tape. */
+/* tape/values.c: fills tensors, and copies between tensors and host memory. This part may use the operations of the
+ * family math. It must not depend on the tape. */
 
 /* ---- filling ---- */
 
@@ -11,7 +11,7 @@ TE_API te_result te_tensor_fill(te_tensor *x, double value) {
     return te_op_fill(x->te, &args);
 }
 
-/* Returns x if the call that filled it succeeded; else drops x and returns NULL. */
+/* Returns x if `result`, the result of the call that filled x, is TE_OK. Otherwise drops x and returns NULL. */
 static te_tensor *te__checked(te_tensor *x, te_result result) {
     if (result == TE_OK) return x;
     te__drop(x);

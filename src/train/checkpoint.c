@@ -1,5 +1,6 @@
-/* train/checkpoint.c: saves and loads a model, its optimizer and the random state as one safetensors file. Knows the
- * module tree, optimizers and safetensors; must not know what any module computes. Names in the file:
+/* train/checkpoint.c: saves and loads a model, its optimizer and the random state as one safetensors file. This part
+ * may use the module tree, optimizers and safetensors. It must not depend on what a module computes. These are the
+ * names in the file:
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
  *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale,
@@ -12,19 +13,20 @@
  *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
  *                                                     of its own
  *
- * A quantized model also loads a file that has weights in high precision, and quantizes them. The scaling state of
- * delayed recipes has no names of its own in this list, because modules keep it as buffers. */
+ * A model with quantized weights can load a file that has these weights in high precision; they are quantized then. The
+ * scaling state of delayed recipes is not in this list by itself, because modules keep it in buffers. */
 
-/* The tensors of a module tree and of an optimizer, with their names in the file. */
+/* The tensors of a module tree and of an optimizer, each with its name in the file. */
 typedef struct te__ckpt {
     te_ctx *te;
     const te_safetensors *file; /* the file that is loaded; NULL: saving */
     te_safetensors_item *items; /* names are owned, tensors are borrowed */
     int num_items, cap_items;
-    te_safetensors_item *values; /* loading: quantized weights that the file holds in high precision */
+    te_safetensors_item *values; /* only for loading: quantized weights of the model that the file has in high
+                                  * precision */
     int num_values, cap_values;
-    te_tensor **turn; /* loading: quantized weights whose column-wise copy is made from the row-wise copy, because the
-                       * file has no column-wise one */
+    te_tensor **turn; /* only for loading: quantized weights whose column-wise copy is not in the file, and is made from
+                       * the row-wise copy */
     int num_turn, cap_turn;
 } te__ckpt;
 
@@ -90,8 +92,8 @@ static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, c
                                 te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written, and must not
-                                                         * replace a good file */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written, and such a file
+                                                         * must not replace a good one */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function,
@@ -165,8 +167,8 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* A scaling-state tensor in the file for a module that has not run and so lacks this buffer. The loaded tensor becomes
- * the buffer. */
+/* A tensor of scaling state in the file, for a module that lacks this buffer since it has not run yet. The loaded
+ * tensor becomes the buffer. */
 typedef struct te__ckpt_new {
     te_module *m;
     const char *entry; /* name in the file */
@@ -175,18 +177,18 @@ typedef struct te__ckpt_new {
 } te__ckpt_new;
 
 typedef struct te__ckpt_plan {
-    te__ckpt have; /* what the model has; all of it is read from the file */
+    te__ckpt have; /* the tensors that the model has; each of them is read from the file */
     te__ckpt_new *fresh;
     int num_fresh, cap_fresh;
-    te_tensor **value; /* [have.num_values] the tensors that were read; owned by the scope */
+    te_tensor **value; /* [have.num_values]: the tensors that were read (owned by the scope) */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
     double lr[TE_MAX_PARAM_GROUPS + 1];
     bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* for each group: the file has a learning rate */
 } te__ckpt_plan;
 
-/* Reads a number from the metadata. Fails if it is malformed, or if it is missing and `found` is NULL. A number that
- * may be missing sets *found. */
+/* Reads a number from the metadata. Fails if it is not a number. A missing number is an error only if `found` is NULL;
+ * otherwise *found says whether it is there. */
 static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uint64_t *value, double *real) {
     const char *text = te_safetensors_metadata(f, key);
     double number = 0.0;
@@ -206,15 +208,15 @@ static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uin
     return true;
 }
 
-/* Returns true if `name` is one of the buffers that te__scaling_slots makes. */
+/* Returns true if `name` is the name of a buffer that te__scaling_slots makes. */
 static bool te__is_scaling_name(const char *name) {
     int i;
     for (i = 0; i < 4; i++)
         if (strcmp(name, te__scaling_names[i / 2][i % 2]) == 0) return true;
     return false;
 }
-/* Checks that an entry is scaling state that m itself would make: f32 scales [n], or an f32 history [L, n]. Any other
- * tensor would become a buffer that the module never reads, and that all later files would have to hold. */
+/* Returns true if an entry of the file is scaling state as the module m itself would make it: f32 scales [n], or an f32
+ * history [L, n]. The module would never read any other tensor, but all files saved later would contain it. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
     const te__scaling *s = te__quant_of(m->te)->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");
@@ -225,7 +227,8 @@ static bool te__is_scaling_state(const te_module *m, const char *name, const te_
     return e->shape[e->ndim - 1] == (strcmp(name + strlen(name) - 3, "fwd") == 0 ? s->forward.n : s->backward.n);
 }
 
-/* Returns the module of an entry of the file, or NULL if the tree has none; *name is the part after the last dot. */
+/* Returns the module that an entry of the file belongs to, or NULL if the tree has no such module. Sets *name to the
+ * part of the entry's name after the last dot. */
 static te_module *te__ckpt_module(te_module *m, const char *entry, const char **name) {
     const char *dot = strrchr(entry, '.');
     char path[512];
@@ -236,7 +239,7 @@ static te_module *te__ckpt_module(te_module *m, const char *entry, const char **
     path[n] = 0;
     return te_module_find(m, path);
 }
-/* Returns true if the entry is a buffer of the model that files need not have. */
+/* Returns true if the entry names a buffer of the model that may be missing in files. */
 static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     const char *name;
     const te_module *owner = te__ckpt_module(m, entry, &name);
@@ -244,7 +247,8 @@ static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     return e && e->transient;
 }
 
-/* Lists an entry that holds scaling state for a module without such a buffer; returns false for other entries. */
+/* Adds an entry of the file to p->fresh if it is scaling state for a module that lacks the buffer. Returns false for
+ * other entries. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
     te__ckpt_new x;
     memset(&x, 0, sizeof(x));
@@ -261,7 +265,7 @@ static int te__ckpt_by_name(const void *a, const void *b) {
     return strcmp(((const te_safetensors_item *)a)->name, ((const te_safetensors_item *)b)->name);
 }
 
-/* Checks every name, shape, format and number before anything changes. */
+/* Checks every name, shape, format and number, before anything is changed. */
 static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *m, te_optimizer *opt) {
     te_ctx *te = p->have.te;
     const char *first = NULL;
@@ -375,7 +379,8 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
-    if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales from before loading */
+    if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales that were there before
+                                             * loading */
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
     if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);

@@ -1,10 +1,10 @@
-/* train/groups.c: parameter groups of an optimizer: their numbers (learning rate, betas, weight decay ..) and their
- * parameters. Knows train/states.c; must not know what a step does. */
+/* train/groups.c: the parameter groups of an optimizer: which parameters a group has, and its numbers (learning rate,
+ * betas, weight decay ..). This part may use train/states.c. It must not depend on what a step does. */
 
-/* Returns true if `text` matches `pattern`, in which * stands for any characters and ? for one. */
+/* Returns true if `text` matches `pattern`. In the pattern * stands for any characters, and ? for one character. */
 static bool te__matches(const char *pattern, const char *text) {
-    const char *star = NULL, *from = NULL; /* star: pattern after the last *; from: end of the text that this * covers
-                                            * so far */
+    const char *star = NULL, *from = NULL; /* star: the pattern after the last *; from: where the text covered by this *
+                                            * ends so far */
     while (*text) {
         if (*pattern == '*') {
             star = ++pattern;
@@ -66,7 +66,8 @@ static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_pa
 #undef TE__GROUP_IN_RANGE
 }
 
-/* Makes the optimizer's groups: group 0 with the desc's own numbers (`usual`), then the groups of the desc. */
+/* Makes the groups of an optimizer. Group 0 has the numbers `usual`, which come from the optimizer's own desc. Then
+ * come the groups listed in the desc. */
 static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
     te_ctx *te = opt->te;
     int i;
@@ -92,7 +93,7 @@ static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int
     }
     return true;
 }
-/* Puts each parameter into the first group that names it. A group without parameters is an error. */
+/* Puts each parameter into the first group that names it. A group that gets no parameter is an error. */
 static bool te__groups_share(te_optimizer *opt, const te_param_group *groups) {
     int g, i, k;
     for (g = 1; g < opt->num_groups; g++) {
@@ -137,8 +138,9 @@ static bool te__opt_decays(const te_optimizer *opt) {
     return false;
 }
 
-/* Returns how many numbers change from step to step. te__opt_numbers writes the numbers in the order in which a graph
- * keeps them: [groups] learning rates, [groups, 2] bias corrections, and the number of the step. */
+/* te__opt_numbers_count returns how many numbers change from step to step. te__opt_numbers writes these numbers for
+ * step `step`, in the order in which a graph keeps them: learning rates [groups], bias corrections [groups, 2], and the
+ * number of the step. */
 static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
 static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     int g;
@@ -152,7 +154,8 @@ static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     out[3 * opt->num_groups] = (float)step;
 }
 
-/* Returns a group by the user's index; -1: the desc's own numbers. */
+/* Returns the group with the user's index `group`. Index -1 stands for group 0, which has the numbers of the
+ * optimizer's desc. */
 static te__opt_group *te__param_group_at(const te_optimizer *opt, int group, const char *function) {
     if (opt && group >= -1 && group + 1 < opt->num_groups) return &opt->groups[group + 1];
     if (opt)

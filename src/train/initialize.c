@@ -1,15 +1,16 @@
-/* train/initialize.c: makes the states of an optimizer's parameters, also after a parameter's format has changed. Knows
- * train/states.c; must not know what a step does. */
+/* train/initialize.c: makes the states of an optimizer's parameters, and updates them when the format of a parameter
+ * has changed. This part may use train/states.c. It must not depend on what a step does. */
 
-/* Returns the optimizer's entry of a parameter, or NULL. Tied weights appear in the tree twice and have one entry.
- * Searches from the end, because a new parameter is looked up once for each of its states. */
+/* Returns the optimizer's entry for a parameter, or NULL. Tied weights are in the tree twice but have only one entry.
+ * The search begins at the end, because each state of a new parameter looks the parameter up. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
     for (i = opt->num_params - 1; i >= 0; i--)
         if (opt->params[i].param == param) return &opt->params[i];
     return NULL;
 }
-/* Returns the index of a state's name in the class, or TE__OPT_STATES if the class has no such state. */
+/* Returns the index of the state called `name` in the optimizer's class. Returns TE__OPT_STATES if the class has no
+ * such state. */
 static int te__opt_state_place(const te_optimizer *opt, const char *name) {
     int k;
     for (k = 0; k < TE__OPT_STATES; k++)
@@ -28,8 +29,9 @@ static bool te__opt_wants_remainders(const te_optimizer *opt, const te_tensor *p
 
 /* ---- te_initialize_state of FusedAdam ---- */
 
-/* Makes a state of a parameter. `mended`: te_initialize_state, which accepts quantized parameters and keeps the
- * parameter's `sharded` flag; else te_initialize_state_legacy. */
+/* Makes one state of a parameter. If `mended` is true, does so as te_initialize_state: accepts quantized parameters,
+ * and gives the state the `sharded` flag of the parameter. Otherwise does so as te_initialize_state_legacy, without
+ * these two. */
 static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer,
                                       bool store_param_remainders, bool mended) {
     const char *const who = mended ? "te_initialize_state" : "te_initialize_state_legacy";
@@ -128,7 +130,8 @@ TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *p
 
 /* ---- the states of a parameter ---- */
 
-/* Makes state k of p: zeros, or a master that does not have the parameter's value yet. */
+/* Makes state k of p. A master does not get the value of the parameter yet, and is marked as `behind`. Any other state
+ * is zero. */
 static te_result te__opt_make(te_optimizer *opt, te__opt_param *p, int k) {
     const te__opt_options *o = &opt->options;
     const bool master = k == TE__OPT_MASTER, remainders = master && te__opt_wants_remainders(opt, p->param);
@@ -163,8 +166,8 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     return result == TE_OK && master ? te__opt_take_master(p) : result;
 }
 
-/* Turns the remainders of a bf16 parameter that was cast to another format into a whole f32 master of the same value.
- * f32 and f16 hold every number of bf16, except for numbers outside of the range of f16. */
+/* Replaces the remainders of a parameter by a whole f32 master with the same value. The parameter was bf16 and has been
+ * cast to f32 or f16. Both formats hold every number of bf16, except that f16 has a smaller range. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || p->version != te__param_version(p->param);
@@ -187,8 +190,8 @@ static te_result te__opt_whole_master(te__opt_param *p) {
     p->behind = written;
     return TE_OK;
 }
-/* Updates masters after casts of parameters (te_cast_model_to_dtype): makes a master where the new format needs one,
- * and copies the parameter's value to it. An existing master keeps its value, which is at least as precise. */
+/* Updates the masters after parameters were cast (te_cast_model_to_dtype). If the new format needs a master, makes one
+ * and copies the value of the parameter to it. A master that exists keeps its value, which is at least as precise. */
 static te_result te__opt_follow(te_optimizer *opt) {
     te_ctx *te = opt->te;
     const bool warming = te->warming;

@@ -1,6 +1,6 @@
-/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps
- * (direct and in graphs), and states by name. Knows train/states.c and the module tree; must not know any optimizer's
- * arithmetic, or files. */
+/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps (direct and in
+ * graphs), and states by name. This part may use train/states.c and the module tree. It must not depend on the
+ * arithmetic of any optimizer, or on files. */
 
 /* ---- creation ---- */
 
@@ -63,14 +63,14 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te__free(te, opt, sizeof(*opt));
 }
 
-/* The groups of a desc, and `usual`: the numbers of parameters outside of all groups. */
+/* The parameter groups of a desc. `usual` has the numbers for parameters that are in none of these groups. */
 typedef struct te__opt_groups {
     const te_param_group *groups;
     int num_groups;
     te__opt_group usual;
 } te__opt_groups;
 
-/* Returns an optimizer without parameters, or NULL with an error. */
+/* Returns a new optimizer that has no parameters yet, or NULL with an error. */
 static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options,
                                     size_t entry_size) {
     te_optimizer *opt;
@@ -91,8 +91,8 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     te__quant_of(te)->num_optimizers++;
     return opt;
 }
-/* Adds parameters and states to `opt` and returns it. keep_started: files hold the `started` flags of parameters. On an
- * error destroys `opt` and returns NULL. */
+/* Adds the groups, the parameters and their states to `opt`, and returns it. If keep_started is true, files will hold
+ * the `started` flags of the parameters. On an error destroys `opt` and returns NULL. */
 static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
@@ -124,9 +124,9 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
 
 /* ---- stepping ---- */
 
-/* Returns in *grad the gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the
- * main gradient, if there is one. The tape's gradient (from other uses of the weight) is added to the main gradient
- * here. */
+/* Sets *grad to the gradient of a parameter, or to NULL if the parameter took no part in this step. If there is a main
+ * gradient, the GEMMs of weight gradients have added to it. The gradient on the tape, which comes from other uses of
+ * the weight, is added to it here. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;
@@ -158,7 +158,8 @@ static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
     if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
-/* Returns true if the module that owns deferred work has a parameter of this optimizer. */
+/* Returns true if a parameter of this optimizer is in the module that has postponed work. `owner` is the scaling state
+ * of that module. */
 static bool te__opt_steps_owner(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     const te_optimizer *opt = (const te_optimizer *)user;
@@ -175,25 +176,25 @@ static void te__opt_forget_all(te_optimizer *opt) {
 }
 TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     if (!opt) return;
-    /* drops the gradients that te_backward_dw would have computed */
+    /* This drops the gradients that te_backward_dw would have computed. */
     te__deferred_take(opt->te, te__opt_steps_owner, opt, false);
     te__opt_forget_all(opt);
 }
 
-/* Returns true if the capture in progress has written the parameter. Then each launch writes it, and each captured step
- * must copy it to the master. */
+/* Returns true if the current capture has written the parameter. Then every launch writes it again, and every captured
+ * step must copy it to the master. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
 }
-/* Returns true if a gradient is in memory from before the capture, which the next step's gradient will not use. */
+/* Returns true if a captured step must not use `grad`, because the next step will have its gradient in other memory. */
 static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
     return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer &&
            !grad->buffer->arena;
 }
 
-/* Appends the parameters of a group to the list of `*n`: all of them (`all`), only those of two dimensions or more
- * (`matrices`), or only the others. */
+/* Appends parameters of a group to opt->order and opt->grads, which have *n entries. With `all` these are all
+ * parameters that have a gradient. Otherwise `matrices` selects those of two or more dimensions, or else the others. */
 static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -228,7 +229,7 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
     return TE_OK;
 }
 
-/* Lists the parameters group by group, so that each group's numbers appear once. */
+/* Lists the parameters group by group, so that parameters with the same numbers are neighbours. */
 static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     te_result result = TE_OK;
     int g;
@@ -239,13 +240,14 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
 /* The steps that a graph contains. */
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / 2]; /* for each step: index in g->word of its numbers, which take two words or
-                                           * more */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* word[i]: index in g->word of the numbers of step i; they take at least two
+                                           * words */
     bool clipped; /* the optimizer's `clipped` before the capture */
     bool scaled;  /* the last step uses loss scaling */
-    bool counts;  /* the captured steps add the flag of the step before the launch to `skipped` */
+    bool counts;  /* the captured steps add to `skipped` the flag of the last step before the launch */
 } te__opt_steps;
-/* Returns the flags [num_params] behind the struct: whether each parameter takes part. */
+/* Returns the flags [num_params] that are stored behind the struct. A flag is true if the captured steps update the
+ * parameter. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
 
 static te_result te__opt_before(te_graph *g, void *owner, void *data) {
@@ -264,7 +266,7 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         te__opt_numbers(opt, opt->steps + 1 + i, numbers);
         memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
-    /* clear a flag that was counted already: the launch would count it again */
+    /* This clears a flag that was counted already, since the launch would count it again. */
     if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0);
     return result;
 }
@@ -288,8 +290,8 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
     opt->clipped = s->clipped;
 }
 
-/* Makes room for one more step in the optimizer's part of the graph under capture. Sets *steps to this part and
- * step->lr, numbers and number to views of the step's numbers on the device. */
+/* Adds one more step to the optimizer's part of the graph that is being captured. Sets *steps to that part. Sets
+ * step->lr, step->numbers and step->number to views of the step's numbers on the device. */
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
@@ -313,11 +315,11 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
 
 /* ---- loss scaling ----
  *
- * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next step adds it to
- * `skipped`, before the next step examines its own gradients. So a step that fails after its flag was set has counted
- * nothing, and can be run again. */
+ * The host does not know which steps are skipped. A step leaves its flag in `found`. The next step first adds this flag
+ * to `skipped`, and only then examines its own gradients. So a step that sets its flag and then fails has not been
+ * counted, and can be run again. */
 
-/* Makes the tensors of te__opt_skips, in the first step under loss scaling. */
+/* Makes the tensors of te__opt_skips. The first step under loss scaling calls this. */
 static te_result te__skips_open(te_optimizer *opt) {
     te__opt_skips *s = &opt->skips;
     te_ctx *te = opt->te;
@@ -348,8 +350,9 @@ static te_result te__skips_open(te_optimizer *opt) {
     te__frame_end(te, NULL, 0);
     return s->found ? TE_OK : te_error_code(te);
 }
-/* Adds the flag of the last step to `skipped`, if that is still to be done, and clears the flag. step: gets the bias
- * corrections of this step. again: te_grad_scaler_unscale has counted and set the flag already. */
+/* Adds the flag of the last step to `skipped`, if this was not done yet, and clears the flag. If `step` is given,
+ * computes the bias corrections of that step. `again` says that te_grad_scaler_unscale has already counted the last
+ * flag and set the new one. */
 static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
     te__opt_skips *s = &opt->skips;
     te_op_step_numbers_args args = TE_ZERO;
@@ -370,8 +373,8 @@ static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool aga
     if (result == TE_OK && !again && !opt->te->warming && !opt->te->capture) s->pending = false;
     return result;
 }
-/* Computes the norm of the gradients, if clipping or the overflow check needs it, and the factor (in step->grad_scale)
- * by which all gradients are multiplied. */
+/* Computes step->grad_scale, the factor for all gradients. If clipping or the overflow check needs the norm of the
+ * gradients, computes that too. */
 static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scaling, te__opt_step *step) {
     const te_tensor *inv_scale = scaling ? scaling->inv_scale : NULL;
     te_ctx *te = opt->te;
@@ -408,8 +411,9 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Returns in *skipped whether the step was skipped. Reads the flag from the device (and waits) only if a parameter
- * takes its first step: a first step differs from later ones, so the host must know now whether it counts. */
+/* Sets *skipped to true if the step was skipped. The flag is on the device, and reading it waits. So it is read only if
+ * a parameter takes its first step: that differs from later steps, so the host must know now whether it counts.
+ * Otherwise *skipped is false. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -453,12 +457,13 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
     if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
     if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
-    /* the last allocation: lack of memory cannot leave a step half done */
+    /* This is the last allocation of a step. So lack of memory cannot leave a step half done. */
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* A failed step also gives parameters a new version: it has written both master and parameter, or neither. A
-     * parameter that took no part may share its memory, and so its version, with parameters that did. */
+    /* Parameters get a new version even after a failed step, since it has written both master and parameter, or
+     * neither. A parameter that took no part may share memory with one that did, and so its version may have changed
+     * too. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);
@@ -529,8 +534,8 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 }
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
-/* Returns the state `name` of a parameter, or NULL with an error; *found is the parameter's entry. A master is copied
- * again first if its parameter was written since. */
+/* Returns the state called `name` of a parameter, or NULL with an error. Sets *found to the entry of the parameter. If
+ * the state is a master and its parameter was written later, copies the parameter to it first. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
@@ -617,7 +622,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     return result;
 }
 
-/* Visits the states with their names in a file; a visitor returns false to stop. */
+/* The type of a function that is called with each state and its name in a file. It returns false to stop. */
 typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];
@@ -635,8 +640,8 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* Prepares the states for saving. A master whose parameter was written since is copied again, because loading takes a
- * master as the value of its parameter. The flags `started` are copied to their tensor. */
+/* Prepares the states for saving. If a parameter was written later than its master, copies it to the master, because
+ * loading takes the master as the value of the parameter. Also copies the flags `started` to their tensor. */
 static te_result te__optimizer_before_save(te_optimizer *opt) {
     te_result result = TE_OK;
     bool copies;
@@ -652,7 +657,8 @@ static te_result te__optimizer_before_save(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
     return te_tensor_copy_from_host(opt->started, opt->flags);
 }
-/* Sets the optimizer's numbers after a checkpoint was loaded; the loaded masters match the loaded parameters. */
+/* Sets the optimizer's numbers after a checkpoint was loaded. Loaded masters count as equal to the loaded
+ * parameters. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     te_result result = opt->started ? te_tensor_to_host(opt->started, opt->flags) : TE_OK;
     int i;

@@ -1,11 +1,11 @@
-/* train/scaler.c: loss scaling with a scale that adapts to the range of the gradients, as torch.amp.GradScaler. Knows
- * optimizers' steps; must not know their arithmetic. */
+/* train/scaler.c: loss scaling. The scale adapts to the range of the gradients, as in torch.amp.GradScaler. This part
+ * may use the steps of optimizers. It must not depend on their arithmetic. */
 
 struct te_grad_scaler {
     te_ctx *te;
     te_grad_scaler_desc desc; /* defaults filled in */
     te_tensor *scale, *inv_scale, *growth_tracker; /* f32 [1] */
-    te_tensor *any_inf; /* f32 [1]: number of steps with an overflow since the last update */
+    te_tensor *any_inf; /* f32 [1]: number of steps with an overflow since the last te_grad_scaler_update */
 };
 
 static bool te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
@@ -58,7 +58,7 @@ TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_de
     return NULL;
 }
 
-/* Returns x * scale: the scaled loss, and in the backward pass its gradient. */
+/* Returns x * scale. In the forward pass this is the scaled loss, in the backward pass its gradient. */
 static te_tensor *te__times(const te_tensor *x, const te_tensor *scale) {
     te_op_axpby_args args = TE_ZERO;
     args.x = x;
@@ -85,7 +85,7 @@ TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss) {
                 : NULL;
 }
 
-/* Checks that s and opt belong to one context, and that it has no error. */
+/* Checks that s and opt belong to the same context, and that the context has no error. */
 static te_result te__scaler_ready(const te_grad_scaler *s, const te_optimizer *opt, const char *function) {
     if (!s || !opt) return TE_ERR_STATE;
     if (s->te->error_code != TE_OK) return s->te->error_code;
@@ -148,7 +148,7 @@ TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
 TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
     te_op_update_scale_args args = TE_ZERO;
     if (!s) return TE_ERR_STATE;
-    /* after an error the step is run again, and this update with it */
+    /* After an error the program repeats the step and this update. */
     if (s->desc.disabled || s->te->error_code != TE_OK) return s->te->error_code;
     args.scale = s->scale;
     args.inv_scale = s->inv_scale;

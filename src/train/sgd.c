@@ -1,8 +1,8 @@
-/* train/sgd.c: FusedSGD: its options, and the one multi-tensor operation of a step. Knows train/optimizer.c; must not
- * know files. */
+/* train/sgd.c: FusedSGD: its options, and the one multi-tensor operation of a step. This part may use
+ * train/optimizer.c. It must not depend on files. */
 
-/* Returns true if a parameter's first step differs from later ones. The first momentum is the undampened gradient; this
- * differs from a start at zero momentum only if there is dampening. */
+/* Returns true if the first step of a parameter differs from later steps. In the first step the momentum becomes the
+ * gradient itself, without dampening. With dampening, that differs from a step that starts at a momentum of zero. */
 static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
 
 static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {

@@ -1,8 +1,8 @@
 /* train/states.c: the states that an optimizer keeps for a parameter, in any format, and the master copies of
- * parameters. Knows raw operations; must not know which optimizer steps, or when. */
+ * parameters. This part may call raw operations. It must not depend on which optimizer steps, or when. */
 
 typedef struct te__train_state {
-    te_fused_adam_methods fused_adam; /* set by te_fused_adam_set_methods; function NULL: te.h's own */
+    te_fused_adam_methods fused_adam; /* set by te_fused_adam_set_methods; a NULL function stands for te.h's own one */
 } te__train_state;
 static const te__slot te__train_slot = {sizeof(te__train_state)};
 static te__train_state *te__train_of(const te_ctx *te) {
@@ -10,12 +10,12 @@ static te__train_state *te__train_of(const te_ctx *te) {
 }
 static const te__room te__train_room = TE__ROOM(&te__train_slot, NULL, NULL);
 
-/* A state of a parameter. f32 and bf16 hold the values; f16 and e4m3 hold values divided by `scale`, f32 [1]; u8
- * [elements, 2] holds the remainders of a master. */
+/* One state of a parameter. A state in f32 or bf16 holds the values themselves. A state in f16 or e4m3 holds the values
+ * divided by `scale`, which is f32 [1]. A u8 state [elements, 2] holds the remainders of a master. */
 typedef struct te__opt_state {
     te_tensor *x, *scale; /* retained; NULL: the state has none */
-    te_tensor *unit;      /* f32 [1], value 1: the scale that te_optimizer_state reports for a 16-bit state without a
-                           * scale; no arithmetic reads it */
+    te_tensor *unit;      /* f32 [1] with the value 1; te_optimizer_state reports it as the scale of a 16-bit state that
+                           * has none; nothing computes with it */
 } te__opt_state;
 enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
 
@@ -24,24 +24,26 @@ typedef struct te__opt_param {
     te_tensor *param; /* retained */
     te_dtype dtype;   /* format of the parameter when its states were made */
     te__opt_state state[TE__OPT_STATES];
-    uint64_t version; /* te__param_version of the value that was last copied to the master, or written together with
-                       * it */
-    bool behind;      /* the master does not have the parameter's value yet, because a capture could not copy it; the
-                       * next launch does */
+    uint64_t version; /* te__param_version at the time when the master was last made equal to the parameter */
+    bool behind;      /* the master does not have the value of the parameter yet, because a capture could not copy it;
+                       * the next launch copies it */
     bool listed;      /* takes part in the current step */
-    bool untouched;   /* the parameter's version was still `version` when the current step began */
+    bool untouched;   /* when the current step began, the version of the parameter was still `version` */
     bool started;     /* has taken part in a step */
     int group;        /* index of the group whose numbers the parameter uses */
-    te_tensor *stepped; /* quantized: the f32 tensor that the step writes instead of the parameter (borrowed) */
-    te_tensor *value;   /* quantized: the tensor from which the step makes new codes (borrowed) */
+    te_tensor *stepped; /* only for quantized parameters: the f32 tensor that the step writes instead of the parameter
+                         * (borrowed) */
+    te_tensor *value;   /* only for quantized parameters: the tensor that the step quantizes into new codes
+                         * (borrowed) */
 } te__opt_param;
 
-/* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
+/* One step: how many parameters it has, and its numbers on the device. */
 typedef struct te__opt_step {
     int count, num_undecayed;
     const te_tensor *lr, *numbers; /* learning rates f32 [groups] and bias corrections [groups, 2], or NULL */
     const te_tensor *number;       /* f32 [1]: number of the step, skipped steps counted; or NULL */
-    const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL: the factor of all gradients, and 1 to skip the step */
+    const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL. grad_scale is the factor of all gradients. A found_inf
+                                              * of 1 skips the step */
 } te__opt_step;
 
 /* The tensors of a step under loss scaling. */
@@ -55,8 +57,9 @@ typedef struct te__opt_class {
     const char *create; /* name of the function that makes one, for messages */
     const char *state[TE__OPT_STATES]; /* names of the states; NULL: no such state */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    bool has_betas; /* the bias correction 1 / (1 - beta^step) changes from step to step, as the learning rate may */
-    /* checks that a capture may contain a step of this parameter; NULL: always */
+    bool has_betas; /* the optimizer has beta1 and beta2; their bias correction 1 / (1 - beta^step) changes from step to
+                     * step */
+    /* checks whether a capture may contain a step of this parameter; NULL: it always may */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);
     bool has_methods; /* the context's te_fused_adam_methods make the states */
 } te__opt_class;
@@ -66,24 +69,25 @@ typedef struct te__opt_options {
     float lr, max_grad_norm;
     bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
     bool no_bias_correction;
-    te_dtype dtype[TE__OPT_STATES]; /* formats of the states; TE_DTYPE_NONE: the format in which the step computes */
+    te_dtype dtype[TE__OPT_STATES]; /* formats of the states; for TE_DTYPE_NONE a state has the format in which the step
+                                     * computes */
 } te__opt_options;
 
-/* The numbers of a group of parameters. Group 0 has the desc's numbers. */
+/* The numbers of a group of parameters. Group 0 has the numbers of the optimizer's desc. */
 typedef struct te__opt_group {
-    float lr; /* used if own_lr; else the options' learning rate counts */
+    float lr; /* learning rate of the group, used if own_lr is set; otherwise the one in the options is used */
     bool own_lr;
     float beta1, beta2, eps, weight_decay;
 } te__opt_group;
 
-/* The state of an optimizer that was stepped under loss scaling. */
+/* What loss scaling keeps for an optimizer. */
 typedef struct te__opt_skips {
-    te_tensor *found, *skipped; /* f32 [1]. found: 1 if the last step had an overflow; skipped: number of earlier steps
-                                 * that had one */
-    te_tensor *betas;           /* beta1 and beta2 of each group, f32 [groups, 2]; NULL: the optimizer has no betas */
-    bool pending;               /* `found` belongs to a step that is complete, and is not yet added to `skipped` */
-    bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
-    const te_graph *unscaled_in; /* the capture in which te_grad_scaler_unscale was called, or NULL */
+    te_tensor *found, *skipped; /* f32 [1] each. found: 1 if the last step had an overflow, else 0. skipped: how many
+                                 * earlier steps had one */
+    te_tensor *betas;           /* f32 [groups, 2]: beta1 and beta2 of each group; NULL if the optimizer has no betas */
+    bool pending;               /* the step that set `found` is complete, but `found` is not yet added to `skipped` */
+    bool unscaled;              /* te_grad_scaler_unscale has already set `found` for the next step */
+    const te_graph *unscaled_in; /* the capture during which te_grad_scaler_unscale was called, or NULL */
 } te__opt_skips;
 
 struct te_optimizer {
@@ -99,14 +103,16 @@ struct te_optimizer {
     } desc; /* defaults filled in */
     te__opt_param *params;
     int num_params, cap_params;
-    void *list;      /* [num_params] entries of entry_size bytes: the operation's list, filled again at each step */
+    void *list;      /* the operation's list of tensors: [num_params] entries of entry_size bytes; each step fills it
+                      * again */
     size_t entry_size;
-    int *order;      /* [num_params]: indices of the parameters that take part in a step */
+    int *order;      /* [num_params]: the indices of the parameters that take part in a step */
     const te_tensor **grads; /* [num_params], in the order of `order` */
-    te_tensor *norm, *clip;  /* norm of the gradients and clipping factor, f32 [1]; NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: copy of the parameters' flags `started` for files; NULL: steps do not
-                              * depend on these flags */
-    uint8_t *flags;          /* [num_params], with `started`: the same flags on the host, for saving and loading */
+    te_tensor *norm, *clip;  /* f32 [1] each: the norm of the gradients, and the clipping factor; NULL without
+                              * clipping */
+    te_tensor *started;      /* u8 [num_params]: a copy of the flags `started` of all parameters, for files; NULL if no
+                              * step depends on these flags */
+    uint8_t *flags;          /* [num_params]: the flags of `started` on the host, for saving and loading; or NULL */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -115,7 +121,8 @@ struct te_optimizer {
 
 static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
 
-/* Allocates a state with as many elements as `like`: zeros, or uninitialised. */
+/* Allocates the tensors of a state with as many elements as `like`. The elements are zero if `zeros` is true, else
+ * uninitialised. */
 static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bool zeros, const te_tensor *like) {
     const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
     const int ndim = dtype == TE_U8 ? 2 : like->ndim;
@@ -133,7 +140,7 @@ static void te__opt_state_close(te__opt_state *s) {
 }
 static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
 
-/* Writes `value`, of any float format, to the state, with a new scale if the state has one. */
+/* Stores `value` in the state. `value` may have any float format. If the state has a scale, computes a new one. */
 static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     te_op_amax_args most = TE_ZERO;
     te_op_store_state_args store = TE_ZERO;
@@ -147,7 +154,7 @@ static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     result = te_op_amax(value->te, &most);
     return result == TE_OK ? te_op_store_state(value->te, &store) : result;
 }
-/* Writes the state's values, multiplied by its scale, to the f32 tensor `out`. */
+/* Writes the values of the state to the f32 tensor `out`, multiplied by the state's scale if it has one. */
 static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     te_op_fp8_dequantize_args decode = TE_ZERO;
     te_op_axpby_args scale = TE_ZERO;
@@ -165,8 +172,8 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     return te_op_axpby(out->te, &scale);
 }
 
-/* Joins a bf16 parameter `upper` and the remainders in `s` into the host array `master`; with `split`, splits `master`
- * into both. */
+/* Joins the bf16 parameter `upper` and the remainders in `s` to f32 numbers in the host array `master`. If `split` is
+ * true, does the reverse: splits `master` into `upper` and the remainders. */
 static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, float *master, bool split) {
     te_ctx *te = upper->te;
     size_t n = (size_t)te__numel(upper), i;
@@ -186,7 +193,8 @@ static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, float *m
 
 /* ---- masters ---- */
 
-/* Copies the parameter's value to its master: when the optimizer is made, and after a write from outside. */
+/* Copies the value of a parameter to its master. Called when the optimizer is made, and after other code has written
+ * the parameter. */
 static te_result te__opt_take_master(te__opt_param *p) {
     te_ctx *te = p->param->te;
     te_tensor *value = p->param;
@@ -208,16 +216,16 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Returns true if the parameter's format is quantized by operations alone, which keep no reference to the tensor that
- * they read. */
+/* Returns true if only operations quantize this parameter. They keep no reference to the tensor that they read, whereas
+ * a user's function may do so. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Allocates the tensors into which the masters of quantized parameters are rounded before quantization. Runs before the
- * masters change, so that a step changes all or nothing. Parameters for which te__opt_shares_value is true share one
- * block. */
+/* Allocates the tensors that hold the masters of quantized parameters, rounded, before these are quantized. Parameters
+ * for which te__opt_shares_value is true use the same memory one after another. This is done before any master changes.
+ * So if memory is exhausted, the step changes nothing. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
@@ -249,8 +257,8 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     }
     return TE_OK;
 }
-/* Rounds each stepped master to the parameter's nominal dtype, as a plain parameter would be, and quantizes it.
- * found_inf: f32 [1] or NULL; where it is 1 the step was skipped, and codes stay unchanged. */
+/* Rounds the new masters to the nominal dtype of their parameters, as for plain parameters, and quantizes them.
+ * found_inf is f32 [1] or NULL. If it holds 1, the step was skipped and the codes stay unchanged. */
 static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
@@ -264,8 +272,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* Returns the tensor that the operation steps for a parameter. te__opt_entry_master returns the master beside it, or an
- * empty state. */
+/* te__opt_entry_param returns the tensor that the operation updates for a parameter. te__opt_entry_master returns the
+ * master that goes with this tensor, or an empty state if there is none. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

@@ -1,10 +1,11 @@
-// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; must not know memory.
+// ops/act/act.cuh: the activations and their derivatives, for one element. This part has only formulas. It must not
+// depend on memory.
 //
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// Only few instructions fit into the time in which memory delivers an element, so the sigmoid has no branch and no slow
-// path.
+// Memory delivers an element so fast that there is time for only a few instructions. So the sigmoid has neither a
+// branch nor a slow path.
 #pragma once
 #include "device/base.cuh"
 #include "ops/act/kargs.h"
@@ -13,10 +14,11 @@
 #ifdef ACT
 #define TE_ACT_CALL TE_DEV
 #else
-#define TE_ACT_CALL static __device__ __noinline__ // a call: the kernel has the code of all activations only once
+#define TE_ACT_CALL static __device__ __noinline__ // a real call, so that the kernel has the code of all activations
+                                                   // only once
 #endif
 
-// Tables of 4-bit entries in one integer each: the form and the nonlinearity of every activation.
+// Two tables, each in one 64-bit integer with four bits for each activation: its form, and its nonlinearity.
 #define TE__ACT_FORM_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__ACT_##form << 4 * TE_##name
 #define TE__ACT_F_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__F_##f << 4 * TE_##name
 static_assert(TE_ACTIVATION_COUNT <= 16 && TE__F_COUNT <= 16, "four bits each of 64");
@@ -28,9 +30,9 @@ TE_DEV constexpr te__act_f te_act_f(int act) {
 }
 TE_DEV constexpr bool te_act_gated(int act) { return te_act_form(act) != TE__ACT_PLAIN; }
 
-// Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e), to a few units in the last place: one exponential and one
-// reciprocal in hardware. If the exponential under- or overflows, it is 0 or infinity, and the sigmoid 1 or 0. NaN
-// stays NaN.
+// Returns sigmoid(x) = 1 / (1 + 2^t), where t = -x log2(e). It takes one exponential and one reciprocal in hardware,
+// and is exact to a few units in the last place. If the exponential underflows to 0, the result is 1. If it overflows
+// to infinity, the result is 0. NaN gives NaN.
 #define TE_LOG2E 1.44269504f
 TE_DEV float te_act_sigmoid2(float t) {
     float e, s;
@@ -42,8 +44,8 @@ TE_DEV float te_act_sigmoid2(float t) {
 #define TE__ACT_SIGMOID3(k1, k3, x) te_act_sigmoid2((x) * (-TE_LOG2E * (k1) + -TE_LOG2E * (k3) * ((x) * (x))))
 #define TE__ACT_MAX0(x) fmaxf(x, 0.0f)
 
-// Returns f(x) and sets *slope to f'(x); f is the nonlinearity that `act` applies to x, or to the first half of a gated
-// input. The compiler removes the code of an unused slope.
+// Returns f(x) and sets *slope to f'(x). f is the nonlinearity of the activation `act`, which applies f to x, or to the
+// first half of a gated input. If the caller does not use the slope, the compiler removes its code.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
     float s;
     switch (te_act_f(act)) {
@@ -53,7 +55,7 @@ TE_ACT_CALL float te_act(int act, float x, float *slope) {
     return *slope = 0.0f;
 }
 
-// te_act_gate returns f(a) b; te_act_gate_grad computes its gradients *da and *db, given dy.
+// te_act_gate returns the gated activation y = f(a) b. te_act_gate_grad computes its gradients *da and *db from dy.
 TE_ACT_CALL float te_act_gate(int act, float a, float b, const te__act_rule &r) {
     float slope;
     switch (te_act_form(act)) {
@@ -80,8 +82,9 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te_
     }
 }
 
-// te_act_at returns the index in x of the first operand of gated element (row, column); a half has n columns. The
-// second operand is te_act_block elements behind the first. With options, eight neighbours are in one block.
+// A gated element (row, column) has two operands in x, one in each half. A half has n columns. te_act_at returns the
+// index of the first operand. The second one is te_act_block elements after it. In a kernel with options, eight
+// neighbouring columns never cross the end of a block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }
@@ -97,8 +100,8 @@ TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
     *row = i / width;
     *column = i - *row * width;
 }
-// Splits i = row * width + column without a division, if width and i are multiples of 8; magic and shift come from
-// te__act_divisor_of in cuda.c. A division would cost as much as an activation.
+// Splits i = row * width + column without a division, which would cost as much as an activation. `width` and i must be
+// multiples of 8. `magic` and `shift` come from te__act_divisor_of in cuda.c.
 TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {
     if (shift < 0) {
         te_act_split(i, width, row, column);

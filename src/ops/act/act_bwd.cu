@@ -3,13 +3,14 @@
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);
 //   amax = max |dx|, rounded to the format amax_dt
 //
-// With options, a thread computes eight neighbours; without options, eight elements of dy, 256 apart.
+// With options, a thread computes eight neighbouring elements. Without options, it computes eight elements of dy, 256
+// apart.
 //
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options:
-//         n a multiple of 8, all pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8; if
-//         not gated, all is one long row. Without options: anything.
+// Launch: block of 256 threads, grid ceil(m * n / 2048). dx is as wide as x. `col` and `partial` are NULL. With
+//         options: n is a multiple of 8, all pointers are aligned to 16 bytes (FP8: 8), and blocks of interleaved
+//         halves are multiples of 8. If not gated, the tensor is one long row. Without options there are no conditions.
 //
 // te:baseline
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3
@@ -25,13 +26,15 @@
 #include "ops/act/act.cuh"
 #include "ops/act/act_tile.cuh"
 
-// Reads scale and amax after dy and x, so that their latency is hidden behind that of dy and x.
+// Reads scale and amax. It is called after the loads of dy and x have been issued, so that waiting for scale and amax
+// costs no extra time.
 TE_DEV void te_act_begin(const te__act_bwd_kargs &a, float *scale, float *seen) {
     te_loads_go_first();
     if (a.scale) *scale = *a.scale;
     if (a.amax) *seen = *a.amax;
 }
-// Prepares eight elements of dx for the store: raises *largest to their amax, and scales them if they become FP8.
+// Prepares eight elements of dx for the store. Raises *largest to their greatest absolute value. If dx is FP8,
+// multiplies them by the scale.
 TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float v[8], float *largest) {
     if (a.amax) {
 #pragma unroll
@@ -43,8 +46,8 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks on a multiprocessor, not eight: with eight a thread has only 32 registers, and the load of x would have to
-// wait until the registers of dy are free.
+// Six blocks run on a multiprocessor at a time, not eight. With eight a thread would have only 32 registers, and the
+// load of x would wait until the registers of dy are free.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

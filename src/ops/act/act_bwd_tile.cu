@@ -1,5 +1,6 @@
-// ops/act/act_bwd_tile.cu: activations, backward, for results that need a tile: codes of dx along columns too, and the
-// sums of dx's columns (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
+// ops/act/act_bwd_tile.cu: the backward pass of activations, for results that need a whole tile: codes of dx along
+// columns, and sums of the columns of dx (the gradient of a bias). The formulas are in act.cuh, the tiles in
+// act_tile.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
 //   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;
@@ -7,12 +8,13 @@
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
 //   ROUNDED: dx is rounded to x's format first, as if it had been stored in that format and read again
 //
-// Tiles cover dy. With a gated input da and db each have a tile in shared memory. Tiles extend to `ld` and `ldc`, so
-// that they write the padding, too.
+// Tiles cover dy, up to `ld` columns and `ldc` rows, so that they write the padding too. With a gated input, da and db
+// have one tile each in shared memory.
 //
 // Benchmark: "gelu backward e5m2 both copies", "swiglu backward e5m2 both copies" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid: tiles of 128 x 64, consecutive along a row of tiles. Any size, any alignment.
+// Launch: block of 256 threads; the grid has one block for each tile of 128 x 64, consecutive along a row of tiles. Any
+// size and any alignment are allowed.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=4 BIAS=0 ROUNDED=0

@@ -3,8 +3,8 @@
 //   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;
 //   amax = max |y| before y is scaled or rounded
 //
-// With options, a thread computes eight neighbours of y, or, if y is not gated, twice eight, 2048 apart, and issues its
-// loads first.
+// With options and a gate, a thread computes eight neighbouring elements of y. With options and without a gate, it
+// computes two groups of eight that are 2048 apart. All its loads are issued before it computes.
 //
 //       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..
 //
@@ -12,9 +12,10 @@
 //
 // Benchmark: "gelu forward", "swiglu forward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options:
-//         n, ld and blocks of interleaved halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows
-//         that are neither gated nor padded are one long row: m = 1, ld = n. Without options: anything.
+// Launch: block of 256 threads; grid ceil(m * ld / 2048), or ceil(m * ld / 4096) with options and without a gate.
+//         `col` is NULL. With options: n, ld and blocks of interleaved halves are multiples of 8, x is aligned to 16
+//         bytes and y to 16 (8 for FP8). Rows that are neither gated nor padded are one long row: m = 1, ld = n.
+//         Without options there are no conditions.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3
@@ -51,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
     x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);
     x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.rule.block) : from[1], X_DT);
     te_loads_go_first();
-    // Read after x, so that their latency is hidden behind that of x.
+    // These two are read after x, so that waiting for them costs no extra time.
     float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
 #pragma unroll
     for (int k = 0; k < vectors; k++) {

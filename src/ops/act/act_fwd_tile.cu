@@ -1,5 +1,5 @@
-// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed, from
-// one read of x. Formulas: act.cuh; tiles: act_tile.cuh.
+// ops/act/act_fwd_tile.cu: the forward pass of activations, into FP8 with a column-wise copy. It reads x once and
+// writes the codes both row-wise and transposed. The formulas are in act.cuh, the tiles in act_tile.cuh.
 //
 //   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0
 //
@@ -7,7 +7,8 @@
 //
 // Benchmark: "gelu forward e4m3 both copies", "swiglu forward e4m3 both copies" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid: tiles of 128 x 64, consecutive along a row of tiles. Any size, any alignment.
+// Launch: block of 256 threads; the grid has one block for each tile of 128 x 64, consecutive along a row of tiles. Any
+// size and any alignment are allowed.
 //
 // te:baseline
 // te:row ACT=8 X_DT=3 Y_DT=4

@@ -1,5 +1,5 @@
-// ops/act/act_tile.cuh: a tile of 128 rows and 64 columns: the elements of each thread, and the store of results as
-// rows and as their transpose. Knows positions of elements; must not know the activation.
+// ops/act/act_tile.cuh: work on a tile of 128 rows and 64 columns: which elements a thread has, and how results are
+// stored as rows and as their transpose. This part uses positions of elements. It must not depend on the activation.
 //
 //            64 columns (tx = t % 8: 8 each)
 //          +-------------------------+
@@ -13,7 +13,8 @@
 #ifdef ACT
 constexpr int te_act_unroll = 8;
 #else
-constexpr int te_act_unroll = 1; // the kernel without options has code for all formats: not unrolled, to keep it small
+constexpr int te_act_unroll = 1; // not unrolled: the kernel without options has code for all formats and must stay
+                                 // small
 #endif
 
 struct te_act_place {
@@ -26,8 +27,8 @@ struct te_act_place {
     }
 };
 
-// Loads four rows of eight elements of p [.., ld], from element `at` on. Elements beyond `rows` rows or `there` columns
-// become 0.
+// Loads four rows of eight elements each from p [.., ld], beginning at element `at`. Only the first `rows` rows and the
+// first `there` columns exist. All other elements become 0.
 template <int FORMAT>
 TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector,
                         te_raw<FORMAT> v[4]) {
@@ -48,7 +49,7 @@ TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, t
 #endif
 }
 
-// Stores eight FP8 codes of a row, `there` of which exist, to `to`.
+// Stores eight FP8 codes of a row to the address `to`. Only the first `there` of them exist and are stored.
 TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {
     if (vector && there >= 8) {
         *(uint2 *)to = make_uint2(code[0], code[1]);
@@ -58,7 +59,7 @@ TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u3
             if (k < there) to[k] = (te_u8)(code[k >> 2] >> (8 * (k & 3)));
     }
 }
-// Writes the codes of a thread's four rows, transposed, to the tile in shared memory.
+// Transposes the codes of a thread's four rows, and writes them to the tile in shared memory.
 TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -73,12 +74,12 @@ TE_DEV float te_act_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
 
-// Raises *amax to the warp's maximum, rounded to format dt (rounding keeps the order, so the maximum alone is rounded).
-// Uses one atomic, and only if the maximum is above `seen`, the value when the block began, and above the value now.
-// All lanes must call.
+// Raises *amax to the greatest `largest` of the warp, rounded to format dt. Rounding keeps the order, so only the
+// maximum is rounded. `seen` is the value of *amax when the block began. The function uses one atomic operation, and
+// only if the maximum is above `seen` and above the current value. All 32 threads of the warp must call this function.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     largest = te_act_rounded(largest, dt);
-    // non-negative floats are ordered as their bits
+    // non-negative floats have the same order as their bits
     largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
     if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);
 }

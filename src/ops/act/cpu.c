@@ -1,4 +1,5 @@
-/* ops/act/cpu.c: the reference implementation of the activations. Knows rows of numbers; must not know CUDA. */
+/* ops/act/cpu.c: the reference implementation of the activations. This part uses rows of numbers. It must not depend on
+ * CUDA. */
 
 enum { TE__ACT_RUN = 512 };
 
@@ -7,7 +8,8 @@ static float te__act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 #define TE__ACT_SIGMOID(k, x) te__act_sigmoid((k) * (x))
 #define TE__ACT_SIGMOID3(k1, k3, x) te__act_sigmoid((x) * ((k1) + (k3) * (x) * (x)))
 #define TE__ACT_MAX0(x) ((x) > 0.0f ? (x) : 0.0f)
-/* Returns f(x) and sets *slope to f'(x). An activation applies f to x, or to the first half of a gated input. */
+/* Returns f(x) and sets *slope to f'(x). An activation applies f to its whole input, or to the first half of a gated
+ * input. */
 static float te__act_one(te__act_f f, float x, float *slope) {
     float s;
     switch (f) {
@@ -17,12 +19,13 @@ static float te__act_one(te__act_f f, float x, float *slope) {
     return *slope = 0.0f;
 }
 
-/* Clamps x to -limit .. limit. fminf and fmaxf drop a NaN, as the GPU's do. */
+/* Limits x to -limit .. limit. If x is NaN, fminf and fmaxf ignore it here, as they do on the GPU. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* One call, forward or backward, with the layout of the results. Work is cut into units. A unit is a run of columns of
- * one row; with `col` it is a tile of TE__ACT_BAND rows, whose codes are transposed; with dbias it is a run of columns
- * of all rows. */
+/* A job is one call, forward or backward, with the layout of its results. Its work is split into units:
+ * - usually, a unit is a run of columns of one row
+ * - with `col`, it is a tile of TE__ACT_BAND rows, whose codes are transposed
+ * - with dbias, it is a run of columns of all rows */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -34,10 +37,12 @@ typedef struct te__act_job {
     const te_tensor *x;
     te_tensor *out, *col, *dbias;
     te_dtype format;        /* of out and col */
-    int64_t m, n;           /* elements of y or dy */
+    int64_t m, n;           /* rows and columns of y or dy */
     int64_t ld, ldc;        /* leading dimensions of out and col */
-    int64_t block;          /* gated: the halves alternate in blocks of this many columns; n: one block for each half */
-    int64_t tall, wide, runs, units; /* rows and columns of a unit; units along a row; all units */
+    int64_t block;          /* Gated: the two halves alternate in blocks of this many columns. If it is n, each half is
+                             * one block. */
+    int64_t tall, wide, runs, units; /* a unit's rows (`tall`) and columns (`wide`); number of units along a row
+                                      * (`runs`) and in total (`units`) */
     float *amax;            /* [units]: the amax of each unit, or NULL */
 } te__act_job;
 
@@ -59,7 +64,8 @@ static void te__act_values(const te__act_job *j, const float *gate, int64_t coun
         break;
     }
 }
-/* Replaces u and gate by the two halves of dx; if not gated, replaces u by dx. */
+/* Computes dx. u becomes the first half of dx and gate the second half. If the activation is not gated, u becomes
+ * dx. */
 static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count, float *u, float *gate) {
     float slope, f;
     int64_t k;
@@ -89,8 +95,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     }
 }
 
-/* Locates columns first .. first + count - 1 of half h in a row whose halves alternate block by block. Returns how many
- * of these columns are contiguous; *at receives the position of the first one in the row. */
+/* Finds columns first .. first + count - 1 of half h in a row in which the two halves alternate block by block. Returns
+ * how many of these columns are contiguous. *at gets the index of the first of them in the row. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;
@@ -102,7 +108,7 @@ static void te__act_load(const te__act_job *j, int64_t row, int h, int64_t first
         te__load_row(te__data(j->x), j->x->dtype, row * (j->gated ? 2 * j->n : j->n) + at, n, v + i);
     }
 }
-/* Stores the results of half h: `width` columns, which may include padding. */
+/* Stores `width` columns of results of half h, from column `first` on. They may include padding. */
 static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t first, int64_t width, const float *v) {
     int64_t i, n, at;
     if (!j->bwd || !j->gated || j->block == j->n) {
@@ -115,8 +121,8 @@ static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t firs
     }
 }
 
-/* Computes the results of `count` columns from `first` on into v[0]. For a gated backward v[1] receives the second half
- * of dx. */
+/* Computes the results of `count` columns from column `first` on and stores them in v[0]. In the backward pass of a
+ * gated activation v[0] gets the first half of dx, and v[1] the second half. */
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
     int h;
@@ -129,14 +135,15 @@ static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_
         te__act_slopes(j, dy, count, v[0], v[1]);
     }
 }
-/* Rounds v to a format, by a store and a load. */
+/* Rounds v to a format by storing and loading it. */
 static void te__act_round(te_dtype format, int64_t count, float *v) {
-    float room[TE__ACT_RUN]; /* enough for every float format */
+    float room[TE__ACT_RUN]; /* has enough bytes for every float format */
     te__store_row(room, format, 0, count, v);
     te__load_row(room, format, 0, count, v);
 }
 
-/* Writes the codes of a band to columns first .. first + count - 1 of one half of the transpose, from row `row` on. */
+/* Writes the codes of a band of rows, transposed, into the output `col`. The band begins at row `row`, and has columns
+ * first .. first + count - 1 of one half. */
 static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count,
                          int64_t row) {
     uint8_t *to = (uint8_t *)te__data(j->col) + (half * j->n + first) * j->ldc + row;
@@ -218,7 +225,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
-        /* rounding keeps the order, so only the maximum is rounded */
+        /* rounding keeps the order of numbers, so it is enough to round the maximum */
         if (j->bwd) te__act_round(te__act_amax_dtype(j->bwd), 1, &largest);
         if (largest > *to) *to = largest;
     }
@@ -226,7 +233,8 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     return TE_OK;
 }
 
-/* Returns a job with the fields of both directions filled in, without outputs; j.n: columns of y or dy. */
+/* Returns a job with all fields that the forward and the backward pass have in common, except outputs. Its field n is
+ * the number of columns of y or dy. */
 static te__act_job te__act_job_of(const te_tensor *x, te_activation act, const te_activation_params *p) {
     te__act_job j = TE_ZERO;
     j.act = te__activation_row_of(act);
@@ -261,18 +269,20 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
 
 typedef struct te__scaled_act_job {
     te__act_job act;
-    te_op_act_bwd_args as_bwd; /* zeros; in the backward pass act.bwd points here, because te__act_store tests it */
+    te_op_act_bwd_args as_bwd; /* Has only zeros. In the backward pass act.bwd points to it, because te__act_store tests
+                                * whether act.bwd is NULL. */
     const te_tensor *dy, *scales;
     te_tensor *dscales;
 } te__scaled_act_job;
 
-/* Replaces v[0] by act(x) * scale, with x in v[0] and, if gated, the second half of x in v[1]. */
+/* Replaces v[0] by act(x) * scale. On entry v[0] has x. If the activation is gated, v[0] has the first half of x and
+ * v[1] the second half. */
 static void te__scaled_act_forward(const te__act_job *j, float scale, int64_t count, float v[2][TE__ACT_RUN]) {
     int64_t k;
     te__act_values(j, v[1], count, v[0]);
     for (k = 0; k < count; k++) v[0][k] *= scale;
 }
-/* Replaces the columns in v by dx; returns the sum of dy * act(x). */
+/* Replaces x in v by dx, and returns the sum of dy * act(x). */
 static double te__scaled_act_backward_run(const te__act_job *j, float scale, const float *dy, int64_t count,
                                           float v[2][TE__ACT_RUN]) {
     float y[TE__ACT_RUN], ones[TE__ACT_RUN];

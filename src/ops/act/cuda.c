@@ -1,21 +1,22 @@
-/* ops/act/cuda.c: plans the activation kernels: chooses a kernel and its options. Knows plans; must not know the
- * driver. */
+/* ops/act/cuda.c: plans the activation kernels, that is, chooses a kernel and its options. This part uses plans. It
+ * must not depend on the driver. */
 
-/* Returns true if x, and every row of ld elements of x, starts at a multiple of `bytes`. */
+/* Returns true if x and each of its rows of ld elements begin at an address that is a multiple of `bytes`. */
 static bool te__act_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && (!x || ld * te__dtype_size(x->dtype) % bytes == 0);
 }
 
-/* Sizes a launch to tiles of 128 x 64 over rows up to m and columns up to n; returns the number of tiles along n. */
+/* Sets the grid of a launch so that tiles of 128 x 64 cover m rows and n columns. Returns the number of tiles along
+ * n. */
 static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     int64_t tiles_n = te__div_up(n, 64);
     te__launch_size(l, te__div_up(m, 128) * tiles_n, 1, 1, 256, 0);
     return (unsigned)tiles_n;
 }
 
-/* Returns the magic number and the shift that divide numbers of up to all / 8 < 2^31 by d = width / 8; shift -1 if
- * these sizes need a plain division. With 2^(l-1) < d <= 2^l, magic = floor(2^(31+l) / d) + 1 has 32 bits, and is exact
- * for numbers of 31 bits. */
+/* Returns the magic number and the shift that replace a division by d = width / 8, for dividends up to all / 8 < 2^31.
+ * The shift is -1 if these sizes need a plain division. Let l be the integer with 2^(l-1) < d <= 2^l. Then magic =
+ * floor(2^(31+l) / d) + 1 has 32 bits, and the result is exact for dividends of 31 bits. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
     int l = 1;
@@ -27,7 +28,8 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     return d;
 }
 
-/* Fills the kernel's rule of an activation. n: columns of y or dy, which is the block size if not gated. */
+/* Returns the activation and its parameters as the kernel needs them. n is the number of columns of y or dy. It is also
+ * the block size if the activation is not gated. */
 static te__act_rule te__act_rule_of(te_activation act, const te_activation_params *p, int64_t n) {
     te__act_rule r = TE_ZERO;
     r.block = te_activation_is_gated(act) ? p->glu_interleave_size : n;
@@ -159,8 +161,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     return TE_OK;
 }
 
-/* Fills the fields of *k that both directions have. Returns the reason why eight elements cannot be moved at a time, or
- * NULL. */
+/* Fills the fields of *k that the forward and the backward kernel have in common. Returns NULL if the kernel can move
+ * eight elements at a time, otherwise the reason why it cannot. */
 static const char *te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
                                             const te_tensor *scales, const te_tensor *out, const te_tensor *dy,
                                             te_activation act, const te_activation_params *params) {

@@ -1,16 +1,17 @@
-/* ops/act/list.h: the list of activations and of the nonlinearities that they use. Read by the host's compiler and by
- * the kernels' compiler. A row without its number in te_activation, or a nonlinearity without its ONNX nodes, does not
- * compile. */
+/* ops/act/list.h: the lists of activations and of the nonlinearities that they use. The host's compiler and the
+ * kernels' compiler both read this file. It is a compile error if an activation here has no number in te_activation, or
+ * if a nonlinearity here has no ONNX nodes. */
 #ifndef TE__ACT_LIST_H
 #define TE__ACT_LIST_H
 
-/* X(f, s, value, slope, name, also): value is f(x) and slope is f'(x); both may read s, the value of a sigmoid. `name`
- * and `also` are transformers' names ("" where there is no second one). The host and the kernels each define
+/* X(f, s, value, slope, name, also): one nonlinearity. `value` is f(x) and `slope` is f'(x). Both may use s, the value
+ * of a sigmoid. `name` and `also` are the names in transformers; `also` is "" if there is no second name. The host and
+ * the kernels each define
  *     TE__ACT_SIGMOID(k, x)         sigmoid(k x)
  *     TE__ACT_SIGMOID3(k1, k3, x)   sigmoid(k1 x + k3 x^3)
  *     TE__ACT_MAX0(x)               max(x, 0); 0 for NaN
- * GELU is the tanh form of Hendrycks and Gimpel. It uses 0.5 + 0.5 tanh(u) = sigmoid(2 u), which avoids the
- * cancellation of the sum. */
+ * GELU is the tanh form of Hendrycks and Gimpel. It is computed with 0.5 + 0.5 tanh(u) = sigmoid(2 u), because the sum
+ * on the left side loses digits by cancellation. */
 #define TE__NONLINEARITIES(X)                                                                                        \
     X(gelu, TE__ACT_SIGMOID3(2.0f * 0.79788456f, 2.0f * 0.03567741f, x), x * s,                                      \
       s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x), "gelu_pytorch_tanh", "gelu_new")        \
@@ -20,7 +21,7 @@
     X(qgelu, TE__ACT_SIGMOID(1.702f, x), x * s, s + 1.702f * x * s * (1.0f - s), "quick_gelu", "")                   \
     X(sigmoid, TE__ACT_SIGMOID(1.0f, x), s, s * (1.0f - s), "sigmoid", "")
 
-/* X(name, form, f, epilogue, one_kernel), in the order of te_activation:
+/* X(name, form, f, epilogue, one_kernel): one activation, in the order of te_activation.
  *     form        a te__act_form: how y is computed from f
  *     epilogue    TE_EPILOGUE_...: the GEMM epilogue that multiplies by f'; NONE if there is none
  *     one_kernel  1: TransformerEngine's te.ops has one kernel for the activation's backward pass and the gradient of
@@ -48,7 +49,7 @@ typedef enum te__act_form {
 #define TE__ACT_F(f, s, value, slope, name, also) TE__F_##f,
 typedef enum te__act_f { TE__NONLINEARITIES(TE__ACT_F) TE__F_COUNT } te__act_f;
 
-/* One case of a switch over te__act_f, in a function with variables `float s` and `float *slope`. */
+/* One case of a switch over te__act_f. The function around it must have the variables `float s` and `float *slope`. */
 #define TE__ACT_CASE(f, sigmoid, value, derivative, name, also)                                                      \
     case TE__F_##f:                                                                                                  \
         s = sigmoid;                                                                                                 \

@@ -1,12 +1,13 @@
-/* ops/act/op.c: the checks and defaults of the activation operations. Knows tensors; must not know which backend
- * runs. */
+/* ops/act/op.c: the checks and defaults of the activation operations. This part uses tensors. It must not depend on
+ * which backend runs. */
 
-/* Facts about an activation for host code; the formulas are in cpu.c and act.cuh. */
+/* What the host's code needs to know about an activation. The formulas are in cpu.c and act.cuh. */
 typedef struct te__activation_row {
     te__act_form form;
     te__act_f f;
-    te_epilogue epilogue; /* the GEMM epilogue that multiplies by f'; TE_EPILOGUE_NONE: there is none */
-    bool one_kernel;      /* te.ops computes dbias and the gradient in one kernel */
+    te_epilogue epilogue; /* the GEMM epilogue that multiplies by f', or TE_EPILOGUE_NONE */
+    bool one_kernel;      /* true: te.ops has one kernel for dx and for the gradient of the bias in front of the
+                           * activation */
 } te__activation_row;
 #define TE__ACT_ROW(name, form, f, epilogue, one_kernel)                                                               \
     {TE__ACT_##form, TE__F_##f, TE_EPILOGUE_##epilogue, one_kernel},
@@ -14,7 +15,7 @@ static const te__activation_row te__activations[TE_ACTIVATION_COUNT] = {
     {TE__ACT_PLAIN, TE__F_COUNT, TE_EPILOGUE_NONE, false}, /* TE_ACTIVATION_DEFAULT */
     TE__ACTIVATIONS(TE__ACT_ROW)};
 #undef TE__ACT_ROW
-/* Asserts that the rows are in the order of te_activation, and complete. */
+/* Asserts that the activations in ops/act/list.h are complete and in the order of te_activation. */
 #define TE__ACT_ROW(name, form, f, epilogue, one_kernel) TE__ACT_ROW_##name,
 enum { TE__ACT_ROW_DEFAULT, TE__ACTIVATIONS(TE__ACT_ROW) TE__ACT_ROWS };
 #undef TE__ACT_ROW
@@ -35,8 +36,8 @@ TE_API bool te_activation_is_gated(te_activation activation) {
     return te__activation_row_of(activation)->form != TE__ACT_PLAIN;
 }
 
-/* te__activation_named returns the activation of form `form` whose nonlinearity transformers calls `name`;
- * TE_ACTIVATION_DEFAULT if there is none. */
+/* transformers has a name for each nonlinearity. te__activation_named returns the activation with this form whose
+ * nonlinearity has the name `name`. It returns TE_ACTIVATION_DEFAULT if there is none. */
 #define TE__ACT_ROW(f, s, value, slope, name, also) {name, also},
 static const char *const te__nonlinearity_names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
 #undef TE__ACT_ROW
@@ -49,7 +50,8 @@ static te_activation te__activation_named(const char *name, te__act_form form) {
     }
     return TE_ACTIVATION_DEFAULT;
 }
-/* Writes to `text` the first transformers name of every activation of form `form`, for messages; returns `text`. */
+/* Writes the names of all activations with this form to `text`, for messages, and returns `text`. The name of an
+ * activation is the first name of its nonlinearity in transformers. */
 static const char *te__activation_names(te__act_form form, char *text, size_t size) {
     size_t used = 0;
     int a;
@@ -77,8 +79,9 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* Checks the size of interleaved blocks, for n columns of y or dy. Replaces 0 by the default, one block of all columns
- * (max(n, 1)), which a second call also accepts. `with`: an option that excludes interleaving, or NULL. */
+/* Checks *size, the size of interleaved blocks, given that y or dy has n columns. Replaces 0 by the default max(n, 1):
+ * one block of all columns. A second call accepts this default, too. `with` names an option that excludes interleaving,
+ * or is NULL. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);
@@ -98,7 +101,7 @@ static te_result te__check_interleave(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* Returns the format to which the amax of the backward pass is rounded. */
+/* Returns the format to which the backward pass rounds the amax. */
 static te_dtype te__act_amax_dtype(const te_op_act_bwd_args *a) {
     return a->rounded && !a->unrounded_amax ? a->x->dtype : TE_F32;
 }
@@ -142,7 +145,7 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     return r;
 }
 
-/* Checks the arguments that scaled_act_fwd and scaled_act_bwd share; n: columns of y or dy. */
+/* Checks the arguments that scaled_act_fwd and scaled_act_bwd have in common. n is the number of columns of y or dy. */
 static te_result te__check_scaled_act(te_ctx *te, const char *op, const te_tensor *x, const te_tensor *act_scales,
                                       te_activation act, te_activation_params *p, int64_t n) {
     te_result r = te__check_activation(te, op, act, p);

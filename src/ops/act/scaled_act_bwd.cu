@@ -6,8 +6,8 @@
 //
 // Each warp computes one row. With options each lane computes eight neighbours at a time.
 //
-// Launch: block of 256 threads, grid ceil(m / 8). With options: n and blocks of interleaved halves multiples of 8, dy,
-//         x and dx aligned to 16 bytes. Without options: anything.
+// Launch: block of 256 threads, grid ceil(m / 8). With options: n and blocks of interleaved halves are multiples of 8,
+//         and dy, x and dx are aligned to 16 bytes. Without options there are no conditions.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3
@@ -18,8 +18,8 @@
 #include "device/vector.cuh"
 #include "ops/act/act.cuh"
 
-// Computes the gradients *dx and *dgate of one element from g = dy * scale of the row; returns y before scaling, which
-// the caller multiplies by dy in the sum of dscales.
+// Computes the gradients *dx and *dgate of one element from g = dy * scale of the row. Returns y before scaling. The
+// caller multiplies this y by dy and adds the product to the row's dscales.
 TE_DEV float te_scaled_act(const te__scaled_act_kargs &a, int act, float x, float gate, float g, float *dx,
                            float *dgate) {
     float slope, f;

@@ -1,12 +1,13 @@
-// ops/act/scaled_act_fwd.cu: activations times one number for each row, forward, into a float format. Formulas:
-// act.cuh.
+// ops/act/scaled_act_fwd.cu: the forward pass of activations whose rows are each multiplied by a number, into a float
+// format. The formulas are in act.cuh.
 //
 //   y = f(x) scales[row] or f(a) b scales[row], rounded once
 //
-// With options a thread computes eight neighbours of y; without, eight elements, 256 apart.
+// With options a thread computes eight neighbouring elements of y. Without options it computes eight elements that are
+// 256 apart.
 //
-// Launch: block of 256 threads, grid ceil(m * n / 2048). With options: n and blocks of interleaved halves multiples of
-//         8, x and y aligned to 16 bytes. Without options: anything.
+// Launch: block of 256 threads, grid ceil(m * n / 2048). With options, n and blocks of interleaved halves must be
+// multiples of 8, and x and y aligned to 16 bytes. Without options, anything is allowed.
 //
 // te:baseline
 // te:row ACT=8 X_DT=3 Y_DT=3

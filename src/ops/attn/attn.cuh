@@ -1,5 +1,5 @@
-// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), scores, and dropout.
-// Knows no tiles.
+// ops/attn/attn.cuh: what all attention kernels need: the mask (the keys that a row attends to), scores, and dropout.
+// It must not depend on tiles.
 #pragma once
 #include "device/base.cuh"
 #include "ops/attn/kargs.h"
@@ -16,8 +16,9 @@ TE_DEV float te_exp2(float x) {
     return y;
 }
 
-// The batch, head and tile of a block. Tiles of one head follow each other, so that blocks that run at the same time
-// read the same keys. last_first: the last tiles come first, since under a causal mask they have the most work.
+// The sequence (b), head (h) and tile of a block. Blocks with neighbouring numbers have tiles of the same head, so
+// blocks that run at the same time read the same keys. If last_first is true, the last tiles of a head come first,
+// because they have the most work under a causal mask.
 struct te_attn_place {
     int b, h, tile;
     TE_DEV te_attn_place(int tiles, int heads, bool last_first) {
@@ -29,12 +30,12 @@ struct te_attn_place {
     }
 };
 
-// te_attn_keys_begin and te_attn_keys_end return the range of keys, begin .. end - 1, that covers all keys that rows
-// first .. last see. S: te__attn_kargs or te__attn_seq.
+// Take the rows first .. last. te_attn_keys_begin and te_attn_keys_end return the smallest range begin .. end - 1 with
+// all keys that any of these rows sees. S is te__attn_kargs or te__attn_seq.
 template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
 template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// te_attn_rows_begin and te_attn_rows_end return the range of rows, begin .. end - 1, that covers all rows that see any
-// of the keys first .. last.
+// Take the keys first .. last. te_attn_rows_begin and te_attn_rows_end return the smallest range begin .. end - 1 with
+// all rows that see any of these keys.
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
@@ -45,52 +46,59 @@ template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) {
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
 }
-// Returns the number of element [b, i, h, 0], for te_load and te_store.
+// Returns the index of element [b, i, h, 0] of x. te_load and te_store take this index.
 TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b * x.b + h * x.h + i * x.s; }
 
-// Option X_EXTRA of all attention kernels. 0: plain attention. 1: all options of te__attn_extra; embedded PTX has 1.
+// Option X_EXTRA of all attention kernels. 0: plain attention only. 1: all options of te__attn_extra. The kernels that
+// are embedded as PTX have 1.
 #ifndef X_EXTRA
 #define X_EXTRA 1
 #endif
 enum { EXTRA = X_EXTRA };
 
-// Returns whether a tile that begins at row i and key j, and lies in one block of the block mask, is empty.
+// Returns true if the block mask marks a tile as empty. The tile begins at row i and key j, and lies in one block of
+// the mask.
 TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
     return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
 }
-// The row of the block mask for the block of queries that contains row i. empty(j): the tile of keys from j on is
-// empty.
+// One row of the block mask: the one for the block of TE_ATTN_BLOCK_SIZE queries that contains row i. The function
+// empty(j) returns true if the tile of keys that begins at key j is empty.
 struct te_attn_blocks {
     const te_u8 *row; // NULL: no block mask
     TE_DEV te_attn_blocks(const te__attn_kargs &a, int b, int h, int i) : row(0) {
         const te__attn_table &t = a.x.blocks;
         if (EXTRA && t.p) row = (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
     }
-    // t.j is not needed: a row of the block mask is contiguous
+    // A row of the block mask is contiguous, so the stride t.j is not used here.
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
-// Returns the row or key at which tiles of n begin: `begin`, rounded down to a multiple of n with a block mask or
-// dropout. Then each tile lies in one block of the block mask, and in one word of dropout's bits.
+// Returns the row or key at which the first tile of n rows or keys begins. This is `begin`. With a block mask or
+// dropout it is rounded down to a multiple of n. Then each tile lies in one block of the block mask, and in one word of
+// dropout's bits.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
 
-// Option X_CAP of the tensor-core kernels: 1 with a soft cap of scores. The general kernels read a.x.softcap instead.
+// Option X_CAP of the tensor-core kernels. 1: scores have a soft cap. The general kernels do not have this option. They
+// read a.x.softcap.
 #ifndef X_CAP
 #define X_CAP 0
 #endif
 enum { CAP = X_CAP };
-// Returns tanh(scale * product / cap). Times the cap it is the capped score.
+// Returns tanh(scale * product / cap). The capped score is this number times the cap.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
-// Returns the derivative of the capped score by the scaled product, from te_attn_tanh. Rounding cannot leave 0 .. 1.
+// Returns the derivative of the capped score with respect to the scaled product. The argument is the result of
+// te_attn_tanh. The function limits the derivative to 0 .. 1 in spite of rounding.
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
-// Returns the derivative of the score by the scaled product, from P and the row's lse2. Since nothing is added behind
-// the cap, log2(P) + lse2 is the capped score in units of log2. Returns 1 without a cap.
+// Returns the derivative of the score with respect to the scaled product. It is computed from P and the row's lse2:
+// nothing is added to the score after the cap, so log2(P) + lse2 is the capped score in units of log2. Returns 1 if
+// there is no cap.
 TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
     return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f;
 }
 
-// Option X_MOD: the user's rule for scores and masks. 0: none; else the number of the rule's text (score_mod.cuh).
+// Option X_MOD: the user's rule for scores and masks. 0: there is none. Otherwise it is the number of the rule's text
+// (see score_mod.cuh).
 #ifndef X_MOD
 #define X_MOD 0
 #endif
@@ -124,8 +132,9 @@ enum { MOD_HIDES = 0 };
 #define TE_AUX3 TE_F32
 #endif
 
-// Loads element i of a tensor of format DT that the user's expressions read. No kernel writes the tensor meanwhile. The
-// loads say so and do not depend on a comparison, so the compiler merges loads of one element.
+// Loads element i of a tensor that the user's expressions read. DT is the format of the tensor. No kernel writes the
+// tensor at the same time, and the load does not depend on a comparison. So the compiler can merge several loads of one
+// element.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
@@ -149,7 +158,8 @@ template <> struct te_attn_aux<TE_U8> {
 template <int DT> struct te_attn_aux_view {
     const void *p;
     te_i64 n;
-    // Returns element i, or 0 outside of the tensor. An int index, as most are, takes one compare of 32 bits.
+    // Returns element i, or 0 if i is outside of the tensor. If i is an int, as it mostly is, one 32-bit comparison is
+    // enough.
     template <class T> TE_DEV typename te_attn_aux<DT>::type operator[](T i) const {
         const bool is_int = sizeof(T) == 4 && (T)0.5f == (T)0 && (T)-1 < (T)0;
         const te_u32 end = n >> 31 ? 0x80000000u : (te_u32)n;
@@ -158,8 +168,8 @@ template <int DT> struct te_attn_aux_view {
         return inside ? x : 0;
     }
 };
-// The user's expressions get te__attn_tanh, too: CUDA's tanhf has branches and takes several times as long as the
-// softmax.
+// In the user's expressions tanhf means te__attn_tanh. CUDA's own tanhf has branches, and takes several times as long
+// as the softmax.
 #define tanhf(x) te__attn_tanh(x)
 struct te_attn_mod {
     te_attn_aux_view<TE_AUX0> aux0;
@@ -175,19 +185,20 @@ struct te_attn_mod {
 };
 #undef tanhf
 
-// A sequence's lengths, diagonals, views and scores. With EXTRA = 0 they are read from the arguments themselves. With
-// EXTRA = 1 there is a te__attn_seq, and views begin at the sequence's first row.
+// How a kernel gets the lengths, diagonals, views and scores of one sequence. With EXTRA = 0 they come from the
+// kernel's arguments. With EXTRA = 1 they come from a te__attn_seq, and a view begins at the first row of the sequence.
 template <int EXTRA> struct te_attn_of {
     typedef const te__attn_kargs &sequence;
     typedef const te__attn_view &view;
     TE_DEV static view queries(const te__attn_view &x, sequence) { return x; }
     TE_DEV static view keys(const te__attn_view &x, sequence) { return x; }
-    TE_DEV static int q_end(sequence s) { return s.s_q; } // end of the rows that are written
+    TE_DEV static int q_end(sequence s) { return s.s_q; } // number of rows that are written
     TE_DEV static int kv_end(sequence s) { return s.s_kv; }
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
     TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
-    // Returns the factor that turns S into units of log2. EXTRA = 0: S is a product. EXTRA = 1: te_adjust has scaled S.
+    // Returns the factor that turns S into units of log2. With EXTRA = 0, S is the unscaled product. With EXTRA = 1,
+    // te_adjust has already scaled S, and the factor is 1.
     TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; }
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
@@ -210,24 +221,24 @@ template <> struct te_attn_of<1> {
     TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
     TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
-    // Returns whether FP8 attention rounds S or dP (te_attn_fp8); then delta is not dO * O.
+    // Returns true if FP8 attention rounds S or dP (see te_attn_fp8). In that case delta is not dO * O.
     TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; }
     TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
-    // Returns ALiBi's slope of a head in units of log2, as scores are; 0 without ALiBi.
+    // Returns ALiBi's slope of a head in units of log2, like the scores. Returns 0 if there is no ALiBi.
     TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
         if (!a.x.alibi) return 0.0f;
         return TE_LOG2E * (a.x.slopes ? a.x.slopes[(te_i64)b * a.x.slopes_b + h] : te__attn_slope(a.heads, h));
     }
-    // Returns a product, scaled and capped.
+    // Returns the product after scaling and the soft cap.
     TE_DEV static float capped(const te__attn_kargs &a, float product) {
         return a.x.softcap > 0.0f ? a.x.softcap * te_attn_tanh(a, product) : product * a.scale;
     }
-    // Returns the derivative of capped() by the scaled product.
+    // Returns the derivative of capped() with respect to the scaled product.
     TE_DEV static float slope(const te__attn_kargs &a, float product) {
         return a.x.softcap > 0.0f ? te_attn_slope(te_attn_tanh(a, product)) : 1.0f;
     }
-    // Returns the score that the user's rule gets for row i and key j: their product, scaled and capped, with bias and
-    // ALiBi.
+    // Returns the score of row i and key j before the user's rule. It is the product after scaling and the soft cap,
+    // plus bias and ALiBi.
     TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                               float slope2) {
         const te__attn_table &bias = a.x.bias;
@@ -236,12 +247,13 @@ template <> struct te_attn_of<1> {
         if (a.x.alibi) x -= slope2 * TE_LN2 * fabsf((float)(i + s.delta - j));
         return x;
     }
-    // Returns the derivative of the user's rule by the score that it gets, for a row that sees the key.
+    // Returns the derivative of the user's rule with respect to the score that it gets. The row must see the key.
     TE_DEV static float bprop(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                               float slope2) {
         return MOD ? te_attn_mod(a.x).bprop(score(a, s, b, h, i, j, product, slope2), b, h, i, j) : 1.0f;
     }
-    // Returns the score of row i and key j in units of log2, from their product; -inf if the key is masked.
+    // Returns the score of row i and key j in units of log2. `product` is their product. Returns -inf if the key is
+    // masked.
     TE_DEV static float score2(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                                float slope2) {
         if (!te_attn_sees(s, i, j)) return -TE_INF;
@@ -264,15 +276,15 @@ template <> struct te_attn_of<1> {
 };
 
 typedef te_attn_of<EXTRA> te_of;
-// Declares `seq`, which describes sequence b. In plain kernels `seq` is a reference to the arguments, and this is a
-// macro: with a function in its place the compiler makes other code of all that follows.
+// Declares the variable `seq`, which describes sequence b. In plain kernels `seq` is a reference to the kernel's
+// arguments. This is a macro, because with a function the compiler makes different code of everything after it.
 #if X_EXTRA
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_seq seq = te__attn_seq_of(&(a), b)
 #else
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_kargs &seq = (a)
 #endif
 
-// Rounds S or dP (of te_attn_fp8) to FP8 codes and remembers the largest magnitude. With EXTRA = 0 it does nothing.
+// Rounds S or dP to FP8 codes (see te_attn_fp8), and keeps the greatest absolute value. With EXTRA = 0 it does nothing.
 template <int EXTRA> struct te_attn_rounding {
     TE_DEV te_attn_rounding(int, const float *) {}
     TE_DEV static constexpr bool on() { return false; }
@@ -291,21 +303,23 @@ template <> struct te_attn_rounding<1> {
         top = fmaxf(top, fabsf(x));
         return te__attn_rounded(dt, x, scale, inverse);
     }
-    // Raises *amax to the largest magnitude that the warp has rounded. Floats from 0 on are ordered as their bits are.
+    // Raises *amax to the greatest absolute value that the warp has rounded. Floats from 0 on have the same order as
+    // their bits, so an integer maximum is right.
     TE_DEV void publish(float *amax) {
         float all = te_warp_max(top);
         if (dt && amax && all > 0.0f && (threadIdx.x & 31) == 0) atomicMax((int *)amax, __float_as_int(all));
     }
 };
 
-// Returns the softmax's offset of head h (an extra exponent in its denominator) in units of log2; -inf: none.
+// Returns the softmax's offset of head h in units of log2. The offset is an additional exponent in the denominator.
+// Returns -inf if there is none.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {
     return a.x.softmax == TE_SOFTMAX_LEARNABLE    ? a.x.sink[h] * TE_LOG2E
            : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f
                                                   : -TE_INF;
 }
-// Adds the softmax's offset sink2 to a row's maximum *top and sum *sum. Returns the factor for what has been summed so
-// far. A row that sees no key (sum 0) stays as it is.
+// Includes the softmax's offset sink2 in a row's maximum *top and sum *sum. Returns the factor by which the caller must
+// multiply what it has summed before. A row that sees no key has the sum 0 and stays unchanged.
 TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     if (sink2 == -TE_INF || *sum == 0.0f) return 1.0f;
     float base = fmaxf(*top, sink2), shrink = exp2f(*top - base);
@@ -313,8 +327,9 @@ TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     *top = base;
     return shrink;
 }
-// Raises *logit, a head's largest score, to top2, a maximum in units of log2. Atomic; the order of calls does not
-// matter. Floats of one sign are ordered as their bits are.
+// Raises *logit, the greatest score of a head, to top2. top2 is a maximum in units of log2. The function is atomic, and
+// the order of calls does not matter. Floats of one sign have the order of their bits, or the reverse order if
+// negative.
 TE_DEV void te_attn_raise(float *logit, float top2) {
     float v = top2 * TE_LN2 + 0.0f;
     if (v == -TE_INF) return;
@@ -324,13 +339,14 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// Returns word w of dropout's bits (te__attn_keep_word in sequence.h) to a quad, that is four lanes of which the first
-// is a multiple of four. The lanes share the work: each draws one of the word's four blocks.
+// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h) to a quad: four neighbouring lanes, of which
+// the first is a multiple of four. The four lanes share the work. Each draws one of the four blocks of the word.
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    // from_less, from_more: whether the bits of the blocks joined so far are at least the threshold's bits, if the bits
-    // below them are less than the threshold's (from_less) or not (from_more).
+    // Both have one bit for each of 32 random numbers: 1 if the number is at least the threshold. So far a lane knows
+    // only some of the numbers' bits. If these are equal to the threshold's bits, the lower bits decide. from_less is
+    // the answer if the lower bits are less than the threshold's, from_more the answer if they are not.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
@@ -349,8 +365,8 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     }
     return threshold >> 16 ? 0u : from_more;
 }
-// Returns for the general kernels which of four rows keep this lane's key, j0 + lane: bit r is row first + r. j0 is a
-// multiple of 32.
+// Returns for the general kernels which of four rows keep the key j0 + lane. Bit number r belongs to row first + r. j0
+// must be a multiple of 32.
 TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first, int j0) {
     const int lane = threadIdx.x & 31;
     const te_u32 word = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, first + (lane >> 2 & 3)) + j0 / 32);
@@ -359,9 +375,10 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
     for (int r = 0; r < 4; r++) keep |= (__shfl_sync(0xffffffffu, word, 4 * r) >> lane & 1u) << r;
     return keep;
 }
-// Returns dropout's bits for a lane's elements in an accumulator fragment of 16 keys by 8 queries, with keys along the
-// rows. key: the fragment's first key, a multiple of 16. Bits 0 and 1 are the lane's upper key in its two queries, bits
-// 2 and 3 its lower key. word: te_attn_keep_quad of the fragment's query lane / 4.
+// Returns the bits of dropout for a lane's elements of an accumulator fragment of 16 keys by 8 queries, in which a row
+// belongs to a key. `key` is the first key of the fragment, a multiple of 16. `word` is the result of te_attn_keep_quad
+// for query number lane / 4 of the fragment. Bits 0 and 1 of the result are for the lane's upper key and its two
+// queries, bits 2 and 3 for its lower key.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
     const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at,

@@ -1,16 +1,17 @@
-// ops/attn/attn_bias_line.cu: runs before Hopper's forward kernel with X_KEYS. It turns a bias that all queries share,
-// [b|1, h|1, 1, s_kv] of any format and strides, into operand B of a product that adds the bias to S.
+// ops/attn/attn_bias_line.cu: runs before Hopper's forward kernel with X_KEYS, which is for a bias that all queries
+// share. The bias is [b|1, h|1, 1, s_kv] of any format and strides. This kernel turns it into operand B of a matrix
+// product that adds the bias to S.
 //
-// For key j a thread writes (hi, mid, lo, 0, 0, 0, 0, 0) in bf16. hi + mid + lo is the bias in units of products: each
-// part has 8 bits of the fraction, together all 24 of f32. The parts are cut off, not rounded, so that nothing finite
-// becomes infinite. For an infinity mid and lo are 0, since the difference would be NaN. Keys beyond s_kv, up to a
-// whole block of the forward kernel, have zeros.
+// For each key a thread writes eight bf16 numbers: hi, mid, lo and five zeros. hi + mid + lo is the bias in units of
+// products. Each of the three has 8 bits of the fraction, so together they have all 24 bits of f32. They are truncated,
+// not rounded, so that nothing finite becomes infinite. If the bias is infinite, mid and lo are 0, because the
+// difference would be NaN. The keys from s_kv to the end of the forward kernel's last block get zeros.
 //
-// Launch: grid: rows of the bias, each ceil(keys / 256) times; block 256.
+// Launch: grid: for each row of the bias ceil(keys / 256) blocks; block 256.
 // te:arch 90a
 #include "ops/attn/attn.cuh"
 
-// Returns x cut off to a bf16 number, as f32: the upper half of its bits.
+// Returns x truncated to a bf16 number, as f32. It keeps the upper half of the bits.
 TE_DEV float te_cut(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
 
 extern "C" __global__ void __launch_bounds__(256) te_attn_bias_line(const __grid_constant__ te__attn_line_kargs a) {
@@ -21,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(256) te_attn_bias_line(const __grid
     if (j >= a.keys) return;
     const float x =
         j < a.s_kv ? a.factor * te_load(a.bias.p, b * a.bias.b + h * a.bias.h + j * a.bias.j, a.bias.dt) : 0.0f;
-    const float hi = x == x ? te_cut(x) : __uint_as_float(0x7fc00000u /* a NaN whose lower bits alone are set would
-                                                                       * be cut off to an infinity */);
+    const float hi = x == x ? te_cut(x) : __uint_as_float(0x7fc00000u /* If only lower bits of a NaN are set, truncation
+                                                                       * would make it an infinity. */);
     const float rest = fabsf(x) < TE_INF ? x - hi : 0.0f, mid = te_cut(rest), lo = rest - mid;
     const te_u32 first = __float_as_uint(hi) >> 16 | __float_as_uint(mid), second = __float_as_uint(lo) >> 16;
     ((uint4 *)a.to.p)[b * a.to.b + h * a.to.h + j] = make_uint4(first, second, 0, 0);

@@ -1,10 +1,10 @@
 // ops/attn/attn_bwd_bias.cu: dB = c dS, summed over the dimensions along which the bias B repeats, for any formats,
 // sizes and strides, in f32. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
 //
-// The tiles are those of general.cuh. A block owns 16 rows and 32 keys of dB, and goes through the sequences, heads and
-// rows that share them, in that order. S and dP are computed anew. P and dS are computed as in attn_bwd_dq.cu, but
-// without the derivative of a soft cap, since B is added behind the cap. If B repeats along the rows, each warp adds up
-// its four rows, and the block adds up its warps.
+// The tiles are those of general.cuh. A block owns 16 rows and 32 keys of dB. It goes through the sequences, heads and
+// rows that share them, in that order, and computes S and dP again. P and dS are computed as in attn_bwd_dq.cu, but
+// without the derivative of a soft cap, because B is added after the cap. If B repeats along the rows, each warp adds
+// up its four rows, and the block adds up the sums of its warps.
 //
 // Options: X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
-    // under a soft cap dS is not rounded here: dp_scale is made for dS with the cap's derivative (te_attn_fp8)
+    // With a soft cap dS is not rounded here. The scale dp_scale is made for dS times the derivative of the cap (see
+    // te_attn_fp8).
     te_attn_rounding<1> rounded(a.x.softcap > 0.0f ? 0 : a.x.dp_dt, a.x.dp_scale);
     float acc[TE_MINE];
 #pragma unroll

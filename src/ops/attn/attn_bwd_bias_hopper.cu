@@ -1,21 +1,21 @@
 // ops/attn/attn_bwd_bias_hopper.cu: dB = c dS on Hopper, summed over the dimensions along which the bias B repeats:
 // TMA, mbarriers, wgmma; bf16 and f16. Deterministic. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
 //
-// A block draws tiles of 128 queries by 128 keys of B. For each tile it goes through the sequences and heads that share
-// the tile, in that order. Two consumer warpgroups have 64 queries each:
+// A block draws the numbers of tiles of B. A tile is 128 queries by 128 keys. For each tile the block goes through the
+// sequences and heads that share the tile, in that order. Each of the two consumer warpgroups has 64 queries:
 //
 //     S = Q K^T | P = 2^(scale2 S - lse2), with all of hopper_scores.cuh | dP = dO V^T | sum += P (dP - delta)
 //
-// If all queries share B, a tile is 128 keys. Then the innermost loop is over tiles of queries, and at the end the
-// warps add up their columns one after the other. If there are few tiles, the loop is cut into parts. Their sums go to
-// memory in f32, and attn_bwd_bias_put.cu adds them in order.
+// If all queries share B, a tile is 128 keys, and the innermost loop is over tiles of queries. At the end the warps add
+// up their columns one after the other. If there are few tiles, the loop is cut into parts. The sums of the parts are
+// stored in f32, and attn_bwd_bias_put.cu adds them in order.
 //
 // A tile of B is the same for all sequences and heads that share it, so it is read once.
 //
-// Warpgroup 0 is the producer: one of its threads draws tiles, finds the pairs of a tile of queries and a tile of keys
-// that they need, and loads these. It tells the consumers through the stages' own barriers. A stage has a message
-// besides its panels: a pair to multiply, a sum to store, or the end. Products and their operands have any number of
-// panels, so that heads may have up to 256 channels.
+// Warpgroup 0 is the producer. One of its threads draws tiles. For each tile it finds the pairs that are needed, a pair
+// being a tile of queries and a tile of keys, and loads them. A stage of the pipeline has panels and a message to the
+// consumers: a pair to multiply, a sum to store, or the end. An operand may have several panels, so that heads may have
+// up to 256 channels.
 //
 // Shared memory, in all 225 KB:
 //
@@ -23,15 +23,15 @@
 //     | B of 16 bit | 6 x 32 KB | 32 KB     | 6 x 48 B | 512 B           |          |
 //     | B in f32    | 5 x 32 KB | 64 KB     |          |                 |          |
 //
-// A stage is a panel of Q or dO, 128 rows by 64 channels, and one of K or V (128-byte swizzle). The tile of B is in the
-// order of the registers.
+// A stage is a panel of Q or dO and a panel of K or V. A panel is 128 rows by 64 channels, with the 128-byte swizzle.
+// The tile of B is stored in the order of the registers.
 //
-// Barriers, for each stage: FULL (TMA, or the message alone), EMPTY (8 consumer warps). Named barrier 1 joins the
-// consumers where they add up columns.
+// Each stage has two barriers: FULL (the loads of TMA have arrived, or only a message), and EMPTY (the 8 consumer warps
+// have read the stage). At named barrier 1 the consumers wait for each other when they add up columns.
 //
-// P is complete before dP begins, since registers hold the sum, S and either the bias or dP. Meanwhile the other
-// consumer uses the tensor cores. Rows and keys beyond a sequence may hold anything, and 0 times NaN is NaN: at the
-// edge of a sequence, elements with P = 0 are not added.
+// P is complete before dP begins, because registers hold the sum, S and either the bias or dP. At that time the other
+// consumer uses the tensor cores. Memory beyond a sequence may have any content, and 0 times NaN is NaN. So at the edge
+// of a sequence elements with P = 0 are not added.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of what is written), those of hopper_dropout.cuh and
 //          hopper_scores.cuh: X_BIAS always, X_ALIBI and X_CAP never.
@@ -53,10 +53,11 @@
 enum {
     OUT = X_OUT,
     TILE = 128,
-    N = TILE / 2, // registers that a thread needs for its part of a tile
+    N = TILE / 2, // number of registers that a thread needs for its part of a tile
     STAGES = BIAS == TE_F32 ? 5 : 6,
     BYTES = TE__ATTN_BYTES(TILE, 64), // bytes of a panel; a stage has two panels
-    // B stays in shared memory while the tile is summed. Otherwise it fits into the registers that it is loaded to.
+    // true: the bias stays in shared memory while a tile is summed. false: it fits into the registers that it is loaded
+    // to.
     KEPT = BIAS == TE_F32 || PAIRS != 2,
     WORDS = N / 4 * te_bias_rows<N>::ROWS * te_bias_rows<N>::OF_PAIR, // words of B of a thread
     TOLD = 48,
@@ -70,8 +71,8 @@ enum {
 };
 static_assert(SHARED == TE__ATTN_DBIAS_SHARED, "what the host asks for");
 static_assert(BIAS && !ALIBI, "the gradient of a bias");
-// Messages. Flags of a PAIR: EDGE: some of its rows and keys do not see each other or do not exist; SEEN: the user's
-// mask hides nothing.
+// The kinds of messages: PAIR, PUT and STOP. A PAIR may have two flags. EDGE: some of its rows and keys do not see each
+// other or do not exist. SEEN: the user's mask hides nothing in it.
 enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 };
 
 struct te_producer {
@@ -79,7 +80,8 @@ struct te_producer {
     const te_u32 smem, bar;
     te_queue<STAGES> at;
 
-    // Writes a message to the next stage once it is empty. bytes: what TMA is going to bring to the stage.
+    // Waits until the next stage is empty, and writes a message to it. `bytes` is the number of bytes that TMA will
+    // bring to the stage.
     TE_DEV void tell(uint4 x, uint4 y, uint4 z, int bytes) {
         const te_u32 told = smem + AT_TOLD + TOLD * at.stage;
         te_mbar_wait(bar + 8 * (EMPTY + at.stage), at.parity ^ 1);
@@ -87,7 +89,8 @@ struct te_producer {
         if (bytes) te_mbar_expect(bar + 8 * (FULL + at.stage), bytes);
         else te_mbar_arrive(bar + 8 * (FULL + at.stage));
     }
-    // Loads the panels of both operands to this stage and the following ones. first: this stage has a message already.
+    // Loads the panels of both operands, one stage for each pair of panels. If `first` is true, the current stage
+    // already has a message.
     template <int CHANNELS>
     TE_DEV void load(const void *rows, int row, int head, int batch_q, const void *keys, int key, int group,
                      int batch_kv, bool first) {
@@ -101,7 +104,8 @@ struct te_producer {
             te_tma_load4(to + BYTES, keys, 64 * c, key, group, batch_kv, full);
         }
     }
-    // Sends the pair of tiles that begin at `row` and `key`, unless they do not see each other at all.
+    // Sends the message for a pair: the tile of queries that begins at `row` and the tile of keys that begins at `key`.
+    // Sends nothing if none of the rows sees any of the keys.
     TE_DEV void pair(const te__attn_seq &seq, int b, int h, int row, int key) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
@@ -122,7 +126,8 @@ struct te_producer {
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
-    // Sends a tile, or a part of it: its pairs in order, then the message to store the sum.
+    // Sends the messages for a tile of the gradient, or for one part of its sum. They are its pairs in order, and then
+    // a message to store the sum.
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
@@ -154,13 +159,14 @@ struct te_producer {
             number = next;
         }
         tell(make_uint4(STOP, 0, 0, 0), make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 0);
-        // When all blocks have come here, each has drawn its last number. The last block leaves zeros to the next
-        // launch.
+        // atomicInc counts the blocks that have come here. Each of them has drawn its last number. The last block sets
+        // the counter to 0 for the next launch.
         if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
     }
 };
 
-// Transposes the words of a quad's lanes: lane k gets word k of each lane, which are four neighbouring words of a row.
+// Transposes four words of each of the four lanes of a quad. Lane k gets word k of every lane. These are four
+// neighbouring words of a row.
 TE_DEV void te_transpose_quad(te_u32 (&v)[4]) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     te_u32 x = __shfl_xor_sync(TE_ALL, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(TE_ALL, odd ? v[2] : v[3], 1);
@@ -196,7 +202,7 @@ struct te_consumer {
 #pragma unroll
         for (int c = 0; c < te_panels(CHANNELS); c++) release();
     }
-    // Computes d = Q K^T, or dO V^T, for this warpgroup's 64 rows and the tile's 128 keys.
+    // Computes d = Q K^T or d = dO V^T for the 64 rows of this warpgroup and the 128 keys of the tile.
     template <int CHANNELS> TE_DEV void product(float (&d)[N]) {
         te_queue<STAGES> ahead = at;
         te_u32 panel[te_panels(CHANNELS)]; // offsets of the panels, in units of descriptors
@@ -213,8 +219,8 @@ struct te_consumer {
             te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
-    // Loads the bias ahead to registers. With KEPT it loads the bias of a tile's first pair (fresh) to shared memory,
-    // in the order of registers.
+    // Loads the bias. Without KEPT the first part of it goes to registers. With KEPT all of it goes to shared memory,
+    // in the order of the registers, but only for the first pair of a tile (`fresh`).
     TE_DEV void load_bias(te_bias_rows<N> &bias, int b, int h, int row, int key, bool fresh) const {
         if (KEPT && !fresh) return;
         bias.open(a.a, b, h, row + own, key + column);
@@ -244,8 +250,8 @@ struct te_consumer {
             s[2 * i] = fmaf(u, by, s[2 * i]), s[2 * i + 1] = fmaf(v, by, s[2 * i + 1]);
         }
     }
-    // Adds dS of one pair of tiles to the sum. x and the words at `told` are the producer's message that describes the
-    // pair.
+    // Adds dS of a pair of tiles to the sum. The producer's message describes the pair. `x` and the words at address
+    // `told` are this message.
     TE_DEV void add(uint4 x, te_u32 told, bool fresh) {
         auto one = [](te_u32 v) { return (int)__shfl_sync(TE_ALL, v, 0); };
         const uint4 y = te_lds16(told), z = te_lds16(told + 16);
@@ -310,8 +316,8 @@ struct te_consumer {
         if (OUT == TE_F32) *(float *)to = x;
         else *(te_u16 *)to = (te_u16)te_f32x2_to_half(x, 0.0f, OUT);
     }
-    // Stores the sum row by row. to: the place of the thread's upper row and of the tile's first key. rows, count: rows
-    // and keys that exist from there on.
+    // Stores the sum row by row. `to` is the address for the thread's upper row and the tile's first key. `rows` and
+    // `count` are the numbers of rows and keys that exist from there on.
     TE_DEV void put_rows(char *to, te_i64 row_bytes, int rows, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
         const float by = a.by;
@@ -346,7 +352,8 @@ struct te_consumer {
             }
         }
     }
-    // Stores the sum of all rows as one row: the rows of a warp are added by shuffles, the warps one after the other.
+    // Sums all rows, and stores the result as one row. The rows of a warp are added by shuffles. Then the warps add
+    // their results one after the other.
     TE_DEV void put_column_sums(char *to, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
 #pragma unroll

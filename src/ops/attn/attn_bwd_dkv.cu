@@ -1,15 +1,15 @@
-// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats,
-// sizes and strides, in f32.
+// ops/attn/attn_bwd_dkv.cu: computes dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group. The
+// arithmetic is f32. Any formats, sizes and strides are allowed.
 //
-// The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head
-// of the group, so that every sum has one order. P and dS are computed as in attn_bwd_dq.cu. In FP8 attention that
-// kernel runs first, since it writes delta, and this kernel rounds P, too.
+// The tiles are those of general.cuh with the two sides swapped: 16 keys and 32 query rows at a time. The heads of the
+// group come one after another, so every sum always has the same order. P and dS are computed as in attn_bwd_dq.cu. In
+// FP8 attention attn_bwd_dq.cu runs first, since it writes delta; here P is rounded too.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
-// Launch: grid (ceil(s_kv / 16) * batch * groups, WIDE: ceil(max(d, d_v) / 256)), block 128, shared memory
-//          4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h), if WIDE
-//          4 * (16 * ROW(256) + 32 * LANE_ROW(256) + 4 * 32 * 4).
+// Launch: grid (ceil(s_kv / 16) * batch * groups, WIDE: ceil(max(d, d_v) / 256)), block 128, shared memory 4 * (16 *
+// (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h), if WIDE 4 * (16 * ROW(256) +
+// 32 * LANE_ROW(256) + 4 * 32 * 4).
 // te:baseline
 // te:row X_EXTRA=0 X_WIDE=0|1
 // te:row X_WIDE=0|1

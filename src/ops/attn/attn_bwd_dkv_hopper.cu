@@ -1,14 +1,14 @@
 // ops/attn/attn_bwd_dkv_hopper.cu: dK and dV on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and
 // f16. Deterministic. dQ: attn_bwd_dq_hopper.cu.
 //
-// A block owns 64 keys of one head of keys. K and V stay in shared memory. Tiles of 64 queries pass by, from the last
-// that sees the keys to the first, and each tile for all query heads of the group. The two consumer warpgroups have the
-// same keys and the same amount of work, but one gradient each:
+// A block owns 64 keys of one head of keys. K and V stay in shared memory. The block goes through tiles of 64 queries,
+// from the last tile that sees the keys to the first, and through each tile for all query heads of the group. The two
+// consumer warpgroups, `values` and `keys`, have the same keys and the same amount of work. Each computes one gradient:
 //
-//     values    dV += P^T dO, of the tile before | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), passed to the other
-//     keys      dK += dS^T Q, of the tile before | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
+//     values    dV += P^T dO, of the previous tile | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), sent to `keys`
+//     keys      dK += dS^T Q, of the previous tile | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
 //
-// P^T passes in f32 from each thread of `values` to the thread of `keys` that has the same elements. Warpgroup 0 is the
+// Each thread of `values` sends P^T in f32 to the thread of `keys` that has the same elements. Warpgroup 0 is the
 // producer: one of its threads starts all loads.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V:
@@ -17,16 +17,17 @@
 //     | D = 256 | 32 KB | 32 KB | 2 x 32 KB | 2 x 32 KB  | 2 x 16 KB | 1 KB        |
 //     | D = 192 | 24 KB | 24 KB | 3 x 24 KB | 3 x 24 KB  | 2 x 16 KB | 1.5 KB      |
 //
-// Barriers, one for each stage: FULL_Q, FULL_DO (TMA; the first tile also brings K and V), EMPTY_Q, EMPTY_DO (8
-// consumer warps). FULL_P, EMPTY_P: one for each of the two buffers and each warp, since each warp passes its rows on
-// its own. Named barriers: 1 + w joins the threads of consumer w.
+// Each stage has a barrier of these kinds: FULL_Q and FULL_DO (the loads of TMA have arrived; the first tile comes
+// together with K and V), EMPTY_Q and EMPTY_DO (the 8 consumer warps have read the stage). FULL_P and EMPTY_P exist for
+// each of the two buffers and each warp, because each warp sends its rows independently. At named barrier 1 + w the
+// threads of consumer w wait for each other.
 //
-// Rows of Q and dO beyond a sequence that ends within memory may hold anything, so they are cleared: 0 times NaN is
-// NaN. Rows of K and V beyond a sequence reach only their own rows of the sums, which are not stored.
+// If memory goes on after the end of a sequence, the rows of Q and dO there may have any content. They are cleared,
+// because 0 times NaN is NaN. Such rows of K and V change only their own rows of the sums, and these are not stored.
 //
-// S^T starts with the bias and ALiBi instead of 0. The bias is loaded a tile ahead, to the registers of S^T. Masks of
-// elements become bits while products run. With a soft cap or the user's rule, P^T times the score's derivative passes
-// to the other consumer, and P^T itself multiplies dO.
+// S^T starts with the bias and ALiBi instead of 0. The bias is loaded one tile ahead to the registers of S^T. Masks of
+// elements become bits while products run. With a soft cap or the user's rule, `keys` gets P^T times the derivative of
+// the score. P^T itself is multiplied by dO.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 or 256 for both, or 192 and 128), those of hopper_dropout.cuh (dropped
 //          elements of P^T pass with a mark, see MARK) and hopper_scores.cuh.
@@ -80,8 +81,8 @@ static_assert(SHARED == TE__ATTN_DKV_SHARED(X_D, X_D_V), "what the host asks for
 typedef te_attn_keys<BK, BQ, BIAS != 0> te_keys;
 typedef te_attn_tiles<BK, BQ> te_tiles;
 
-// The bit that marks a dropped element of P^T where it passes from one consumer to the other. It is the sign, or the
-// last bit if a derivative of the user's rule may need the sign.
+// The bit that marks a dropped element of P^T when it goes from one consumer to the other. It is the sign bit. If the
+// user's rule may have a negative derivative, it is the lowest bit instead.
 constexpr te_u32 MARK = MOD ? 1u : 0x80000000u;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
@@ -111,20 +112,21 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     }
 }
 
-// A consumer: sums one gradient of N channels over tiles of queries. The tile before the one at hand is in stage `old`.
+// A consumer warpgroup. It sums one gradient of N channels over tiles of queries. `now` is the stage of the current
+// tile, `old` the stage of the previous one.
 template <int N> struct te_consumer {
     const te__attn_bwd_hopper_kargs &a;
     const te_u32 smem, bar;
     const int lane, warp;
     const te_keys t;
     te_tiles i;
-    int m_old; // tile m of the tile before
-    int tail;  // number of tiles, the first ones, with rows beyond the sequence; 0: none. A block mask skips tiles, so
-               // there the number only says whether such rows exist
+    int m_old; // number m of the previous tile
+    int tail;  // how many tiles, which are the first ones, have rows beyond the sequence. A block mask skips tiles, so
+               // with it only the difference between 0 and other numbers matters
     te_queue<STAGES> now, old;
     te_queue<2> pass;
     float sum[N / 2], s[BQ / 2];
-    te_u32 weights[BQ / 4]; // 16-bit P^T or dS^T of the tile before
+    te_u32 weights[BQ / 4]; // 16-bit P^T or dS^T of the previous tile
 
     TE_DEV te_consumer(const te__attn_bwd_hopper_kargs &a, te_u32 smem)
         : a(a), smem(smem), bar(smem + AT_BARRIERS), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3),
@@ -134,7 +136,7 @@ template <int N> struct te_consumer {
 #pragma unroll
         for (int k = 0; k < N / 2; k++) sum[k] = 0.0f;
     }
-    // Returns whether tile m, the next of the walk, has rows beyond the sequence that must be cleared.
+    // Returns true if the next tile, with the number m, has rows beyond the end of the sequence. They must be cleared.
     TE_DEV bool ends(int m) {
         if (BLOCKS) return tail > 0 && m == t.m_end - 1;
         return tail > 0 && tail-- > 0;
@@ -148,7 +150,7 @@ template <int N> struct te_consumer {
     TE_DEV te_u32 of_p() const { return smem + AT_P + pass.stage * BYTES_P + (threadIdx.x & 127) * 16; }
     TE_DEV te_u32 of_rows(int at) const { return smem + at + now.stage * BYTES_ROWS + (lane & 3) * 8; }
 
-    // Computes S^T or dP^T: the rows of K or V times the tile's rows of Q or dO. Adds to s unless FRESH.
+    // Computes S^T = K Q^T or dP^T = V dO^T for the current tile. If FRESH is false, the product is added to s.
     template <int CHANNELS, bool FRESH> TE_DEV void products(int keys, int queries) {
         const te_u64 left = te_wgmma_desc(smem + keys, 0),
                      right = te_wgmma_desc(smem + queries + now.stage * TE__ATTN_BYTES(64, CHANNELS), 0);
@@ -160,7 +162,7 @@ template <int N> struct te_consumer {
                                      right + (k >> 2) * (8192 >> 4) + (k & 3) * 2);
         te_wgmma_commit();
     }
-    // Computes sum += weights times dO or Q of the tile before.
+    // Computes sum += weights * dO, or sum += weights * Q, for the previous tile.
     TE_DEV void gather(int queries) {
         const te_u64 right = te_wgmma_desc(smem + queries + old.stage * TE__ATTN_BYTES(64, N), 8192);
         te_wgmma_keep(sum);
@@ -190,8 +192,8 @@ template <int N> struct te_consumer {
     }
 };
 
-// The results of the work beside the products: the bits of elements that dropout keeps, the bits of elements that masks
-// show, and the next tile of the walk.
+// The results of work that is done while products run: the bits of the elements that dropout keeps, the bits of the
+// elements that masks do not hide, and the next tile.
 struct te_beside {
     te_keep_columns keep;
     te_u32 show;
@@ -201,7 +203,7 @@ struct te_beside {
 struct te_values : te_consumer<D_V> {
     float slope; // ALiBi's slope for the tile's head
     TE_DEV te_values(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D_V>(a, smem) {}
-    // Loads ALiBi's slope of the next tile, and the bias to the registers of S^T.
+    // Loads for the next tile: ALiBi's slope, and the bias. The bias goes to the registers of S^T.
     TE_DEV void load_ahead() {
         if (i.left <= 0) return;
         if (ALIBI) slope = te_slope(a.a, t.batch, i.head);
@@ -218,9 +220,9 @@ struct te_values : te_consumer<D_V> {
         }
         gather(AT_DO);
     }
-    // Computes S^T, beside the product of dV for the tile before.
+    // Computes S^T of the current tile. At the same time the product for dV of the previous tile runs.
     template <bool FIRST> TE_DEV te_beside begin() {
-        // the warp's first key; the thread's first key and query
+        // `first` is the first key of the warp. `key` and `query` are the first key and the first query of the thread.
         const int first = t.n * BK + 16 * warp, key = first + (lane >> 2), query = i.m * BQ + 2 * (lane & 3);
         te_beside x = {{0}, 0, i};
         if (!FIRST) gather_values();
@@ -243,7 +245,7 @@ struct te_values : te_consumer<D_V> {
         te_wgmma_keep(s);
         return x;
     }
-    // Turns S^T into P^T and passes it to the other consumer.
+    // Turns S^T into P^T, and sends it to the other consumer.
     TE_DEV void finish(const te_beside &x) {
         const int key = t.n * BK + 16 * warp + (lane >> 2), query = i.m * BQ + 2 * (lane & 3);
         te_cap(s, a.a);
@@ -287,7 +289,7 @@ struct te_values : te_consumer<D_V> {
         load_ahead();
         if (i.left > 0) {
             te_beside x = begin<true>();
-            if (SCORES || BLOCKS) { // the code of finish() is long, so it stands here only once
+            if (SCORES || BLOCKS) { // the code of finish() is long, so this loop has only one call of it
 #pragma unroll 1
                 for (;;) {
                     finish(x);
@@ -303,7 +305,8 @@ struct te_values : te_consumer<D_V> {
             te_wgmma_wait<0>();
             gathered();
         }
-        store(AT_K, a.dv_map, a.a.dv, a.a.d_v, a.a.keep_scale, 0); // in the place of K, which no one else reads
+        store(AT_K, a.dv_map, a.a.dv, a.a.d_v, a.a.keep_scale, 0); // dV takes the place of K, which only this consumer
+                                                                   // reads
     }
 };
 
@@ -364,7 +367,8 @@ struct te_keys_of : te_consumer<D> {
             te_wgmma_wait<0>();
             gathered();
         }
-        // In the place of the first stages of Q: by the last P^T the other consumer has read all of Q.
+        // dK takes the place of the first stages of Q in shared memory. When the last P^T has come, the other consumer
+        // has read all of Q.
         store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1);
     }
 };

@@ -8,11 +8,12 @@
 //     warp1|    |    |
 //     keys
 //
-// A block owns WARPS * 16 M keys of one head of K and V, and a warp 16 M of them. Q and dO (and lse2, delta) come BM
-// rows at a time by cp.async into two slots, head after head of the group, so that every sum has one order. Each tile
-// takes four products, all transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO, dP^T = V dO^T, dS^T =
-// P^T (dP^T - delta), dK += dS^T Q. The accumulator layout of P^T and dS^T is the operand layout that the sums need.
-// Tiles whose rows see none of the block's keys are not read. A warp skips tiles whose rows see none of its own keys.
+// A block owns WARPS * 16 M keys of one head of K and V. A warp owns 16 M of them. BM rows of Q, dO, lse2 and delta at
+// a time are copied by cp.async into two slots. The heads of the group come one after the other, so every sum has a
+// fixed order. Each tile takes four products, all transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO,
+// dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. The accumulator layout of P^T and dS^T is the operand layout
+// that the sums need. Tiles whose rows see none of the block's keys are not read. A warp skips tiles whose rows see
+// none of its own keys.
 //
 // Options: X_DT (te_dtype of q, k, v, d_o, dk and dv), X_D (the larger of d and d_v, rounded up to a multiple of 32;
 //          the channels added are zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
@@ -67,17 +68,17 @@ enum {
     BN = 16 * M * WARPS,
     THREADS = 32 * WARPS,
     TILE = te_tile<D>::ROW * BM,  // bytes of a tile of Q or dO
-    SLOT = 2 * TILE + 8 * BM      // bytes of a tile of Q and of dO, with lse2 and delta
+    SLOT = 2 * TILE + 8 * BM      // bytes of a tile of Q and a tile of dO, with lse2 and delta
 };
 
-// This block's walk over the tiles of Q and dO: rows `begin` to `end` of one head after the other.
+// The order in which this block takes the tiles of Q and dO: for one head after the other, the rows begin .. end - 1.
 struct te_walk {
-    int begin, h, i0; // h, i0: head and first row of the tile that is copied next
+    int begin, h, i0; // h and i0 are the head and the first row of the tile that is copied next
     te_copier<D, BM, THREADS> q, g;
     TE_DEV te_walk(const te__attn_kargs &a, const te_of::sequence &seq, int b, int head, int first)
         : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d),
           g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
-    // Copies the next tile to `slot` and moves on. key: the block's first key.
+    // Copies the next tile to `slot`, and moves to the tile after it. `key` is the first key of the block.
     TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int key, int end) {
         te_i64 row = te_of::work_at(seq, b, h) + i0;
         const bool empty = EXTRA && te_attn_is_empty(a, b, h, i0, key);
@@ -137,10 +138,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1)
         const te_u32 q = slots + turn * SLOT, g = q + TILE, rows = g + TILE;
         const int i = i0 + 2 * (lane & 3); // this lane's first row
         te_cp_async_wait<0>();
-        __syncthreads(); // every warp sees the tile, and none reads the other slot any more
+        __syncthreads(); // every warp sees the tile, and all warps have finished reading the other slot
         if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, seq, at.b, block_first, end);
 
-        // Rows i0 .. i0 + BM - 1 see at most the keys i0 + lo .. i0 + BM - 1 + hi.
+        // The rows i0 .. i0 + BM - 1 see no other keys than i0 + lo .. i0 + BM - 1 + hi.
         if (first <= i0 + BM - 1 + seq.hi && last >= i0 + seq.lo &&
             !(EXTRA && te_attn_is_empty(a, at.b, h, i0, block_first))) {
             float s[M][N][4], dp[M][N][4];

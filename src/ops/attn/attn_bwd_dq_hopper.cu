@@ -1,10 +1,10 @@
 // ops/attn/attn_bwd_dq_hopper.cu: dQ on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16.
 // Deterministic. dK and dV: attn_bwd_dkv_hopper.cu.
 //
-// A block owns 128 queries of one head. Q and dO stay in shared memory. Blocks of 64 keys pass by, from the last that
-// the queries see to the first. Two consumer warpgroups have 64 queries each:
+// A thread block owns 128 queries of one head. Q and dO stay in shared memory. It goes through blocks of 64 keys, from
+// the last one that the queries see to the first. Each of the two consumer warpgroups has 64 queries:
 //
-//     dQ += dS K (block before) | S = Q K^T | dP = dO V^T, P = 2^(scale2 S - lse2) | dS = P (dP - delta)
+//     dQ += dS K (previous block) | S = Q K^T | dP = dO V^T, P = 2^(scale2 S - lse2) | dS = P (dP - delta)
 //
 // Warpgroup 0 is the producer: one of its threads starts all loads.
 //
@@ -14,14 +14,15 @@
 //     | D = 256 | 64 KB             | 64 KB              | 2 x 32 KB   | 32 KB       |
 //     | D = 192 | 48 KB             | 48 KB              | 3 x 24 KB   | 2 x 24 KB   |
 //
-// Barriers: FULL_Q, FULL_DO (TMA); for each stage FULL_K, FULL_V (TMA), EMPTY_K, EMPTY_V (8 consumer warps). Named
-// barriers: 1 + w joins consumer w's threads.
+// Barriers: FULL_Q and FULL_DO (the loads of TMA have arrived); for each stage FULL_K and FULL_V (the loads of TMA have
+// arrived), EMPTY_K and EMPTY_V (the 8 consumer warps have read the stage). At named barrier 1 + w the threads of
+// consumer w wait for each other.
 //
-// Keys beyond a sequence that ends within memory may hold anything, so they are cleared: 0 times NaN is NaN. Queries
-// beyond a sequence reach only their own rows of dQ, which become 0.
+// If memory goes on after the end of a sequence, the keys there may have any content. They are cleared, because 0 times
+// NaN is NaN. Queries beyond a sequence change only their own rows of dQ, and these become 0.
 //
-// S starts with ALiBi instead of 0. A bias is loaded to the registers of dS once these are free, while the products
-// run. Masks of elements become bits at that time, too. Empty blocks of a block mask are skipped: producer and
+// S starts with ALiBi instead of 0. When the registers of dS are free, a bias is loaded to them while the products run.
+// At that time masks of elements become bits, too. Empty blocks of a block mask are skipped. The producer and the
 // consumers each read the mask.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 or 256 for both, or 192 and 128), those of hopper_dropout.cuh and
@@ -49,7 +50,8 @@
 enum {
     D = X_D,
     D_V = X_D_V,
-    // The bias is loaded late, after the bits of dropout and masks, whose computation needs its registers.
+    // true: the bias is loaded after the bits of dropout and masks, because computing them needs the registers of the
+    // bias
     LATE = DROPOUT || HIDES,
     BM = 128,
     BN = 64,
@@ -121,7 +123,8 @@ struct te_consumer {
     float slope; // ALiBi's
     const te_u8 *blocks;
     int below;             // the next block of keys that is not empty
-    bool full, full_below; // the user's mask hides nothing of the block at hand, and of `below`
+    bool full, full_below; // full: the user's mask hides nothing of the current block; full_below: nothing of the block
+                           // `below`
     float dq[D / 2], s[BN / 2], dp[BN / 2], lse2[2], delta[2];
     te_u32 ds[BN / 4];
 
@@ -132,7 +135,8 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) dq[i] = 0.0f;
     }
-    // Computes S or dP: this consumer's rows of Q or dO times the block's rows of K or V. Adds to d unless FRESH.
+    // Computes S = Q K^T or dP = dO V^T for this consumer's rows and the current block of keys. If FRESH is false, the
+    // product is added to d.
     template <int CHANNELS, bool FRESH> TE_DEV void products(float (&d)[BN / 2], int queries, te_u32 keys) {
         const te_u64 left = te_wgmma_desc(smem + queries + w * TE__ATTN_BYTES(64, CHANNELS), 0),
                      right = te_wgmma_desc(keys, 0);
@@ -144,7 +148,7 @@ struct te_consumer {
                                      right + (i >> 2) * (8192 >> 4) + (i & 3) * 2);
         te_wgmma_commit();
     }
-    TE_DEV void gather() { // dQ += dS K, of the block before
+    TE_DEV void gather() { // dQ += dS K, for the previous block
         const te_u64 right = te_wgmma_desc(smem + AT_K + old.stage * BYTES_K, 8192);
         te_wgmma_keep(dq);
         te_wgmma_keep(ds);

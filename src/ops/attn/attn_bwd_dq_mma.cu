@@ -1,4 +1,5 @@
-// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).
+// ops/attn/attn_bwd_dq_mma.cu: computes dQ = scale dS K in bf16 or f16, on the tensor cores of sm_80 and later
+// (mma.sync).
 //
 //               keys
 //            BN   BN
@@ -6,17 +7,19 @@
 //     warp0|    |    | ...
 //     warp1|    |    |
 //
-// A block owns WARPS * 16 M query rows of one head, and a warp 16 M of them. K and V come BN keys at a time by cp.async
-// into two slots, as in attn_fwd_mma.cu. Each tile takes three products, all in registers: S = Q K^T, P = 2^(scale2 S -
-// lse2), dP = dO V^T (dropped as P was), dS = P (dP - delta), dQ += dS K.
-// attn_bwd_dkv_mma.cu makes dK and dV, and computes S and dP again. These are two products more than one kernel would
-// need, but no sum depends on the order in which blocks come.
+// A block owns WARPS * 16 M query rows of one head, and a warp owns 16 M of them. K and V are loaded BN keys at a time
+// by cp.async into two buffers, as in attn_fwd_mma.cu. For each tile of keys there are three products, all in
+// registers: S = Q K^T, dP = dO V^T and dQ += dS K. Between them P = 2^(scale2 S - lse2) and dS = P (dP - delta).
+// Dropout is applied to dP as it was to P.
+//
+// attn_bwd_dkv_mma.cu makes dK and dV, and computes S and dP again. A single kernel for all three gradients would save
+// these two products. But with two kernels no sum depends on the order in which blocks run.
 //
 // Options: as in attn_fwd_mma.cu.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN)
-//         bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD.
+// bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, and 16 M WARPS divides TE__ATTN_PAD.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0

@@ -1,17 +1,18 @@
 // ops/attn/attn_bwd_hopper.cu: dQ, dK and dV on Hopper: TMA, mbarriers, wgmma; bf16 and f16, heads of 64 and 128.
 // Deterministic.
 //
-// A block owns 128 keys of one head of keys. K and V stay in shared memory, dK and dV in registers. Tiles of BQ queries
-// pass by, from the last that sees the keys to the first, and each tile for all query heads of the group. Two consumer
-// warpgroups have 64 keys each:
+// A block owns 128 keys of one head of keys. K and V stay in shared memory, dK and dV in registers. The block goes
+// through tiles of BQ queries, from the last tile that sees the keys to the first, and through each tile for all query
+// heads of the group. Each of the two consumer warpgroups has 64 keys:
 //
 //     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (meet) dQ = dS K | dK += dS^T Q
 //
-// Each consumer computes half of the channels (D = 128) or of the rows (D = 64) of dQ. A tile of dQ is a sum over key
-// blocks, in f32, in memory. The order of this sum is fixed: block n adds to the tile after all blocks before n that
-// see the tile (`added` counts them). Blocks of a head wait only for blocks with smaller numbers, and numbers are drawn
-// as blocks start, so a block only waits for running blocks. Long blocks come first. attn_bwd_rows.cu runs before this
-// kernel (delta, lse2, the counts), attn_bwd_put.cu after it (dQ in its own format).
+// Each consumer computes half of the channels (D = 128) or half of the rows (D = 64) of dQ. A tile of dQ in global
+// memory is a sum over key blocks, in f32. The order of this sum is fixed: block n adds to the tile after all blocks
+// before n that see the tile (`added` counts them). A block waits only for blocks of the same head with smaller
+// numbers. Numbers are drawn when blocks start, so these blocks are already running. Blocks with much work come first.
+// Before this kernel attn_bwd_rows.cu runs (delta, lse2 and the counts), after it attn_bwd_put.cu (dQ in its own
+// format).
 //
 // Warpgroup 0: warp 0 loads; warp 1 adds the tiles of dQ in buffer 0 to memory, and warp 2 those in buffer 1.
 //
@@ -21,20 +22,22 @@
 //     | D = 128 | 32 KB | 32 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 16 KB  | 2 x 32 KB   | 1 KB        |
 //     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
 //
-// Barriers, two each: FULL_Q, FULL_DO (TMA; the first tile also brings K and V), EMPTY_Q, EMPTY_DO (8 consumer warps),
-// FULL_DQ (one pair for each consumer; its 4 warps arrive), EMPTY_DQ (the adding warp arrives), FULL_B (one for each
-// consumer, with TILES). Named barriers: 1 joins the consumers once dS^T is written; 2 + w joins the threads of
-// consumer w.
+// There are two barriers of each of these kinds: FULL_Q and FULL_DO (the loads of TMA have arrived; the first tile
+// comes together with K and V), EMPTY_Q and EMPTY_DO (the 8 consumer warps have read the stage), EMPTY_DQ (the warp
+// that adds has read the buffer), FULL_B (one for each consumer, with TILES). FULL_DQ has one pair for each consumer,
+// at which its 4 warps arrive. At named barrier 1 the consumers wait for each other after they have written dS^T. At
+// named barrier 2 + w the threads of consumer w wait for each other.
 //
-// Rows beyond a sequence that ends within memory may hold anything, so they are cleared: 0 times NaN is NaN.
+// If memory goes on after the end of a sequence, the rows there may have any content. They are cleared, because 0 times
+// NaN is NaN.
 //
-// S^T starts with the bias and ALiBi instead of 0. With TILES, TMA brings a consumer's part of the bias to the buffer
-// of the consumer's next dS^T, once no one reads that buffer any more. Without TILES the bias is loaded a tile ahead to
-// the registers of S, once these are free. A soft cap and the user's rule have a derivative: P is multiplied by it once
-// P has been packed.
+// S^T starts with the bias and ALiBi instead of 0. With TILES, TMA loads a consumer's part of the bias to the buffer of
+// the consumer's next dS^T, as soon as that buffer has been read. Without TILES the bias is loaded one tile ahead to
+// the registers of S, as soon as they are free. A soft cap and the user's rule have a derivative. P is multiplied by it
+// after P has been packed.
 //
 // The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes the sums of
-// its keys over its heads, in f32; attn_bwd_bias_put.cu adds up the sums of several blocks.
+// its keys over its heads, in f32. attn_bwd_bias_put.cu then adds up the sums of several blocks.
 //
 // Options: X_DT, X_D (64, 128; X_D_V alike), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS
 //          (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT only with D = 128, since the bits of
@@ -78,9 +81,9 @@ enum {
     TILES = X_TILES,
     SUMS = X_SUMS,
     D = X_D,
-    AHEAD = ALIBI || BIAS || BLOCKS, // consumers find their next tile early, to load for it
-    LATE = CAP && !MOD && X_D == 64, // the soft cap's derivative is computed from P when dP is there: only then there
-                                     // are registers for it
+    AHEAD = ALIBI || BIAS || BLOCKS, // consumers find their next tile early, so that they can load data for it
+    LATE = CAP && !MOD && X_D == 64, // The derivative of the soft cap is computed from P after dP is complete, because
+                                     // there are no registers for it before.
     BK = 128,
     BQ = TE__ATTN_BWD_QUERIES(X_D),
     BYTES_KV = TE__ATTN_BYTES(BK, X_D),
@@ -110,8 +113,8 @@ struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
         : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
 typedef te_attn_tiles<BK, BQ> te_tiles;
-// Returns the number of key blocks before block t.n that add to tile i: all from the first that the tile's first row
-// sees, without the empty ones.
+// Returns how many key blocks before block t.n add to tile i. The first one that adds has the first key that the tile's
+// first row sees. Blocks that are empty in the block mask do not count.
 TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
     const int begin = max(0, i.m * BQ + t.lo) / BK;
     if (!BLOCKS) return t.n - begin;
@@ -123,8 +126,8 @@ TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &
     return count;
 }
 
-// Calls `box` for each box of 64 queries by 64 keys of the bias that tile m of queries and consumer w's keys need. The
-// last argument of `box` is the box's number.
+// The bias for tile m of queries and the keys of consumer w is loaded in boxes of 64 queries by 64 keys. This function
+// calls `box` for each of them. The last argument of `box` is the number of the box.
 template <class BOX>
 TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
     for (int i = 0; i < BQ / 64; i++)
@@ -154,8 +157,8 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
             te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
         if (te_leads()) {
-            for (int w = 0; w < (TILES ? 2 : 0); w++) // the consumers load it later, so this only brings it to the L2
-                                                      // cache
+            for (int w = 0; w < (TILES ? 2 : 0); w++) // this only brings the bias to the L2 cache; the consumers load
+                                                      // it later
                 te_bias_boxes(a, t, i.head, i.m, w, [&](int key, int query, int head, int batch, int) {
                     te_tma_prefetch4(a.bias_map, key, query, head, batch);
                 });
@@ -167,19 +170,22 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     }
 }
 
-// Adds a tile of dQ from a buffer to memory, once `before` other key blocks have added to the tile.
+// Adds a tile of dQ from a buffer in shared memory to global memory. First it waits until `before` other key blocks
+// have added to the tile.
 TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer,
                         int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
-    // `<` and not `!=`: unchecked starts of sequences may give two sequences one tile, and the loop must end then, too.
+    // The comparison is `<`, not `!=`. The starts of sequences are not checked, so two sequences might share a tile.
+    // The loop must end even then.
     while (te_load_acquire(a.added + number) < before) {}
     te_async_fence_global();
     for (int w = 0; w < 2; w++) {
         te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
         const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
-        if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // the first block stores, so the
-                                                                                   // sums need not be cleared
+        if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // the first block stores instead of
+                                                                                   // adding, so the sums need not be
+                                                                                   // cleared before
         else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
     }
     te_bulk_commit();
@@ -202,7 +208,8 @@ TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mi
     }
 }
 
-// Writes zeros to rows `from` .. rows - 1 of a tile of `rows` rows, by the 128 threads of a warpgroup.
+// Sets rows from .. rows - 1 of a tile to 0. `rows` is the number of rows of the tile. The 128 threads of a warpgroup
+// call this function together.
 TE_DEV void te_clear_rows(te_u32 tile, int rows, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * rows; i += 128)
         for (int panel = 0; panel < D / 64; panel++)
@@ -213,11 +220,12 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     const te_keys t(a, te_lds4(smem + AT_NUMBER));
     const te_u32 bar = smem + AT_BARRIERS;
     const int tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31;
-    const int row = 64 * w + 16 * warp + (lane & 15); // the row of a tile of keys whose address this thread gives to
-                                                      // stmatrix
+    const int row = 64 * w + 16 * warp + (lane & 15); // the row of a tile of keys; this thread gives the address of the
+                                                      // row to stmatrix
     const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper key
     const te__attn_extra &x = a.a.x;
-    // Whether memory goes on beyond the sequence in its last tile of queries, and in this block of keys.
+    // tail_q: after the end of the sequence the tensor has more rows in the last tile of queries. tail_kv: it has more
+    // rows in this block of keys.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
     const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's offset of the diagonal
@@ -246,13 +254,13 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         for (int k = 0; k < BQ / 16; k++) te_multiply(d, left + 4 * k, right + k * 128);
         te_wgmma_commit();
     };
-    // first_tail: number of tiles with rows beyond the sequence, which come first
+    // first_tail is the number of tiles that have rows beyond the end of the sequence. They come first.
     int stage = 0, parity = 0,
         first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0;
     te_tiles i(a.a, t);
     bool keys = tail_kv;
-    // ALiBi's slope for the tile's head. The slope and the bias are loaded a tile ahead, the bias to the registers of
-    // S.
+    // ALiBi's slope for the head of the tile. The slope and the bias of the next tile are loaded while this tile is
+    // computed. The bias goes to the registers of S.
     float slope = 0.0f;
     float sums[2] = {0.0f, 0.0f}; // of dS, for the thread's two keys
     auto load_tile = [&](int head, int m, int buffer) { // starts the loads of the bias
@@ -272,7 +280,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     for (; i.left > 0;) {
         te_tiles next = i;
         if (TILES) {
-            te_mbar_wait(bar + 8 * (FULL_B + w), stage); // the barrier has one phase for each tile, whatever the stage
+            te_mbar_wait(bar + 8 * (FULL_B + w), stage); // this barrier has one phase for each tile, so the parity is
+                                                         // `stage`
             te_bias_columns<BQ / 2>::take(s, smem + AT_DS + stage * BYTES_DS + w * 8192);
         }
         if (BIAS) te_bias_columns<BQ / 2>::start(s, a.bias_factor);
@@ -340,7 +349,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             if (CHANGES && !LATE) {
                 pack_p(2 * j), pack_p(2 * j + 1);
 #pragma unroll
-                // P itself has been packed; from here on s is P times the score's derivative.
+                // P has been packed already. From here on s has P times the derivative of the score.
                 for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e];
             }
         }
@@ -363,7 +372,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             }
         }
         te_pack16(ds, dp);
-        if (TILES) te_meet<128>(2 + w); // dS overwrites the bias: all have read it
+        if (TILES) te_meet<128>(2 + w); // all threads have read the bias, so dS may overwrite it
 #pragma unroll
         for (int k = 0; k < BQ / 16; k++)
             te_stmatrix4(smem + AT_DS + stage * BYTES_DS + (k >> 2) * 16384 +
@@ -372,7 +381,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         accumulate(dv, p, do_tile + stage * (BYTES_Q >> 4));
         te_async_fence();
         te_meet<256>(1);
-        // both consumers are done with the dS in the next buffer
+        // Both consumers have finished with the dS in the next buffer.
         if (TILES && next.left > 0) load_tile(next.head, next.m, stage ^ 1);
         te_wgmma_fence();
         const te_u64 left = dq_left + stage * (BYTES_DS >> 4);
@@ -473,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         }
         te_mbar_init_done();
         const te_u32 number = atomicAdd(a.order.counter, 1u);
-        if (number == gridDim.x - 1) *a.order.counter = 0; // the last block leaves 0 to the next launch
+        if (number == gridDim.x - 1) *a.order.counter = 0; // the last block sets the counter to 0 for the next launch
         te_sts4(smem + AT_NUMBER, number);
     }
     __syncthreads();

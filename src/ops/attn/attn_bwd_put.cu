@@ -1,12 +1,13 @@
-// ops/attn/attn_bwd_put.cu: runs after attn_bwd_hopper.cu: dQ = scale times its f32 sums, in its own format and place.
-// Tiles that no key block has added to become 0.
+// ops/attn/attn_bwd_put.cu: runs after attn_bwd_hopper.cu, which leaves the sums of dQ in f32. This kernel computes dQ
+// = scale times these sums, and writes dQ in its own format and place. Tiles to which no block of keys has added become
+// 0.
 //
-// A block has a tile. It reads the sums of two warpgroups, in the order of their registers, and turns them into rows in
-// shared memory.
+// A block handles one tile. It reads the sums of two warpgroups, which lie in the order of the registers, and puts them
+// into rows in shared memory.
 //
 // Options: X_DT, X_D (64, 128).
 //
-// Launch: grid: tiles of the longest sequence, of all heads and sequences; block 256.
+// Launch: the grid has one block for each tile of the longest sequence, for all heads and sequences; block 256.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=64|128
 #include "ops/attn/attn.cuh"

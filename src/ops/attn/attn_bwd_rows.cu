@@ -1,9 +1,10 @@
-// ops/attn/attn_bwd_rows.cu: runs before Hopper's backward kernels: writes delta and lse2 of each query row, as
-// attn_delta.cu does, and sets the counts of tiles of dQ to 0, where there are any. Operands are 16-bit, in aligned
-// rows. PIECES threads have a row, 16 bytes each, and EACH rows, whose loads overlap. All rows of a block belong to one
-// head, since s_pad is a multiple of their number.
+// ops/attn/attn_bwd_rows.cu: runs before Hopper's backward kernels. It writes delta and lse2 of each query row, as
+// attn_delta.cu does. It also sets the counters of the tiles of dQ to 0, if there are any. Operands have 16 bits, and
+// their rows are aligned. PIECES threads share a row, with 16 bytes each. A thread handles EACH rows, and the loads of
+// these rows overlap. All rows of a block belong to one head, since s_pad is a multiple of the number of rows of a
+// block.
 //
-// Options: X_DT, X_D (64, 128, 256: not less than the channels of v).
+// Options: X_DT, X_D (64, 128 or 256, at least the number of channels of v).
 //
 // Launch: grid batch * heads * s_pad / (EACH * ROWS), block 256.
 // te:arch 90a

@@ -1,7 +1,8 @@
-// ops/attn/attn_delta.cu: computes two numbers for each query row, which the backward kernels read. One warp has a row.
+// ops/attn/attn_delta.cu: computes two numbers for each query row, which the backward kernels read. One warp handles a
+// row.
 //   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout. FP8 attention lacks this
 //                                         equality, so attn_bwd_dq.cu computes delta there)
-//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, so that their P is 0.
+//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0.
 // Both are [batch, heads, s_pad]. Rows from the sequence's end on get delta 0 and lse2 +inf, so that whole tiles can be
 // read without a test. Packed sequences follow each other instead: te__attn_seq.
 //

@@ -1,9 +1,9 @@
-// ops/attn/attn_dropout_bits.cu: runs before Hopper's forward and backward kernels with dropout: writes which elements
-// of P are kept, a bit each, for the keys that the rows see.
+// ops/attn/attn_dropout_bits.cu: runs before Hopper's forward and backward kernels with dropout. For each element of P
+// that the rows see, it writes a bit: 1 if the element is kept.
 //
-// A thread has a row and 128 keys at a time: four words of te__attn_keep_word (sequence.h), whose draws do not wait for
-// each other. The values that all draws share are computed once. Neighbouring threads have neighbouring rows, whose 16
-// bytes are adjacent.
+// A thread has a row and 128 keys at a time: four words of te__attn_keep_word (sequence.h). The random numbers of the
+// four words do not depend on each other. Values that all of them need are computed once. Neighbouring threads have
+// neighbouring rows, so their 16 bytes are adjacent.
 //
 // Launch: grid (tiles of 128 rows of the longest sequence, of all heads and sequences; ceil(s_kv /
 //         TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
@@ -11,8 +11,8 @@
 // te:row
 #include "ops/attn/attn.cuh"
 
-// Returns x in a form that the compiler does not compute again in each turn of a loop. Whole warps call it with the
-// same x.
+// Returns x in a form that the compiler keeps, instead of computing x again in each turn of a loop. All 32 threads of
+// the warp must call this function with the same x.
 TE_DEV te_u32 te_known(te_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const te_u32 threshold = te__attn_threshold(&a);
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
-    te_u32 key[14], other[16]; // key: keys of the seven rounds; other: the threshold's bits, inverted
+    te_u32 key[14], other[16]; // key: the keys of the seven rounds; other: the inverted bits of the threshold
 #pragma unroll
     for (int n = 0; n < 7; n++)
         key[2 * n] = te_known((te_u32)seed + n * TE__PHILOX_STEP0),

@@ -1,10 +1,10 @@
 // ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s
 // matrix.
 //
-// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. Each row has a running maximum m and sum
-// l; whenever m grows, what has been summed so far is rescaled (Milakov and Gimelshein, 2018; FlashAttention). A row
-// that sees no key keeps l = 0: o = 0, lse = -inf. FP8 attention rounds the normalized P, so it passes over the keys
-// twice: first for m and l, then for P V.
+// The tiles are those of general.cuh: 16 query rows and 32 keys at a time. Each row has a running maximum m and a
+// running sum l. Whenever m grows, everything that was summed before is rescaled (Milakov and Gimelshein, 2018;
+// FlashAttention). A row that sees no key keeps l = 0; its o becomes 0 and its lse -inf. FP8 attention rounds the
+// normalized P, so it goes through the keys twice: first for m and l, then for P V.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -36,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     float acc[TE_MINE][TE_CHANNELS], m[TE_MINE], l[TE_MINE];
     te_attn_clear(acc);
 #pragma unroll
-    for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // m: in units of log2; l: this lane's share
+    for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // m is in units of log2; l is this lane's part of
+                                                                   // the sum
     if (EXTRA && block_first >= q_end) return;
     if (!WIDE) te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
 
@@ -46,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     te_attn_rounding<EXTRA> rounded(a.x.s_dt, a.x.s_scale);
     const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
-    // Computes the scores of the warp's rows and this lane's key.
+    // Computes the scores of the warp's rows for the key of this lane.
     auto score = [&](int j0, float s[TE_MINE]) {
         if (WIDE) {
             te_attn_products_wide(s, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, kv, k_view, group, j0,
@@ -60,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) s[r] = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2);
     };
-    // Updates m and l with a score and replaces the score by its exponential. Returns the factor for what was summed
-    // before.
+    // Updates the row's maximum m and sum l with a score, and replaces the score by its exponential. Returns the factor
+    // by which everything that was summed before must be multiplied.
     auto take = [&](int r, float *s) {
         float top = fmaxf(m[r], te_warp_max(*s)), base = top == -TE_INF ? 0.0f : top, shrink = exp2f(m[r] - base);
         *s = exp2f(*s - base);
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         m[r] = top;
         return shrink;
     };
-    float known2[TE_MINE]; // FP8: the rows' lse, in units of log2
+    float known2[TE_MINE]; // FP8 attention: lse of the rows, in units of log2
     if (rounded.on()) {
         for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
             float s[TE_MINE];

@@ -6,47 +6,49 @@
 //      wg 1|    |    | ...
 //      wg 2|    |    |
 //
-// A tile is 64 WAVES queries of one head. Warpgroup 0 is the producer: one of its threads draws the numbers of tiles,
-// another thread starts all loads. Each other warpgroup is a consumer: it has 64 rows of the tile, with S, P and O in
-// registers. Keys come BN at a time from right to left, so that the first block has the diagonal:
+// A tile has 64 * WAVES queries of one head. Warpgroup 0 is the producer: one of its threads draws the numbers of
+// tiles, another thread starts all loads. Each other warpgroup is a consumer. It has 64 rows of the tile, with S, P and
+// O in registers. Keys are processed in blocks of BN from right to left, so that the first block has the diagonal:
 //
 //     Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
 //
-// Blocks are persistent: while a tile is multiplied, the loads of the next tile begin and the store of the tile before
-// ends.
+// Thread blocks are persistent. While a tile is multiplied, the loads of the next tile begin, and the store of the
+// previous tile ends.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V = 128 and WAVES = 2:
 //
 //     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | tiles |
 //     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
 //
-// Larger heads have one stage of Q, and O takes its place. With TILES of a bias O takes the place of Q as well. Then
-// each consumer has a tile of the bias, 64 rows by BN keys, in the former place of O (two tiles where they fit). A
-// producer thread of its own brings the tile by TMA, and the consumer reads it by ldmatrix while its products run.
+// Larger heads have one stage of Q, and O takes the place of Q. With TILES of a bias O takes the place of Q, too. Then
+// each consumer has a tile of the bias, 64 rows by BN keys, where O would be (two tiles if they fit). For each consumer
+// another thread of the producer loads this tile by TMA. The consumer reads it by ldmatrix while its products run.
 //
-// With KEYS, O takes the place of Q above 64 channels. The operands of one more product lie in front of the barriers,
-// without a swizzle: 16 bytes of each row, which are eight of k. The other eight of k of both operands lie in the
-// zeros. (A checker that expects 32 bytes of each row stays inside shared memory.)
+// With KEYS and more than 64 channels, O takes the place of Q. The operands of an additional product are stored before
+// the barriers, without a swizzle. A row of an operand has 16 bytes there, that is, eight elements along k. Its other
+// eight elements are in an area of zeros that both operands share. (A checker that expects 32 bytes for each row stays
+// inside shared memory.)
 //
 //     | ones, 64 rows | B, 2 stages of BN keys | zeros, BN rows |
 //
-// Barriers, one for each stage. FULL_X (X is Q, K, V, or T for the description of the next tile): the producer arrives
-// and announces the bytes that TMA brings; consumers wait. EMPTY_X: each consumer warp arrives (for T each thread that
-// has read the description); the producer waits before it fills the stage again. FULL_B and EMPTY_B, for the bias: one
-// pair for each consumer and stage. Named barriers: 1 + w gives consumer w its turn at the tensor cores (TURNS), 8 + w
-// joins the threads of consumer w around the store of O.
+// Each stage has a barrier of these kinds. In the names, X is Q, K, V, or T for the description of the next tile.
+// FULL_X: the producer arrives and announces how many bytes TMA will bring; the consumers wait. EMPTY_X: each consumer
+// warp arrives (for T each thread that has read the description); the producer waits before it fills the stage again.
+// For the bias there is one pair FULL_B and EMPTY_B for each consumer and stage. Named barrier 1 + w gives consumer w
+// its turn at the tensor cores (TURNS). At named barrier 8 + w the threads of consumer w wait for each other before and
+// after the store of O.
 //
-// te__attn_seq (sequence.h) says which keys a tile meets and where rows of packed sequences lie. Blocks of keys that
-// all rows see are not compared. If a packed sequence ends within a tile, the tile is stored row by row, else by TMA.
-// Empty blocks of a block mask are skipped: producer and consumers each read the mask. Keys beyond a sequence's end may
-// hold anything, so the rows of V there are cleared.
+// te__attn_seq (sequence.h) says which keys a tile needs, and where the rows of packed sequences are. In blocks of keys
+// that all rows see, nothing is compared with the mask. If a packed sequence ends within a tile, the tile is stored row
+// by row, otherwise by TMA. Empty blocks of a block mask are skipped. The producer and the consumers each read the
+// mask. Keys beyond the end of a sequence may have any content, so the rows of V there are cleared.
 //
-// ALiBi is one more step of the products of S (te_line). The columns' numbers and the barriers then lie in front of O
-// in shared memory. A bias that all queries share (KEYS) is one more step, too: S += ones B^T, where key j of B has the
-// three parts of its bias (attn_bias_line.cu). A block of B comes with the block of K, in a stage of the same number.
-// Any other bias without TILES is loaded to registers before the products, so that the loads overlap with them. A mask
-// of elements becomes bits while the products run. Dropout's bits are loaded then, too, and zero elements of P once P
-// is packed.
+// ALiBi is an additional step of the product of S (te_line). The numbers of the columns and the barriers are then
+// stored before O in shared memory. A bias that all queries share (KEYS) is an additional step, too: S += ones B^T. Row
+// j of B has the three parts of the bias of key j (attn_bias_line.cu). A block of B is loaded together with the block
+// of K, to the stage with the same number. Any other bias without TILES is loaded to registers before the products, so
+// that the loads overlap with them. While the products run, a mask of elements becomes bits, and dropout's bits are
+// loaded. These bits set elements of P to 0 after P is packed.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3; 3 has no option of hopper_scores.cuh but X_ALIBI), X_TILES
 //          (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_KEYS (1: a bias that all queries share;
@@ -106,7 +108,8 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    // One loop for all blocks of keys, compared or not: these variants have too much code or too few registers for two.
+    // true: the same loop handles all blocks of keys, whether they need comparisons with the mask or not. These
+    // variants have too much code or too few registers for two loops.
     ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) ||
         CAP,
     THREADS = 128 * (WAVES + 1),
@@ -127,9 +130,9 @@ enum {
                   : AT_LINE + (ALIBI ? PART_LINE : 0), // if O_IN_Q: in Q's first stage
     AT_B = AT_V + 2 * BYTES_V,
     AT_ONES = AT_LINE, // KEYS: operand A
-    LINE_B = 16 * BN, // bytes of a stage of operand B: the first eight of k
+    LINE_B = 16 * BN, // bytes of a stage of operand B: its first eight elements along k
     AT_LINES = AT_ONES + 64 * 16,
-    AT_ZEROS = AT_LINES + 2 * LINE_B, // the other eight of k, of A and B
+    AT_ZEROS = AT_LINES + 2 * LINE_B, // the other eight elements along k of both A and B
     AT_BARRIERS = KEYS ? AT_ZEROS + LINE_B
     : ALIBI            ? AT_LINE + te_line::bytes(BN)
                        : AT_V + 2 * BYTES_V +
@@ -168,14 +171,15 @@ enum {
 
 typedef te_attn_tile<BM, BN, BIAS || KEYS> te_q_tile;
 
-// Draws the numbers of tiles, and describes each tile to the loading threads and the consumers. One thread runs it.
+// Draws the numbers of tiles, and describes each tile to the threads that load and to the consumers. One thread runs
+// this function.
 TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> turn;
     bool more = true;
     for (te_u32 number = blockIdx.x; more; turn.next()) {
         te_q_tile t = {};
-        do { // skips tiles behind the end of a packed sequence
+        do { // skips tiles after the end of a packed sequence
             more = number < (te_u32)a.order.tiles;
             if (!more) break;
             t.find(a, number);
@@ -185,7 +189,8 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         t.tell(smem + AT_TILES + 64 * turn.stage, more);
         te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
     }
-    // When all blocks have come here, each has drawn its last number. The last block leaves zeros to the next launch.
+    // atomicInc counts the blocks that have come here. Each of them has drawn its last number. The last block sets the
+    // counter to 0 for the next launch.
     if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
 }
 
@@ -206,8 +211,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) {
         load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch);
     };
-    int row = -1, head = 0, batch = 0; // of the next block of V to load, one block behind K, even from tile to tile;
-                                       // row -1: none
+    int row = -1, head = 0, batch = 0; // These three describe the next block of V to load. V is one block behind K,
+                                       // even from tile to tile. If row is -1, there is no such block.
     for (;;) {
         te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
@@ -215,12 +220,13 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
         turn.next();
         if (!more) break;
-        // Consumers need this block of V before they release Q, or before they come to a tile without keys.
+        // Consumers need this block of V before they release Q, and before they begin a tile without keys.
         if (row >= 0 && (STAGES_Q == 1 || t.begin >= t.end)) {
             load_v(row, head, batch);
             row = -1;
         }
-        if (t.begin >= t.end) { // consumers store zeros, which need Q's place if O lies there
+        if (t.begin >= t.end) { // the consumers will store zeros; if O takes the place of Q, these zeros need that
+                                // place
             if (O_IN_Q) {
                 te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
                 te_mbar_arrive(bar + 8 * (FULL_Q + q.stage));
@@ -249,7 +255,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     if (row >= 0) load_v(row, head, batch);
 }
 
-// Loads the tiles of the bias for consumer w. One thread runs it.
+// Loads the tiles of the bias for consumer w. One thread runs this function.
 TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> turn;
@@ -266,7 +272,8 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
         for (int n = t.end - 1, below; n >= t.begin; n = below) {
             const int at = w * STAGES_B + b.stage;
             below = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1;
-            // The load of the block below starts a step later, and must not take longer than that step.
+            // The bias of the block `below` is loaded one step later. It is prefetched now, so that this load takes no
+            // longer than a step.
             if (below >= t.begin)
                 for (int i = 0; i < te_panels(BN); i++)
                     te_tma_prefetch4(a.bias_map, below * BN + 64 * i, row, head, batch);
@@ -280,8 +287,8 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
     }
 }
 
-// Writes -inf to S where a row does not see a key of block `block`. A thread has two rows of S, 8 apart, and two of
-// every eight columns. row: the thread's upper row.
+// Writes -inf to S where a row does not see a key of block number `block`. A thread has two rows of S, 8 apart, and two
+// of every eight columns. `row` is its upper row.
 TE_DEV void te_hide(float (&s)[BN / 2], const te_q_tile &t, int row, int block) {
     const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
 #pragma unroll
@@ -300,9 +307,9 @@ TE_DEV float te_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
 }
 
-// Replaces S by 2^(scale2 (S - top)), where this block may have raised the maxima `top` of the thread's rows. O must
-// then be multiplied by shrink. sum: the thread's part of the rows' sums. shift: what each row of S must be increased
-// by first.
+// Replaces S by 2^(scale2 (S - top)). `top` has the maxima of the thread's rows. If this block of keys raises a
+// maximum, the caller must multiply O by `shrink`. `sum` is the thread's part of the sums of its rows. `shift` is added
+// to each row of S first.
 template <bool FIRST>
 TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2,
                        const float (&shift)[2]) {
@@ -337,14 +344,15 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
-// Writes the constant parts of KEYS' operands: rows of A (1, 1, 1, 0 ...), and the zeros for the second eight of k.
+// Writes the constant parts of the operands of the product that adds the bias (X_KEYS): the rows (1, 1, 1, 0 ...) of A,
+// and the zeros for the second eight elements along k of A and B.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
     for (int i = threadIdx.x; i < 64; i += THREADS)
         te_sts16(smem + AT_ONES + 16 * i, make_uint4(one | one << 16, one, 0, 0));
     for (int i = threadIdx.x; i < BN; i += THREADS) te_sts16(smem + AT_ZEROS + 16 * i, make_uint4(0, 0, 0, 0));
 }
-// Computes S += A B^T with B in stage `stage`, for KEYS.
+// Adds the bias with KEYS: computes S += A B^T with the block of B in stage `stage`.
 TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
     const te_u64 a = te_line::desc(smem + AT_ONES, AT_ZEROS - AT_ONES),
                  b = te_line::desc(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
@@ -357,7 +365,7 @@ TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
 #undef TE__PRODUCT
 }
 
-// Consumer warpgroup w: the state that it keeps, and the steps of a tile.
+// Consumer warpgroup w. It has the state that the consumer keeps, and one function for each step of a tile.
 struct te_consumer {
     const te__attn_fwd_hopper_kargs &a;
     const te_u32 smem, bar;
@@ -371,7 +379,8 @@ struct te_consumer {
     te_line line;
     const te_u8 *blocks;
     int below;              // the next block of keys that is not empty
-    bool full, full_below;  // the user's mask hides nothing of the block at hand, and of `below`
+    bool full, full_below;  // full: the user's mask hides nothing of the current block; full_below: nothing of the
+                            // block `below`
     float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
     te_u32 p[BN / 4];
 
@@ -393,7 +402,7 @@ struct te_consumer {
         turn.next();
         return more;
     }
-    // Returns key minus query for block n's first key and the thread's upper row: ALiBi's signed distance.
+    // Returns ALiBi's signed distance: the first key of block n minus the query of the thread's upper row.
     TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); }
     TE_DEV void start(int n) {
         if (!ALIBI) return;
@@ -429,8 +438,9 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // Loads the bias of block n to registers. load_before issues loads that overlap with the products that follow.
-    // load_behind runs after the products have been issued, and with TILES reads the bias's tile.
+    // Both functions load the bias of block n to registers. load_before issues loads before the products, so that they
+    // overlap. load_behind runs after the products have been issued. With TILES it reads the bias from its tile in
+    // shared memory.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }
@@ -439,14 +449,15 @@ struct te_consumer {
         if (TILES) {
             const int at = w * STAGES_B + b.stage;
             te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
-            // `read` is 0, but only known once the words have come: an arrival alone does not wait for ldmatrix.
+            // `read` is always 0, but the hardware knows its value only when the words have been read. Without it the
+            // arrival would not wait for ldmatrix.
             const te_u32 read = bias.take(smem + AT_B + at * TILE_B);
             __syncwarp();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at) + read);
             b.next();
         }
     }
-    // Turns the products of block n into scores. show: the bits of shown(n).
+    // Turns the products of block n into scores. `show` is the result of shown(n).
     TE_DEV void adjust(int n, te_u64 show) {
         const int row = t.row + own, column = n * BN + 2 * (lane & 3);
         const te_attn_mod mod(a.a.x);
@@ -468,7 +479,7 @@ struct te_consumer {
                 if (!(show >> i & 1)) s[i] = -TE_INF;
         }
     }
-    // Returns in bit i whether the masks of elements show element i of S in block n.
+    // Returns a bit for each element of S in block n. Bit number i is 1 if the masks do not hide element i.
     TE_DEV te_u64 shown(int n) const {
         return HIDES
                    ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3), BLOCKS && full)
@@ -597,7 +608,7 @@ struct te_consumer {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float by = inverse[i & 1];
-                // O of rows beyond the sequence may be anything, so it is not multiplied
+                // Rows beyond the sequence may have any O, even NaN. So O is not multiplied for these rows.
                 r[i] = by == 0.0f ? 0u : te_pack16(o[8 * j + 2 * i] * by, o[8 * j + 2 * i + 1] * by);
             }
             const int piece = 2 * j + (lane >> 4);
@@ -631,12 +642,12 @@ struct te_consumer {
     TE_DEV void run() {
         if (TURNS && w == 0) te_meet_later<256>(1); // the first turn
         bool more = next_tile();
-        while (more) { // no `for`: ptxas would compute shared addresses anew in every step
+        while (more) { // with `for`, ptxas would compute addresses of shared memory again in every step
             if (t.begin < t.end) {
                 first();
                 int n = BLOCKS ? below : t.end - 2;
-                if (MOD && !ONE_LOOP) { // one loop with compares and one without, each once in the code, since the
-                                        // user's rule may be long
+                if (MOD && !ONE_LOOP) { // One loop compares with the mask, another one does not. The code has each loop
+                                        // only once, because the user's rule may be long.
 #pragma unroll 1
                     while (n >= t.begin) {
 #pragma unroll 1
@@ -678,7 +689,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                // every consumer thread and every loading thread reads the description of a tile
+                // Every thread of the consumers and every thread that loads reads the description of a tile.
                 te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES);
             }
         if (TILES)

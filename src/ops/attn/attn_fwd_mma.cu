@@ -1,5 +1,5 @@
-// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later
-// (mma.sync), by the method of FlashAttention-2 (Dao, 2023).
+// ops/attn/attn_fwd_mma.cu: computes O = softmax(scale Q K^T, masked) V in bf16 or f16, on the tensor cores of sm_80
+// and later (mma.sync). The method is that of FlashAttention-2 (Dao, 2023).
 //
 //               keys
 //            BN   BN
@@ -7,20 +7,21 @@
 //     warp0|    |    | ...
 //     warp1|    |    |
 //
-// A block owns WARPS * 16 M query rows of one head, and a warp 16 M whole rows of them, so a row's softmax stays in the
-// four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is loaded while this
-// one is multiplied. S = Q K^T stays in registers. The accumulator layout of S is the operand layout of P, so P V needs
-// no exchange either.
-// Tiles of keys that no row sees are not read. A warp skips tiles that none of its own rows sees.
+// A block owns WARPS * 16 M query rows of one head, and a warp owns 16 M of them. A row is never split between warps,
+// so four neighbouring lanes compute its softmax. K and V are loaded BN keys at a time by cp.async into two buffers:
+// the next tile is loaded while the current one is multiplied. S = Q K^T stays in registers. The accumulator layout of
+// S is the operand layout of P, so P V needs no exchange either. A tile of keys that no row of the block sees is not
+// read. A warp skips a tile that none of its own rows sees.
 //
 // The running maximum is raised only when it would grow by more than 8 (in units of log2). Until then P is at most 2^8,
-// which both formats can hold, and O need not be rescaled. l sums the same terms, so the result is the same.
+// which both formats can hold, and O need not be rescaled. The sum l has the same factor as O, so the result is the
+// same.
 //
-// Options: X_DT (te_dtype of q, k, v and o), X_D (the larger of d and d_v, rounded up to a multiple of 32; the channels
-//          added are zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
+// Options: X_DT (te_dtype of q, k, v and o), X_D (the larger of d and d_v, rounded up to a multiple of 32; channels
+// beyond d or d_v are zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN)
-//         bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0.
+// bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0

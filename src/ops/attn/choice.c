@@ -1,13 +1,14 @@
-/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster ones do not serve it. Knows
- * plans; must not know tiles.
+/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. This part
+ * uses plans. It must not depend on tiles.
  *
- * TE__ATTN_TABLE has a row for each feature of a problem that some kernels lack. The choice and the sentence of
- * te_explain both come from this table. */
+ * TE__ATTN_TABLE has a row for each feature of a problem that some kernels do not support. Both the choice and the
+ * sentence of te_explain come from this table. */
 
-/* Bits of the faster kernels, the fastest last. 0 stands for the general kernels, which serve every problem. */
+/* One bit for each group of faster kernels; the fastest group is the last. 0 means the general kernels, which can run
+ * every problem. */
 enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
 
-/* X(feature, kernels whose forward pass serves it, kernels whose backward pass serves it, description) */
+/* X(feature, kernels that support it in the forward pass, kernels that support it in the backward pass, description) */
 #define TE__ATTN_TABLE(X)                                                                             \
     X(WITHOUT_NVRTC, 0, 0, "no NVRTC to compile other kernels")                                       \
     X(FORMATS, 0, 0, "f32, or tensors of different formats")                                          \
@@ -37,7 +38,8 @@ typedef enum te__attn_feature {
 } te__attn_feature;
 typedef struct te__attn_row {
     int serves[2];         /* forward, backward */
-    const char *instead[2]; /* te_explain's sentence: [0] if general kernels run, [1] if mma.sync kernels do */
+    const char *instead[2]; /* the sentence of te_explain: [0] if the general kernels run, [1] if the mma.sync kernels
+                             * run */
 } te__attn_row;
 static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 #define TE__FEATURE(name, forward, backward, what)                                                               \
@@ -49,13 +51,13 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
 
 /* Checks that rows of x can be copied in pieces of 16 bytes. The stride of a dimension of size 1 does not matter,
- * except that packed sequences and pages may begin at any row. */
+ * unless sequences are packed or keys are in pages: then a row may begin anywhere. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
     return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) &&
            ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
 }
-/* Checks that TMA can take a stride of `stride` elements: it is positive and below 2^38, less than the 2^40 bytes of
- * TMA. A dimension of size 1 needs no stride. */
+/* Checks that TMA accepts a stride of `stride` elements. It must be positive and below 2^38, because TMA takes only
+ * strides below 2^40 bytes. A dimension of size 1 needs no stride. */
 static bool te__attn_stride_fits(int64_t stride, int64_t size) {
     return size == 1 || (stride > 0 && stride < (int64_t)1 << 38);
 }
@@ -63,17 +65,19 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
     return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
 }
 
-/* The smallest soft cap whose gradients run on tensor cores. Some of these kernels compute the cap's derivative, a
- * number of 0 to 1, from log2(P) + lse2 (te_attn_slope_of). The rounding error of that sum, about 1e-6, is divided
- * by the cap. At this cap the derivative is off by 7e-5, while f16 rounds dS by 5e-4 of itself; at a cap of 1e-3 by
- * 7e-4, and at 1e-6 by 0.5. The general kernels compute the derivative from the products. They take all problems
- * with a smaller cap, even if the tensor-core kernel would compute the derivative from the tanh. */
+/* The smallest soft cap whose gradients run on tensor cores. Some tensor-core kernels compute the derivative of the cap
+ * from log2(P) + lse2 (te_attn_slope_of). The derivative is a number from 0 to 1. The rounding error of the sum is
+ * about 1e-6, and it is divided by the cap. So the error of the derivative is 7e-5 at this cap, 7e-4 at a cap of 1e-3,
+ * and 0.5 at a cap of 1e-6. For comparison, f16 rounds dS by 5e-4 of its value. The general kernels compute the
+ * derivative from the products. They run all problems with a smaller cap, even if the tensor-core kernel would use the
+ * tanh itself. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
-/* Returns whether S or dP is rounded to FP8 codes (te_attn_fp8). */
+/* Returns true if S or dP is rounded to FP8 codes (te_attn_fp8). */
 static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
 
-/* The tensors that a pass reads and writes: those with rows of queries, and those with rows of keys. */
+/* The tensors that a forward or backward pass reads and writes. Those in of_q have rows of queries, those in of_kv rows
+ * of keys. */
 typedef struct te__attn_views {
     const te__attn_view *of_q[4], *of_kv[4];
     int count; /* tensors in each array */
@@ -86,8 +90,8 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
     return v;
 }
 
-/* Returns whether the problem has feature f. mod: the user's rule changes the scores. Optional tensors are
- * recognized by their format, since described tensors have no address. */
+/* Returns true if the problem has feature f. `mod` is true if the user has a rule for scores or masks. An optional
+ * tensor is recognized by its format, because described tensors have no address. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;
@@ -131,7 +135,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     return false;
 }
 
-/* Returns the fastest kernels that serve the problem: TE__ATTN_HOPPER, TE__ATTN_MMA, or 0 for the general kernels.
+/* Returns the fastest kernels that can run the problem: TE__ATTN_HOPPER, TE__ATTN_MMA, or 0 for the general kernels.
  * Writes to the plan why no faster kernels run. */
 static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
     int serves = TE__ATTN_MMA | TE__ATTN_HOPPER, f;

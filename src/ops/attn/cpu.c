@@ -1,31 +1,31 @@
-/* ops/attn/cpu.c: attention by its formulas, with sums in double. Knows number formats only through cpu/rows.c.
+/* ops/attn/cpu.c: attention by its formulas, with sums in double. Number formats are used only through cpu/rows.c.
  *
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
  *   Soft cap: S_ij = cap tanh(scale q_i k_j / cap); dQ and dK have (1 - (S_ij / cap)^2) dS_ij in place of dS_ij.
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
- *   Offset a of the softmax: its denominator has e^a more; da = - sum_i e^(a - lse_i) D_i.
- *   FP8: drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB. Since O comes from rounded P, D_i is
- *   sum_j P_ij dP_ij. Under a soft cap the dS of dB is not rounded: the FP8 scale is made for dS times the cap's
- *   derivative, which may be much less.
+ *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
+ *   FP8: drop(P) and dS are rounded to codes where they are multiplied by V, dO, K and Q, and in dB. Since O comes from
+ *   rounded P, D_i is sum_j P_ij dP_ij. With a soft cap the dS of dB is not rounded: the FP8 scale is made for dS times
+ *   the cap's derivative, which may be much less.
  *
- * Query rows are processed 32 at a time. Their scores are [keys, 32], so that one key's scores are a vector, and
- * every product is one of te__attn_madd. A task has all query heads of one head of K and V, so K and V are decoded
- * once. Each sum has one order, whichever thread runs the task. */
+ * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
+ * Every product is computed by te__attn_madd. A task has all query heads of one head of K and V, so K and V are decoded
+ * once. Each sum is computed in a fixed order, whichever thread runs the task. */
 
 enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
-/* Uses fmaf if -march has an instruction for it. Otherwise fmaf would be a slow function. */
+/* Uses fmaf only if -march has an instruction for it. Without an instruction fmaf is a slow function. */
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define TE__ATTN_FMA(a, b, c) fmaf(a, b, c)
 #else
 #define TE__ATTN_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
-/* Computes out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of
- * out are out_ld apart. Runs of 64 terms are summed in f32, which compilers turn into vectors; the runs are summed
- * in double. */
+/* Computes out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3. The rows
+ * of `out` are out_ld elements apart. Up to 64 terms are summed in f32, which compilers turn into vectors. These sums
+ * are added in double. */
 static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b,
                           int64_t ld, int64_t n) {
     enum { W = TE__ATTN_WIDE };
@@ -54,9 +54,10 @@ static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t r
     }
 }
 
-/* Returns e^x within about 2 ulp, in a form that compilers turn into vectors: it has no branches, and masks excluded
- * values as integers. 0 from e^-87 down, infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln
- * 2 / 2]; adding 1.5 * 2^23 rounds to an integer; the polynomial is that of Cephes' expf (Moshier). */
+/* Returns e^x with an error of about 2 ulp. The result is 0 for x <= -87, and infinity where e^x is above FLT_MAX. NaN
+ * gives NaN. The code has no branches, and clears results by a mask of bits, so that compilers turn it into vectors. It
+ * computes e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]. Adding 1.5 * 2^23 rounds to an integer. The polynomial is
+ * that of expf in Cephes (Moshier). */
 static inline float te__attn_exp(float x) {
     const int32_t m = (int32_t)(te__f32_bits(x * 1.44269504f + 12582912.0f) - 0x4b400000u), n = m < 127 ? m : 127;
     const float r = (x - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
@@ -70,28 +71,30 @@ static inline float te__attn_exp(float x) {
     return te__bits_f32(te__f32_bits(p) & (x <= -87.0f ? 0u : 0xffffffffu));
 }
 
-/* The memory of one worker. The number of keys is rounded up to a multiple of 4, channels to 16; the elements added
- * are 0. */
+/* The memory of one worker. The number of keys is rounded up to a multiple of 4, and channels to a multiple of 16. The
+ * elements that this adds are 0. */
 typedef struct te__attn_scratch {
     float *k, *v;           /* [keys, d], [keys, d_v]: a head */
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: a block of rows of Q and dO */
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: q and g, transposed */
-    float *s, *dp;          /* [keys, BLOCK]: s: scores, then P; dp: dP, then dS */
+    float *s, *dp;          /* [keys, BLOCK]; s has scores, later P; dp has dP, later dS */
     double *out;            /* forward [BLOCK, d_v]: rows of O; backward [BLOCK, d]: rows of dQ */
-    float *factor;          /* [keys, BLOCK]: the derivative of the soft cap and the user's rule; NULL: it is 1 */
+    float *factor;          /* [keys, BLOCK]: the derivative of the soft cap and of the user's rule; NULL: it is always
+                             * 1 */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
-    double *db;             /* [BLOCK, keys]: dB of a block */
+    double *db;             /* [BLOCK, keys]: the sums of dB for a block of rows */
     float *top;             /* [heads]: the largest scores so far */
-    float *amax;            /* [1]: the largest magnitude that was rounded so far */
+    float *amax;            /* [1]: the greatest absolute value that was rounded so far */
 } te__attn_scratch;
 
 typedef struct te__attn_work {
     te__attn_kargs a;
     const te_score_mod *mod; /* the user's rule for scores */
     int64_t keys, d, d_v; /* s_kv, d and d_v, rounded up as in te__attn_scratch */
-    int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
+    int64_t splits;       /* forward: a task is one sequence, one head of keys, and one of `splits` shares of the query
+                           * rows */
     int64_t tasks, workers;
-    bool backward, table; /* table: the pass that makes dB alone */
+    bool backward, table; /* table: this is the pass that makes only dB */
     double *dsink;        /* [batch, heads] */
     char *memory;
     int64_t bytes; /* bytes of one worker's memory */
@@ -103,7 +106,8 @@ static void *te__attn_take(char *memory, int64_t *used, int64_t bytes) {
     return p;
 }
 
-/* Lays out a worker's scratch from `memory` on, which may be NULL. Returns the bytes that it needs. */
+/* Divides `memory` among the fields of *s, and returns how many bytes they need. `memory` may be NULL; then the
+ * function only counts. */
 static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_scratch *s) {
     const int64_t size = (int64_t)sizeof(float);
     int64_t used = 0;
@@ -138,8 +142,8 @@ static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int
     return b * x->b + h * x->h + i * x->s;
 }
 
-/* Loads rows first .. first + n - 1 of a head as f32. Channels from d up to `padded`, and rows from n up to `rows`,
- * become 0. */
+/* Loads rows first .. first + n - 1 of a head as f32. The result has `rows` rows of `padded` channels. Rows from n on
+ * and channels from d on become 0. */
 static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows,
                           int64_t d, int64_t padded, float *out) {
     int64_t i;
@@ -167,7 +171,7 @@ static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq,
     memset(out + seq->s_kv * padded, 0, (size_t)((rows - seq->s_kv) * padded) * sizeof(float));
 }
 
-/* Loads a block of query rows to `rows`, and transposed to `tile`. */
+/* Loads a block of query rows into `rows`, and a transposed copy of it into `tile`. */
 static void te__attn_load_block(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t d,
                                 int64_t padded, float *rows, float *tile) {
     int64_t r, c;
@@ -186,8 +190,8 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* ---- blocks of scores ---- */
 
-/* A block of query rows of one head, at most 32, from row `first` on. `n` of them attend, and `rows` of them are
- * written. Any of them sees only the keys begin .. end - 1. */
+/* A block of at most 32 query rows of one head. It begins at row `first`. `rows` of its rows are written, and the first
+ * n of them attend to keys. None of them sees a key outside of begin .. end - 1. */
 typedef struct te__attn_block {
     const te__attn_extra *extra;
     const te__attn_seq *seq;
@@ -209,8 +213,9 @@ static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_
     return block;
 }
 
-/* Finds the next run of the block's keys, *from .. *to - 1, from *to on, that has no empty block of a block mask.
- * Returns false if there is none. The rows of a te__attn_block lie in one block of the mask. */
+/* Finds the next run of keys without an empty block of the block mask, and stores it in *from .. *to - 1. On entry *to
+ * is the end of the previous run. Returns false if there is no further run. All rows of a te__attn_block lie in one row
+ * of blocks of the mask. */
 static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_t *to) {
     const te__attn_extra *x = block->extra;
     int64_t j = *to;
@@ -230,7 +235,8 @@ static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_
     return *from < *to;
 }
 
-/* Computes out[j][r] = scale * (row j of x) . (column r of tile). Keys of empty blocks get `none`. */
+/* Computes out[j][r] = scale * (row j of x) . (column r of tile). For keys in empty blocks of the block mask the result
+ * is `none`. */
 static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile,
                             int64_t d, double scale, float none) {
     int64_t from, to = block->begin, j, r, c, half;
@@ -247,7 +253,7 @@ static void te__attn_scores(const te__attn_block *block, float *out, const float
             }
 }
 
-/* Computes out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out is [BLOCK, padded]. */
+/* Computes out[r][c] += sum over the block's keys j of weight[j][r] * x[j][c]. `out` is [BLOCK, padded]. */
 static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x,
                               int64_t padded) {
     int64_t from, to = block->begin, r, c;
@@ -258,7 +264,7 @@ static void te__attn_weighted(const te__attn_block *block, double *out, const fl
                               x + from * padded + c, padded, to - from);
 }
 
-/* Computes out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for the block's keys j. */
+/* Computes out[j][c] += sum over the block's rows r of weight[j][r] * x[r][c], for each key j of the block. */
 static void te__attn_scatter(const te__attn_block *block, double *out, const float *weight, const float *x,
                              int64_t padded) {
     int64_t from, to = block->begin, j, c;
@@ -269,14 +275,15 @@ static void te__attn_scatter(const te__attn_block *block, double *out, const flo
                               padded, block->n);
 }
 
-/* Finds the rows of the block that see key j: *from .. *to - 1. */
+/* Finds the rows of the block that see key j. They are *from .. *to - 1. */
 static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
     *from = te__min(te__max(0, j - block->seq->hi - block->first), TE__ATTN_BLOCK);
     *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
 }
 
-/* Applies the soft cap to [keys, BLOCK] of scores. In the backward pass the cap's derivative goes to `factor`. In
- * the pass for dB (`table`) the factor is 1, since B is added behind the cap. Keys of empty blocks stay hidden. */
+/* Applies the soft cap to the scores s [keys, BLOCK]. In the backward pass the derivative of the cap is stored in
+ * `factor`. If `table` is true (the pass for dB) the factor is 1, because B is added after the cap. Keys in empty
+ * blocks of the block mask stay hidden. */
 static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
     const float cap = a->x.softcap;
     int64_t j, r;
@@ -294,7 +301,7 @@ static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, f
     }
 }
 
-/* Adds ALiBi and the bias to [keys, BLOCK] of scores. A masked score becomes -inf, whose exponential is 0. */
+/* Adds ALiBi and the bias to the scores s [keys, BLOCK]. A masked score becomes -inf, so that its exponential is 0. */
 static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block, float *s) {
     const te__attn_extra *x = &a->x;
     const float slope = !x->alibi   ? 0.0f
@@ -318,20 +325,20 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
-/* Returns whether the block mask says that all rows of the block see key j, so that mask_mod is not asked. */
+/* Returns true if the block mask says that all rows of the block see key j. In that case mask_mod is not called. */
 static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
     return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first,
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* Applies the user's rule to [keys, BLOCK] of scores, where a row sees the key. In the backward pass the rule's
- * derivative goes to `factor`. With `capped`, `factor` holds the soft cap's derivative and is multiplied by the
- * rule's. */
+/* Applies the user's rule to the scores s [keys, BLOCK], where a row sees the key. In the backward pass the derivative
+ * of the rule is stored in `factor`. If `capped` is true, `factor` has the derivative of the soft cap, and is
+ * multiplied by the derivative of the rule. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
     for (j = block->begin; j < block->end; j++) {
-        /* 0 for rows that do not see the key */
+        /* the factor is 0 for rows that do not see the key */
         if (factor && !capped) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
         te__attn_seen_by(block, j, &from, &to);
         for (r = from; r < to; r++) {
@@ -348,13 +355,13 @@ static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, 
     }
 }
 
-/* Returns whether the softmax has an offset, an extra exponent in its denominator; *sink: the offset. */
+/* Returns true if the softmax has an offset, an additional exponent in its denominator. *sink gets the offset. */
 static bool te__attn_sink(const te__attn_kargs *a, int64_t h, float *sink) {
     *sink = a->x.softmax == (int)TE_SOFTMAX_LEARNABLE ? a->x.sink[h] : 0.0f;
     return a->x.softmax != (int)TE_SOFTMAX_VANILLA;
 }
 
-/* Replaces s by e^(s - base[r]) where row r sees the key, and by 0 elsewhere. */
+/* Replaces s by e^(s - base[r]) where row r sees the key. Replaces s by 0 elsewhere. */
 static void te__attn_exp_block(const te__attn_block *block, float *s, const float *base) {
     int64_t j, r, from, to;
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++) {
@@ -366,7 +373,7 @@ static void te__attn_exp_block(const te__attn_block *block, float *s, const floa
     }
 }
 
-/* Applies dropout, drop(), to [keys, BLOCK]. */
+/* Applies dropout, drop() in the formulas above, to x [keys, BLOCK]. */
 static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, float *x) {
     const uint32_t threshold = te__attn_threshold(a);
     int64_t r, j;
@@ -383,7 +390,8 @@ static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, 
     }
 }
 
-/* Rounds [keys, BLOCK] to FP8 codes of format dt. Raises *amax to the largest magnitude, unless amax is NULL. */
+/* Rounds x [keys, BLOCK] to FP8 codes of format dt. Raises *amax to the greatest absolute value, unless amax is
+ * NULL. */
 static void te__attn_round(const te__attn_block *block, float *x, int dt, const float *scale, float *amax) {
     const float inverse = dt ? 1.0f / *scale : 0.0f;
     int64_t j, r;
@@ -465,7 +473,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
                         s->g_tile);
     for (r = 0; r < block->n; r++) {
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
-        if (x == -HUGE_VALF) continue; /* every score of the row is -inf, or hidden from it */
+        if (x == -HUGE_VALF) continue; /* the row sees no key, or only scores of -inf */
         lse[r] = x;
         if (rounds) continue;
         te__load_row(a->o.p, (te_dtype)a->o.dt,
@@ -494,13 +502,14 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    /* dp_scale is made for dS with the cap's derivative, which the dS of dB does not have. */
+    /* dp_scale is made for dS times the derivative of the cap. The dS of dB does not have that factor, so it is not
+     * rounded. */
     if (w->table && a->x.softcap > 0.0f) return;
-    /* the pass for dB records no amax: the main pass records that of the same dS */
+    /* The pass for dB records no amax. The main pass computes the same dS and records its amax. */
     te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax);
 }
 
-/* Computes dQ of a block, and adds the block's share of dK and dV. */
+/* Computes dQ of a block, and adds the block's part of dK and dV to their sums. */
 static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
     int64_t r;
@@ -516,8 +525,8 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
                        a->scale);
 }
 
-/* Runs a task of the pass for dB: up to 32 rows of dB, or its only row, summed over the sequences, heads and rows
- * that share them. */
+/* Runs a task of the pass for dB. A task makes up to 32 rows of dB, or its only row if all query rows share it. It sums
+ * over the sequences, heads and query rows that share dB. */
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
@@ -525,7 +534,7 @@ static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *
     const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h;
     const int64_t rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
     int64_t b, h, first, j, r;
-    float *out = s->s; /* no longer needed for scores by then */
+    float *out = s->s; /* s->s no longer has scores when `out` is used */
     memset(s->db, 0, (size_t)(TE__ATTN_BLOCK * w->keys) * sizeof(double));
     for (b = tb; b < (x->dbias_b == 1 ? a->batch : tb + 1); b++) {
         const te__attn_seq seq = te__attn_seq_of(a, (int)b);
@@ -570,7 +579,8 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
         memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
         memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
     }
-    /* A share has every splits-th block, so that under a causal mask all shares have about the same work. */
+    /* Share number i has the blocks i, i + splits, i + 2 splits, ... So under a causal mask all shares have about the
+     * same work. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
         for (first = split * TE__ATTN_BLOCK; first < seq.q_end; first += step) {
             const te__attn_block block = te__attn_block_of(a, &seq, b, h, first);
@@ -587,7 +597,7 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
     }
 }
 
-/* Runs workers begin .. end - 1. Worker i has the tasks i, i + workers, i + 2 workers ... */
+/* Runs the workers begin .. end - 1. Worker i runs the tasks i, i + workers, i + 2 workers, ... */
 static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     const te__attn_work *w = (const te__attn_work *)user;
     te__attn_scratch s = TE_ZERO;
@@ -605,7 +615,8 @@ static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Writes the largest scores, and the largest rounded magnitude, over all workers. */
+/* Takes the maximum over all workers, and stores the greatest score of each head and the greatest absolute value that
+ * was rounded. */
 static void te__attn_gather_top(const te__attn_work *w) {
     te__attn_scratch s = TE_ZERO;
     float *amax = w->backward ? w->a.x.dp_amax : w->a.x.s_amax;
@@ -630,7 +641,7 @@ static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
     return TE_OK;
 }
 
-/* Clears all rows of a packed tensor before the sequences write theirs, so that rows of no sequence are 0. */
+/* Sets all rows of a packed tensor to 0 before the sequences write theirs. So rows that belong to no sequence are 0. */
 static void te__attn_clear_rows(const te__attn_view *x, int64_t rows, int64_t heads, int64_t n) {
     const double zeros[TE__ATTN_MAX_D] = TE_ZERO;
     int64_t i, h;

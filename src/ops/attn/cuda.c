@@ -1,16 +1,16 @@
-/* ops/attn/cuda.c: attention by mma.sync and by the general kernels: tiles and launches. Knows plans; must not know the
- * driver.
+/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. This part uses plans. It must
+ * not depend on the driver.
  *
- * Head sizes are rounded up to one that a tensor-core kernel is compiled for. The channels added are zeros: they
- * cost time and do not change results. */
+ * Head sizes are rounded up to a size for which a tensor-core kernel is compiled. The channels that this adds are
+ * zeros. They cost time, but do not change results. */
 
-/* The tiles of an mma.sync kernel. d: padded head size. m: 16-row fragments of a warp. tile: rows of the other side
- * (keys or queries) at a time. */
+/* The tiles of an mma.sync kernel. d: rounded-up head size. m: number of 16-row fragments of a warp. tile: number of
+ * rows of the other side (keys or queries) that are processed at a time. */
 typedef struct te__attn_tiles {
     int d, m, warps, tile;
 } te__attn_tiles;
 
-/* Returns the bytes of shared memory that a block can have. */
+/* Returns how many bytes of shared memory a block can have. */
 static int64_t te__attn_shared_limit(const te__plan *p) {
     return (p->sm == 80 ? 163 : p->sm == 90 || p->sm == 100 || p->sm == 103 ? 227 : 99) * 1024;
 }
@@ -31,9 +31,9 @@ static int64_t te__attn_dkv_shared(te__attn_tiles t) {
     return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile;
 }
 
-/* te__attn_fwd_tiles, te__attn_dq_tiles and te__attn_dkv_tiles choose tiles by register counts: O, S and dP stay in
- * registers, and two blocks share a multiprocessor where that helps. extras: the options of te__attn_extra need
- * registers for lengths, strides and slopes, so tiles are smaller. */
+/* te__attn_fwd_tiles, te__attn_dq_tiles and te__attn_dkv_tiles choose the tiles so that O, S and dP fit into registers,
+ * and so that two blocks run on one multiprocessor where that helps. If `extras` is true, tiles are smaller, because
+ * the options of te__attn_extra need registers for lengths, strides and slopes. */
 static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
@@ -48,7 +48,8 @@ static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout, 
     const bool narrow = extras || (d == 128 && dropout);
     t.d = d;
     t.m = narrow ? 1 : 2;
-    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* threads copy a tile in whole rounds, 4 or 8 to a row */
+    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* 4 or 8 threads copy a row, and all threads must copy the same number of
+                                              * rows */
     t.tile = d <= 64 && !dropout && !extras ? 64 : 32;
     if (te__attn_dq_shared(t) > te__attn_shared_limit(p)) {
         t.m = 1;
@@ -60,7 +61,7 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
     te__attn_tiles t;
     t.d = d;
     t.m = 1;
-    t.warps = extras && d % 64 ? 4 : 8; /* whole rounds, as for dQ */
+    t.warps = extras && d % 64 ? 4 : 8; /* all threads must copy the same number of rows, as for dQ */
     t.tile = extras || (d == 128 && dropout) ? 32 : 64;
     if (te__attn_dkv_shared(t) > te__attn_shared_limit(p)) {
         t.warps = 4;
@@ -69,11 +70,12 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
     return t;
 }
 
-/* Returns whether the general kernels process heads in chunks of channels. */
+/* Returns true if the general kernels must process a head in chunks of channels. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
-/* Returns the bytes of shared memory of a general kernel: TE__ATTN_ROWS rows of one or two tensors (of `mine` and
- * mine2 channels), TE__ATTN_LANES rows of one or two others (`theirs`, theirs2), and a weight for each pair of rows.
- * Wide heads need one chunk of one tensor on each side. */
+/* Returns the bytes of shared memory of a general kernel. On its own side it has TE__ATTN_ROWS rows of one or two
+ * tensors, with `mine` and mine2 channels. On the other side it has TE__ATTN_LANES rows of one or two tensors, with
+ * `theirs` and theirs2 channels. It also has a weight for each pair of rows. Heads that are processed in chunks need
+ * one chunk of one tensor on each side. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;
@@ -83,9 +85,9 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* Launches a kernel for `rows` rows of each of `heads` heads of each sequence. channels: channels that the kernel
- * writes. t: the tiles of an mma.sync kernel; NULL for the general kernels. Only general kernels have a mod, and
- * chunks. */
+/* Launches a kernel for `rows` rows of each of `heads` heads of each sequence. `channels` is the number of channels
+ * that the kernel writes. t has the tiles of an mma.sync kernel, and is NULL for a general kernel. Only general kernels
+ * support a user's rule (`mod`) and chunks of channels. */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads,
                                  int64_t channels, const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
@@ -115,7 +117,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* Launches attn_clear.cu, which clears the rows that belong to no sequence and sets max_logit to -inf. */
+/* Launches attn_clear.cu. It clears the rows that belong to no sequence, and sets max_logit to -inf. */
 static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward, bool max_logit) {
     const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
     te__launch *l;
@@ -125,8 +127,9 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
     te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
 }
 
-/* Launches the kernels for the gradients of the bias and of the softmax's offset (if `sink`), from lse2 and delta.
- * bits: not NULL if Hopper's kernels were chosen. Addresses are not tested, since described tensors have none. */
+/* Launches the kernels for the gradient of the bias and, if `sink` is true, of the softmax's offset. They use lse2 and
+ * delta. `bits` is NULL unless Hopper's kernels were chosen. Addresses of tensors are not tested here, because
+ * described tensors have none. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
@@ -148,7 +151,8 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* Writes the user's rule as text to `code`, which stays empty if there is none. Fails if there is no NVRTC. */
+/* Writes the text of the user's rule to `code`. `code` stays empty if there is no rule. Fails if there is a rule, but
+ * no NVRTC to compile it. */
 static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m, te__text *code) {
     te_result r;
     if (!te__has_score_mod(m)) return TE_OK;
@@ -185,8 +189,8 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 
 static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args, const char *mod) {
     te__attn_kargs a = te__attn_problem_bwd(args);
-    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* rows of the launch; packed sequences need less
-                                                                * memory */
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* number of rows for which kernels are launched; packed
+                                                                * sequences need memory for fewer rows (`kept`) */
     /* for the general kernels */
     const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v);
     const int kernels = te__attn_choose(p, &a, mod != NULL, true);
@@ -208,7 +212,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
             if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
         }
     }
-    if (te__attn_rounds(&a)) { /* the kernel of dQ writes delta, which the others read */
+    if (te__attn_rounds(&a)) { /* The kernel for dQ writes delta, and the kernels after it read delta. */
         r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
         if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, NULL);
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;

@@ -1,8 +1,8 @@
-// ops/attn/fragments.cuh: tiles of 16-bit values for the mma.sync attention kernels: rows of D channels in shared
-// memory, and fragments made of them.
+// ops/attn/fragments.cuh: tiles of 16-bit values for the mma.sync attention kernels. A tile has rows of D channels in
+// shared memory; the fragments of a product are read from it.
 //
-// A row is D / 8 pieces of 16 bytes and one unused piece. Since D / 8 is even, the eight rows that ldmatrix reads at
-// one channel lie in different banks, and every address is a lane's own plus a constant.
+// A row has D / 8 pieces of 16 bytes and one unused piece. D / 8 is even, so the eight rows that ldmatrix reads at one
+// channel lie in different banks. Every address is a constant plus a number that depends only on the lane.
 #pragma once
 #include "device/mma.cuh"
 #include "ops/attn/attn.cuh"
@@ -22,8 +22,9 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Finds rows that may lie in pages. away() returns the bytes from where a row would lie if its sequence were contiguous
-// to where it does lie. PAGED 1: rows are keys, which may lie in pages. PAGED 0: away() is 0.
+// Finds rows of a tensor that may lie in pages. away() returns a distance in bytes: from where a row would be in a
+// contiguous sequence to where it really is. With PAGED 1 the rows are keys, which may lie in pages. With PAGED 0 the
+// distance is 0.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
@@ -41,14 +42,15 @@ template <> struct te_paging<1> {
     }
 };
 
-// One thread's share of copying a head's tiles by cp.async. GROUP threads copy a row, and the pieces of one thread are
-// GROUP apart.
+// The part of one thread in copying the tiles of a head by cp.async. GROUP threads copy a row. The pieces of one thread
+// are GROUP pieces apart.
 template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_paging<PAGED> {
     enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };
     static_assert(ROWS % STEP == 0, "every thread copies as much");
     const char *at;
     te_u32 to;
-    int row, channels; // row of this thread's first piece; channels from that piece on
+    int row, channels; // row: the row of this thread's first piece; channels: how many channels there are from that
+                       // piece on
 
     TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d, const te__attn_extra *extra = 0)
         : te_paging<PAGED>(x, b, extra) {
@@ -63,7 +65,7 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
         at += 2 * ROWS * row_elements;
         row += ROWS;
     }
-    // Copies the next ROWS rows. Rows from `end` on and channels from d on become 0 without being read.
+    // Copies the next ROWS rows. Rows from `end` on and channels from d on are not read, and become 0.
     TE_DEV void copy(te_u32 tile, te_i64 row_elements, int end) {
 #pragma unroll
         for (int i = 0; i < ROWS / STEP; i++) {
@@ -79,9 +81,10 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
     }
 };
 
-// The address that this lane gives to ldmatrix, for any 16 x 16 fragment of a tile. rows_first: the four matrices are
-// rows 0-7 and 8-15 of channels 0-7, then both of channels 8-15, as operand A and a transposed B need. Otherwise
-// channels change first, as a B that is not transposed needs.
+// The address that this lane gives to ldmatrix for a 16 x 16 fragment of a tile. If rows_first is true, the order of
+// the four matrices is: rows 0-7, then rows 8-15 of channels 0-7, then the same rows of channels 8-15. Operand A and a
+// transposed B need this order. If rows_first is false, channels change first. A B that is not transposed needs that
+// order.
 template <int D> struct te_reader {
     te_u32 lane_at;
     TE_DEV te_reader(bool rows_first) {
@@ -89,7 +92,7 @@ template <int D> struct te_reader {
         lane_at = rows_first ? te_tile<D>::piece(lane & 15, lane >> 4)
                              : te_tile<D>::piece((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
     }
-    // Returns the address for rows row .. row + 15 and channels 16 step .. 16 step + 15.
+    // Returns the address for the fragment of rows row .. row + 15 and channels 16 * step .. 16 * step + 15.
     TE_DEV te_u32 at(te_u32 tile, int row, int step) const { return tile + lane_at + te_tile<D>::piece(row, 2 * step); }
 };
 
@@ -102,7 +105,7 @@ template <int DT> TE_DEV void te_mma(float d[4], const te_u32 a[4], const te_u32
         te_mma_f16(d, a, b);
 }
 
-// Returns two f32 as two 16-bit values, `lo` in the low half.
+// Rounds two f32 to 16-bit values and returns them in one word. `lo` is in the low half.
 template <int DT> TE_DEV te_u32 te_pack(float lo, float hi) {
     te_u32 r;
     if (DT == TE_BF16)
@@ -129,7 +132,8 @@ template <int M, int N> TE_DEV void te_clear(float (&x)[M][N][4]) {
             for (int e = 0; e < 4; e++) x[m][n][e] = 0.0f;
 }
 
-// Adds to s[m][n] the products of A's rows from 16 m on and B's rows from 8 n on, over all D channels.
+// Adds the product A B^T to s. A has 16 M rows, B has 8 N rows, and both have D channels. s[m][n] is the fragment for
+// A's rows from 16 m on and B's rows from 8 n on.
 template <int DT, int D, int M, int N>
 TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b,
                         te_u32 b) {
@@ -151,7 +155,8 @@ TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u3
     }
 }
 
-// Adds to acc[m] the sum over k of w[m]'s column k times row k of B. w: accumulators, which are rounded to DT.
+// Computes acc[m] += w[m] B. w[m] is made of accumulators, which are rounded to DT. Column k of w[m] belongs to row k
+// of B.
 template <int DT, int D, int M, int K>
 TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], const te_reader<D> &reader, te_u32 b) {
 #pragma unroll
@@ -174,8 +179,8 @@ TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], co
 
 // ---- masks, and the epilogue ----
 
-// Writes -inf to a tile of scores where row i does not see key j. row, column: row and key of this lane's first
-// element.
+// Writes -inf to a tile of scores where row i does not see key j. `row` and `column` are the row and the key of this
+// lane's first element.
 template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_kargs &a, int row, int column) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -190,9 +195,9 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
         }
 }
 
-// Turns products into scores in units of log2: scaled, capped, with bias and ALiBi, and -inf where row i does not see
-// key j. row, column: query and key of this lane's first element. TRANSPOSED: the tile is keys by queries. Conditions
-// that are the same for all elements are tested outside of the loops.
+// Turns products into scores in units of log2: scales and caps them, and adds bias and ALiBi. Where row i does not see
+// key j, the score is -inf. `row` and `column` are the query and the key of this lane's first element. With TRANSPOSED
+// the tile has keys along its rows. Conditions that are the same for all elements are tested outside of the loops.
 template <int DT, bool TRANSPOSED, int M, int N>
 TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row,
                       int column, float slope2) {
@@ -224,9 +229,9 @@ TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__at
 #undef TE_EACH_SCORE
 }
 
-// Stores the warp's accumulators, scaled and rounded, to rows `first` on of a head. They go through `tile`, the warp's
-// own rows of shared memory, so that the stores are of 16 bytes. scale[m][0] is for the fragment's upper eight rows,
-// scale[m][1] for the lower ones.
+// Scales and rounds the warp's accumulators, and stores them to the rows of a head from row `first` on. They first go
+// to `tile`, the warp's own rows of shared memory, so that each store has 16 bytes. scale[m][0] is for the upper eight
+// rows of a fragment, scale[m][1] for the lower eight.
 template <int DT, int D, int M>
 TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&scale)[M][2], char *head,
                    te_i64 stride_bytes, int first, int end, int d) {

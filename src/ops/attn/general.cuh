@@ -1,15 +1,15 @@
-// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 1024, any
-// strides, in f32.
+// ops/attn/general.cuh: the tiles of the general attention kernels. These support any float format, any head size up to
+// 1024 and any strides, and compute in f32.
 //
-// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp. It walks over the other
-// side 32 rows at a time. For scores, each lane has one of the 32 rows and four of the warp's. For sums over the 32
-// rows, each lane has channels lane + 32 t.
+// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV). Each warp has four of them. The
+// block goes through the rows of the other side, 32 at a time. For scores, each lane has one of the 32 rows and the
+// four rows of its warp. For sums over the 32 rows, each lane has channels lane + 32 t.
 //
 // Heads of more than TE__ATTN_CHUNK channels (WIDE) are processed in chunks of channels. A product is the sum of the
 // products of its chunks. Block y of the grid writes chunk y of the result, and computes all scores for it. Shared
 // memory holds 16 rows and 32 rows of one chunk at a time.
 //
-// Option: X_WIDE (0, 1; without it the head sizes decide).
+// Option: X_WIDE (0, 1; if it is not defined, the kernel tests the head sizes).
 #pragma once
 #include "ops/attn/attn.cuh"
 
@@ -22,8 +22,8 @@
 #define WIDE (max(a.d, a.d_v) > TE__ATTN_CHUNK)
 #endif
 
-// Copies rows first .. first + n - 1 of one head to shared memory as f32, `ld` floats a row. Rows from `end` on and
-// channels from d on become 0. paged: not NULL if the rows are keys, which may lie in pages.
+// Copies rows first .. first + n - 1 of one head to shared memory as f32. A row there has `ld` floats. Rows from `end`
+// on and channels from d on become 0. `paged` is not NULL if the rows are keys, which may lie in pages.
 TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end,
                                int d, const te__attn_extra *paged = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -40,8 +40,8 @@ TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b
     }
 }
 
-// Writes to out[r] the product of row r of `mine` (the same for all lanes) and this lane's row of `theirs`. d channels,
-// padded with zeros to a multiple of four.
+// Computes out[r] = (row r of `mine`) . (this lane's row of `theirs`). All lanes have the same `mine`. A row has d
+// channels, and zeros up to a multiple of four.
 TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine, const float *theirs, int d) {
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) out[r] = 0.0f;
@@ -65,11 +65,13 @@ TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
     y.p = (char *)x.p + (te_i64)c * (x.dt == TE_F32 ? 4 : 2);
     return y;
 }
-// Returns how many of d channels the chunk that begins at channel c has; 0 or less: none.
+// Returns how many of the d channels are in the chunk that begins at channel c. If there are none, the result is 0 or
+// negative.
 TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
-// te_attn_products for wide heads: rows `first` on of head hx of x, 16 of a block, against rows `other` on of head hy
-// of y. mine, theirs: shared memory for a chunk of x, and of y.
+// Does what te_attn_products does, for wide heads. The operands are the 16 rows of head hx of x from row `first` on,
+// and the 32 rows of head hy of y from row `other` on. `mine` and `theirs` are shared memory for one chunk of x and of
+// y.
 TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
                                        int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
                                        int b, int d, const te__attn_extra *paged = 0) {
@@ -90,7 +92,8 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
         for (int r = 0; r < TE_MINE; r++) out[r] += part[r];
     }
 }
-// Copies channels c .. c + n - 1 of 32 rows of head hy of y, rows `other` on, to `theirs`, for te_attn_gather.
+// Copies channels c .. c + n - 1 of the 32 rows of head hy of y from row `other` on to `theirs`, where te_attn_gather
+// reads them.
 TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n,
                                const te__attn_extra *paged = 0) {
     __syncthreads();
@@ -125,7 +128,7 @@ TE_DEV void te_attn_clear(float acc[TE_MINE][TE_CHANNELS]) {
         for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] = 0.0f;
 }
 
-// Stores the lanes' sums times `scale` to rows first .. first + 3 of a head.
+// Stores the lanes' sums times `scale` to the rows first .. first + 3 of head h.
 TE_DEV void te_attn_put(const te__attn_view &x, int b, int h, int first, int end, int d,
                         const float acc[TE_MINE][TE_CHANNELS], float scale) {
     int lane = threadIdx.x & 31;

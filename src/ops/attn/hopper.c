@@ -1,17 +1,17 @@
-/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, launches. Knows plans; must
- * not know the driver. */
+/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, and launches. This part uses
+ * plans. It must not depend on the driver. */
 
-/* Returns d rounded up to a head size that the Hopper kernels are compiled for. */
+/* Returns the smallest head size from d on for which the Hopper kernels are compiled. */
 static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
-/* Returns the head sizes that the kernels have for q and k (*d) and for v and o (*d_v). Both are the same, except
- * for the 192 and 128 of multi-head latent attention. */
+/* Finds the head sizes that the kernels use: *d for q and k, *d_v for v and o. Both are the same, except for the pair
+ * 192 and 128 of multi-head latent attention. */
 static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
     *d = te__attn_hopper_d(a->d);
     *d_v = te__attn_hopper_d(a->d_v);
     if (*d != 192 || *d_v != 128) *d = *d_v = te__max(*d, *d_v);
 }
 
-/* Makes a tensor map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
+/* Makes a tensor map for [batch, heads, rows, d]. A box has 64 channels and `box` rows. */
 static void te__attn_map(te__plan *p, unsigned long long map[16], const te__attn_view *x, int64_t d, int64_t rows,
                          int64_t heads, int64_t batch, int box) {
     const uint64_t dims[4] = {(uint64_t)d, (uint64_t)rows, (uint64_t)heads, (uint64_t)batch};
@@ -29,13 +29,14 @@ static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long
     te__attn_map(p, map, x, d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups, a->x.packed_kv ? 1 : a->batch, box);
 }
 
-/* Adds the text of the user's rule to the launch. mod: the text, or NULL for none. */
+/* Adds the text of the user's rule to the launch. `mod` is this text, or NULL if there is no rule. */
 static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) {
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
 
-/* Returns how many heads run at one time: whole groups, as many as have keys and values that fit into a third of the
- * L2 cache. Under a causal mask or a window they may fill two thirds, since tiles of many heads even out in work. */
+/* Returns how many heads run at the same time. These are whole groups, as many as have keys and values that fit into a
+ * third of the L2 cache. With a causal mask or a window they may fill two thirds, because the tiles of many heads
+ * together have more even work. */
 static int te__attn_together(const te__attn_kargs *a) {
     const bool diagonal = a->x.causal || a->x.left >= 0 || a->x.right >= 0;
     const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;
@@ -44,9 +45,10 @@ static int te__attn_together(const te__attn_kargs *a) {
     return (int)te__min(heads, n * (a->heads / a->groups));
 }
 
-/* Steps between product and softmax that are options of Hopper's kernels: X(option, is the step there?, value,
- * 1: three warpgroups have no registers for it, or tiles of 192 rows lie in two blocks of a block mask).
- * `a`, and `mod`, the user's rule, whose code is its option. */
+/* The options of Hopper's kernels for steps between product and softmax: X(option, condition, value, two). The step is
+ * needed if the condition is true. `two` is 1 if the step needs tiles of 128 rows: either three warpgroups have no
+ * registers for it, or tiles of 192 rows lie in two blocks of a block mask. The macro uses the variable `a`. The user's
+ * rule (`mod`) is not in this list, since its option is its code. */
 #define TE__ATTN_STEPS(X)                                                                \
     X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
     X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
@@ -55,14 +57,14 @@ static int te__attn_together(const te__attn_kargs *a) {
     X("X_MASK", a->x.mask.dt != TE_DTYPE_NONE, 1, 1)                                     \
     X("X_BLOCKS", a->x.blocks.dt != TE_DTYPE_NONE, 1, 1)
 
-/* Returns how the kernels read the bias: X_PAIRS in hopper_scores.cuh. */
+/* Returns how the kernels read the bias: the value of X_PAIRS (see hopper_scores.cuh). */
 static int te__attn_bias_pairs(const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
     const int size = t->dt == (int)TE_F32 ? 4 : 2;
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
-/* Returns whether TMA can bring the bias in tiles of 16-bit elements. */
+/* Returns true if TMA can load the bias in tiles of 16-bit elements. */
 static bool te__attn_bias_in_tiles(const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
     const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 &&
@@ -70,7 +72,7 @@ static bool te__attn_bias_in_tiles(const te__attn_kargs *a) {
     return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides &&
            (uintptr_t)t->p % 16 == 0;
 }
-/* Makes a tensor map over the bias. A dimension along which the bias repeats has size 1. */
+/* Makes a tensor map for the bias. If the bias repeats along a dimension, this dimension has size 1. */
 static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
     const uint64_t dims[4] = {(uint64_t)a->s_kv, (uint64_t)a->s_q, (uint64_t)(t->h ? a->heads : 1),
@@ -80,8 +82,8 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
     const uint32_t boxes[4] = {64, 64, 1, 1};
     te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
 }
-/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (hopper_scores.cuh). Plain attention sets
- * none. mod: the text of the user's rule, or NULL. */
+/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (hopper_scores.cuh). For plain attention it
+ * sets none. `mod` is the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
 #define TE__STEP(option, there, value, wide) \
     if (there) te__launch_option(l, option, value);
@@ -89,19 +91,20 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
 #undef TE__STEP
     return te__attn_launch_mod(p, l, mod);
 }
-/* Has the problem a step that tiles of 128 rows alone can have? */
+/* Returns true if the problem needs a step that only kernels with tiles of 128 rows support. */
 static bool te__attn_needs_two_waves(const te__attn_kargs *a, const char *mod) {
 #define TE__STEP(option, there, value, two) || ((two) && (there))
     return mod TE__ATTN_STEPS(TE__STEP);
 #undef TE__STEP
 }
 
-/* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where
- * the bits lie; words is NULL without dropout, and if the bits would fill more than 2 GB. */
+/* Launches attn_dropout_bits, which writes dropout's bits to memory. `keys` is the number of keys of a block in the
+ * kernels that read them. Returns where the bits are. The field `words` is NULL if there is no dropout, or if the bits
+ * would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
-    const int64_t rows = of_all + 128 /* a tile of 192 rows may end 128 rows behind the last whole tile of 128 */,
+    const int64_t rows = of_all + 128 /* a tile of 192 rows may end 128 rows after the last whole tile of 128 rows */,
                   bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;
@@ -123,19 +126,20 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
                     0);
     return bits;
 }
-/* Returns the bytes of the operand that attn_bias_line makes of a bias. keys: keys of a block of the forward kernel. */
+/* Returns the size in bytes of the operand that attn_bias_line makes of a bias. `keys` is the number of keys of a block
+ * in the forward kernel. */
 static int64_t te__attn_line_bytes(const te__attn_kargs *a, int keys) {
     return 16 * te__round_up(a->s_kv, keys) * (a->x.bias.h ? a->heads : 1) * (a->x.bias.b ? a->batch : 1);
 }
-/* Returns whether the forward kernel adds the bias by a product (X_KEYS). All queries must share the bias. There
- * must be more than one tile of queries, so that the operand is read more often than made. The operand has at most 1
- * GB. */
+/* Returns true if the forward kernel adds the bias by a matrix product (X_KEYS). This needs a bias that all queries
+ * share. It also needs more than one tile of queries, so that the operand is read more often than it is made. The
+ * operand may have at most 1 GB. */
 static bool te__attn_bias_in_keys(const te__attn_kargs *a, int keys) {
     return a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0 && a->s_q > 128 &&
            te__attn_line_bytes(a, keys) <= (int64_t)1 << 30;
 }
-/* Launches attn_bias_line, which turns a bias that all queries share into an operand of a product. Returns where the
- * operand lies, with strides in keys. */
+/* Launches attn_bias_line, which turns a bias that all queries share into an operand of a matrix product. Returns where
+ * the operand is. Its strides count keys. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);
@@ -174,10 +178,10 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_bits bits;
     te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
-    /* With 192 channels a block has 96 keys, which may lie in two blocks of a block mask. With 256 channels it has
-     * 64 keys. */
+    /* With 192 channels a block has 96 keys, which may lie in two blocks of a block mask. So 256 channels are used,
+     * with 64 keys in a block. */
     if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256;
-    /* Tiles of 192 rows take fewer cycles a row, but a few of them leave more of the chip idle. */
+    /* Tiles of 192 rows take fewer cycles per row. But if there are few of them, more of the chip is idle. */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2;
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     bias_tiles = te__attn_bias_in_tiles(a) && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
@@ -230,7 +234,7 @@ static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd
     te__attn_maps_kv(p, a, k->dk_map, &a->dk, a->d, 64);
     te__attn_maps_kv(p, a, k->dv_map, &a->dv, a->d_v, 64);
 }
-/* Launches a backward kernel. d_v: 0 for the kernels without matrix products. */
+/* Launches a backward kernel. d_v must be 0 for a kernel without matrix products. */
 static te__launch *te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_kargs *k, const char *kernel,
                                        int64_t blocks, int threads, int64_t shared, int d, int d_v) {
     te__launch *l = te__plan_launch(p, "attn", kernel);
@@ -253,8 +257,8 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
                     a->s_q, a->heads, a->batch);
 }
 
-/* Plans the backward pass of heads above 128 channels. dK and dV of 128 keys do not fit into registers, so there are
- * two kernels, one for dK and dV and one for dQ. */
+/* Plans the backward pass for heads above 128 channels. dK and dV of 128 keys would not fit into registers. So one
+ * kernel computes dK and dV of 64 keys, and another one dQ. */
 static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                         te__attn_bits *bits) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128),
@@ -286,7 +290,7 @@ static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
                     "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b,
                     a->x.dbias_h, a->x.dbias_i, a->s_kv);
 }
-/* Launches the kernel that adds up the parts of the gradient of a bias. */
+/* Launches the kernel that adds up the parts of the gradient of the bias. */
 static te_result te__attn_put_bias(te__plan *p, const te__attn_bias_hopper_kargs *k) {
     const te__attn_extra *x = &k->a.x;
     const int64_t blocks = te__div_up((int64_t)x->dbias_b * x->dbias_h * x->dbias_i * k->a.s_kv, 256);
@@ -297,14 +301,14 @@ static te_result te__attn_put_bias(te__plan *p, const te__attn_bias_hopper_kargs
     te__launch_size(l, blocks, 1, 1, 256, 0);
     return p->result;
 }
-/* Returns whether the kernel of dK and dV makes the gradient of the bias, from sums along rows of dS^T (X_SUMS). All
- * queries must share the bias, and the bias must have one head, or one for each head of keys. */
+/* Returns true if the kernel for dK and dV also makes the gradient of the bias, from sums along rows of dS^T (X_SUMS).
+ * This needs a bias that all queries share. The bias must have one head, or one head for each head of keys. */
 static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
     const te__attn_extra *x = &a->x;
     return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 &&
            (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
 }
-/* Launches the kernel that adds up the sums of X_SUMS over the sequences and heads that share the bias. */
+/* Launches the kernel that adds up the sums made with X_SUMS, over the sequences and heads that share the bias. */
 static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_kargs *from) {
     const te__attn_extra *x = &from->a.x;
     const int64_t of_batch = from->bias_row * from->a.groups;
@@ -316,14 +320,16 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
     k.to.p = from->bias_sum;
     k.to.b = of_batch;
     k.to.h = from->bias_row;
-    k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* parts lie head by head within sequences */
+    k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* the parts of a sequence are adjacent, one
+                                                                           * for each head */
     k.part = heads || !batch ? from->bias_row : of_batch;
     return te__attn_put_bias(p, &k);
 }
 
-/* Plans the backward pass: attn_bwd_rows (lse2 and delta), attn_bwd_hopper (products) and attn_bwd_put (dQ from its
- * sums). rows: rows of lse2 and delta that attn_bwd_rows goes through. With dropout, heads of up to 64 channels use
- * the kernel of 128, since that of 64 has no registers for the bits. */
+/* Plans the backward pass. It has three kernels: attn_bwd_rows (lse2 and delta), attn_bwd_hopper (products) and
+ * attn_bwd_put (dQ from its sums). `rows` is the number of rows of lse2 and delta that attn_bwd_rows handles. With
+ * dropout, heads of up to 64 channels use the kernel for 128 channels, because the kernel for 64 has no registers for
+ * the bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                           te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
@@ -365,11 +371,12 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
-/* The number of tiles, or parts of tiles, that is enough to keep a chip busy. If there are fewer tiles, their work
- * is cut into parts; sizes alone decide it. A bias that all queries share needs more, since its tiles differ in
- * work. */
+/* The number of tiles, or of parts of tiles, that keeps a chip busy. If there are fewer tiles, each is cut into parts.
+ * The number of parts depends on sizes only, not on the chip. If all queries share the bias, more are needed, because
+ * the tiles have different amounts of work. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
-/* Plans the gradient of the bias from lse2 and delta, unless the kernel of dK makes it (te__attn_bias_in_sums). */
+/* Plans the gradient of the bias, which is computed from lse2 and delta. If the kernel for dK makes it
+ * (te__attn_bias_in_sums), there is nothing to plan. */
 static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod,
                                            const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;

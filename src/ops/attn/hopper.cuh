@@ -1,8 +1,8 @@
-// ops/attn/hopper.cuh: shared by the attention kernels of sm_90a: products by wgmma, tiles in shared memory, which keys
-// a tile of queries meets. Knows no pipeline.
+// ops/attn/hopper.cuh: what the attention kernels of sm_90a have in common: products by wgmma, tiles in shared memory,
+// and which keys a tile of queries needs. It must not depend on a kernel's pipeline.
 //
-// A matrix of 16-bit channels lies in shared memory as TMA brings it: panels of 64 channels, rows of 128 bytes with the
-// 128-byte swizzle. If the head size is no multiple of 64, only a part of the last panel is read.
+// A matrix of 16-bit channels is in shared memory as TMA writes it: in panels of 64 channels, with rows of 128 bytes
+// and the 128-byte swizzle. If the head size is not a multiple of 64, only a part of the last panel is read.
 //
 // Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, and of v and o: 64, 96, 128, 192, 256; if that is more
 //          than the heads have, the rest are zeros), X_BLOCKS (1: there is a block mask; default 0).
@@ -25,8 +25,9 @@ enum { BLOCKS = X_BLOCKS };
 
 TE_DEV constexpr int te_panels(int d) { return (d + 63) / 64; }
 
-// Computes d = A B (FRESH) or d += A B, 64 rows by 2 N columns, over 16 of k. A and B lie in shared memory behind the
-// descriptors a and b. A_T, B_T: 0 for K-major, 1 for MN-major.
+// Computes d = A B (with FRESH) or d += A B, for 64 rows and 2 N columns, over 16 elements along k. A and B are in
+// shared memory, described by the descriptors a and b. A_T and B_T are 0 for a K-major operand and 1 for an MN-major
+// one.
 template <int A_T, int B_T, bool FRESH, int N> TE_DEV void te_multiply(float (&d)[N], te_u64 a, te_u64 b) {
     static_assert(A_T <= B_T, "of the products of attention");
 #define TE__FLAGS(n, flags)                                                                   \
@@ -46,7 +47,7 @@ template <int A_T, int B_T, bool FRESH, int N> TE_DEV void te_multiply(float (&d
 #undef TE__PRODUCT
 #undef TE__FLAGS
 }
-// Computes d += A B over 16 of k, with A in registers and B in shared memory, MN-major.
+// Computes d += A B over 16 elements along k. A is in registers. B is in shared memory, MN-major.
 template <int N> TE_DEV void te_multiply(float (&d)[N], const te_u32 *a, te_u64 b) {
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n(TE__ATTN_TYPES, ", 1, 1, 1", d, a, b, 1);
@@ -58,15 +59,16 @@ template <int N> TE_DEV void te_multiply(float (&d)[N], const te_u32 *a, te_u64 
 #undef TE__PRODUCT
 }
 
-// Returns two f32 as two 16-bit values, `lo` in the low half.
+// Rounds two f32 to 16-bit values and returns them in one word. `lo` is in the low half.
 TE_DEV te_u32 te_pack16(float lo, float hi) { return te_f32x2_to_half(lo, hi, X_DT); }
-// Converts a warpgroup's sums of 64 rows to operand A of the next product: four words for every 16 columns.
+// Converts a warpgroup's accumulator of 64 rows to operand A of the next product. There are four words for every 16
+// columns.
 template <int N> TE_DEV void te_pack16(te_u32 (&p)[N / 2], const float (&s)[N]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) p[i] = te_pack16(s[2 * i], s[2 * i + 1]);
 }
 
-// Returns the byte at which the 16-byte piece p of row r of a panel begins, with the 128-byte swizzle.
+// Returns the offset in bytes of piece p (16 bytes) of row r in a panel with the 128-byte swizzle.
 TE_DEV te_u32 te_swizzled(int r, int p) { return r * 128 + ((p ^ (r & 7)) << 4); }
 
 // Stage and parity of a queue of N buffers.
@@ -77,13 +79,14 @@ template <int N> struct te_queue {
     }
 };
 
-// Returns the row of the block mask for query i: a te_attn_block for every TE_ATTN_BLOCK_SIZE keys.
+// Returns the row of the block mask that contains query i. It has one te_attn_block for every TE_ATTN_BLOCK_SIZE keys.
 TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
     const te__attn_table &t = a.x.blocks;
     return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
 }
-// Returns the last of the blocks of BN keys, begin .. end - 1, that is not empty; begin - 1 if all are. full: that
-// block is TE_ATTN_BLOCK_FULL. A whole warp calls it.
+// Takes the blocks of BN keys with the numbers begin .. end - 1. Returns the last one that is not empty in the block
+// mask, or begin - 1 if all are empty. `full` becomes true if that block is TE_ATTN_BLOCK_FULL. All 32 threads of the
+// warp must call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
     const int lane = threadIdx.x & 31;
     for (; end > begin; end -= 32) {
@@ -96,7 +99,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, 
     }
     return begin - 1;
 }
-// Returns the same block. One thread may call it.
+// Returns the same number as the function above, without `full`. A single thread may call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
     for (; end > begin; end -= 8) { // eight loads at a time
         te_u32 seen = 0;
@@ -109,20 +112,21 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
     return begin - 1;
 }
 
-// A tile of BM queries of a head, and the blocks of BN keys, begin .. end - 1, that any of the queries sees. The
-// producer finds a tile and passes it to the consumers through shared memory.
+// A tile of BM queries of a head, and the blocks of keys that any of these queries sees: the blocks of BN keys with the
+// numbers begin .. end - 1. The producer finds a tile, and passes it to the consumers through shared memory.
 //
-// Tiles are numbered so that the blocks of a grid that run at one time work on `together` heads, whose keys stay in the
-// L2 cache. Of each head the last rows come first, which have the most work under a causal mask. Heads that follow each
-// other are heads of one sequence; with BY_HEAD they are one head of several sequences, which may share a bias.
+// Tiles are numbered so that the thread blocks that run at the same time work on `together` heads, whose keys stay in
+// the L2 cache. The last rows of each head come first, because they have the most work under a causal mask.
+// Neighbouring heads in this order belong to the same sequence. With BY_HEAD they are the same head of several
+// sequences, which may share a bias.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
     int s_q, s_kv, lo, hi;      // as in te__attn_seq
     int q_at, kv_at, q_end;
-    // Blocks from hidden_from on and blocks before hidden_to hold keys that some row does not see.
+    // Some row does not see some key in the blocks from hidden_from on, and in the blocks before hidden_to.
     int hidden_from, hidden_to;
-    // The last block of keys reaches beyond the sequence, into memory that may hold anything.
+    // true: the last block of keys reaches beyond the sequence, into memory that may have any content
     bool tail;
 
     template <class ARGS> TE_DEV void find(const ARGS &args, te_u32 number) {
@@ -145,7 +149,7 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         q_at = (int)seq.q_at, kv_at = (int)seq.kv_at;
         const int last = min(row + BM, s_q) - 1;
         begin = max(0, row + lo) / BN;
-        end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // if the sum is negative, the quotient is 0 or
+        end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // if the sum is negative, `end` becomes 0 or
                                                                         // less
         if (BLOCKS && begin < end) end = te_last_seen<BN>(te_blocks_of(a, batch, head, row), begin, end) + 1;
         hidden_from = max(begin, max(0, row + hi + 1) / BN);
@@ -158,8 +162,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         te_sts16(to + 32, make_uint4(hi, q_at, q_end, hidden_from));
         te_sts16(to + 48, make_uint4(hidden_to, tail, more, kv_at));
     }
-    // Reads the tile that tell() wrote. Returns false if there are no more tiles. WARP: takes the values from lane 0,
-    // so that the compiler knows that they are uniform in the warp.
+    // Reads the tile that tell() wrote. Returns false if there are no more tiles. With WARP it takes all values from
+    // lane 0. The compiler then knows that all lanes of the warp have the same values.
     template <bool WARP> TE_DEV bool hear(te_u32 from) {
         auto one = [](te_u32 x) { return (int)(WARP ? __shfl_sync(TE_ALL, x, 0) : x); };
         uint4 x = te_lds16(from);
@@ -174,12 +178,13 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     }
 };
 
-// Block n of BK keys of a head of keys, and the tiles of BQ queries that see any of the keys: m_end - 1 down to
-// m_begin. From number to number the heads that run together change first, then the block of keys. The first blocks
-// have the most work under a causal mask. Heads that follow each other are heads of one sequence; with BY_HEAD they are
-// one head of several sequences, which may share a bias.
+// Block number n of BK keys of one head of keys, and the tiles of BQ queries that see any of these keys. The tiles have
+// the numbers m_begin .. m_end - 1, and the last one comes first. From one block number of the grid to the next, the
+// heads that run together change first, then n. The first blocks of keys have the most work under a causal mask.
+// Neighbouring heads in this order belong to the same sequence. With BY_HEAD they are the same head of several
+// sequences, which may share a bias.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
-    int n, head, batch; // head: of keys
+    int n, head, batch; // head: a head of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
     int m_begin, m_end;
     TE_DEV te_attn_keys(const te__attn_kargs &a, const te__attn_order &order, te_u32 number) {
@@ -198,13 +203,13 @@ template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
         m_end = n * BK < s_kv ? (max(0, min(s_q, (n + 1) * BK - lo)) + BQ - 1) / BQ : 0;
     }
     TE_DEV int tiles() const { return max(0, m_end - m_begin); }
-    // Returns whether tile m has a query and a key that do not see each other, or rows beyond the sequence.
+    // Returns true if tile m has a query that does not see all keys of the block, or has rows beyond the sequence.
     TE_DEV bool hides(int m) const {
         return (n + 1) * BK > min(s_kv, m * BQ + hi + 1) || n * BK < m * BQ + BQ - 1 + lo || m * BQ + BQ > s_q;
     }
 };
-// Walks over the tiles of queries of a te_attn_keys, for all query heads of the group: all heads of the last tile, then
-// all heads of the tile before.
+// Goes through the tiles of queries of a te_attn_keys, for all query heads of its group. First come all heads of the
+// last tile, then all heads of the tile before it, and so on.
 struct te_attn_queries {
     int first, heads, m, head, left;
     template <class KEYS> TE_DEV te_attn_queries(const te__attn_kargs &a, const KEYS &t) {
@@ -216,9 +221,10 @@ struct te_attn_queries {
         if (++head == first + heads) head = first, m--;
     }
 };
-// Walks like te_attn_queries; with a block mask it skips empty tiles, which a whole warp looks for.
+// Goes through the same tiles as te_attn_queries. With a block mask it leaves out tiles that are empty in the mask, and
+// all 32 threads of the warp must call next().
 template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
-    bool full; // this tile is TE_ATTN_BLOCK_FULL: the user's mask hides nothing
+    bool full; // true: the current tile is TE_ATTN_BLOCK_FULL, so the user's mask hides nothing in it
     template <class KEYS>
     TE_DEV te_attn_tiles(const te__attn_kargs &a, const KEYS &t) : te_attn_queries(a, t), full(false) {
         if (BLOCKS) head--, left++, next(a, t);
@@ -243,20 +249,20 @@ template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
         }
     }
 };
-// Returns whether this thread of a producer's warp issues loads. Without a block mask only one thread of the warp runs.
-// With a block mask the whole warp looks for tiles, and the first lane issues loads.
+// Returns true if this thread of a producer's warp must issue loads. Without a block mask only one thread of the warp
+// runs. With a block mask the whole warp looks for tiles, and its first lane issues the loads.
 TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
-// Returns where lse2 and delta of a sequence's first query lie, for one head: work_at and work_head of te__attn_seq,
-// computed from what a tile knows.
+// Returns the index of a sequence's first query in lse2 and delta, for one head. It is work_at + head * work_head of
+// te__attn_seq, computed from the fields of a tile.
 TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {
     if (a.x.packed_q)
         return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);
     return ((te_i64)batch * a.heads + head) * a.s_pad;
 }
 
-// Writes -inf to the elements of a thread's upper (half 0) or lower (half 1) row that lie outside of columns from ..
-// to. Columns count from the thread's own first one.
+// A thread has an upper row (half 0) and a lower row (half 1). This function writes -inf to the elements of one of them
+// outside of columns from .. to. Columns are counted from the thread's own first column.
 template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
 #pragma unroll
     for (int j = 0; j < N / 4; j++)
@@ -265,17 +271,17 @@ template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, 
             if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
 }
 
-// Writes zeros to rows `from` to 63 of a tile of 64 rows, by a whole warpgroup. Memory beyond a sequence may hold NaN,
-// and 0 times NaN is NaN.
+// Sets rows from .. 63 of a tile of 64 rows to 0. The whole warpgroup must call this function. It is needed because
+// memory beyond a sequence may have NaN, and 0 times NaN is NaN.
 template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * 64; i += 128)
         for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));
 }
 
-// Stores 64 rows of a gradient from a warpgroup's sums. A thread's upper row is multiplied by by[0] and its lower row
-// by by[1]; a factor of 0 gives 0, whatever the sums are. The sums go through shared memory at `from` to rows `row` ..
-// `row` + 63 of the view, of which `rows` are the sequence's. The others are written only if the tensor is not packed.
-// named: a named barrier that joins the warpgroup.
+// Stores 64 rows of a gradient from a warpgroup's accumulators. A thread's upper row is multiplied by by[0], its lower
+// row by by[1]. A factor of 0 gives 0, even if the accumulator is NaN. The rows go through shared memory at address
+// `from` to rows row .. row + 63 of the view. Only the first `rows` of them belong to the sequence; the others are
+// written only if the tensor is not packed. `named` is the number of a named barrier for the warpgroup.
 template <int N>
 TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
                               const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,

@@ -1,5 +1,5 @@
-// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. Knows fragments
-// of S, no pipeline.
+// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. It depends on
+// the layout of fragments of S. It must not depend on a kernel's pipeline.
 //
 // Options: X_DROPOUT: 0: there is no dropout; 1: dropout's bits lie in memory (attn_dropout_bits.cu); 2: the bits would
 //          not fit in memory, so the kernels draw them.
@@ -13,18 +13,19 @@ TE_DEV void te_ldg16(const void *p, te_u32 *x) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "l"(p));
 }
-// Returns where the words of keys j on lie, for the row whose lse2 has the number `row`. Those of the next row follow
-// four words further.
+// Returns the address of the words of one row for the keys from j on. `row` is the index of the row in lse2. The words
+// of the next row are four words further.
 TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) {
     return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4;
 }
 
-// Dropout's bits for a thread's part of S with queries along the rows and N columns: two rows, 8 apart, and two of
-// every eight columns.
+// Dropout's bits for a thread's part of S, N columns wide, in which a row belongs to a query. The thread has two rows,
+// 8 apart, and two of every eight columns.
 template <int N> struct te_keep_rows {
     te_u32 word[2][N / 32];
 
-    // Gets the bits of rows i and i + 8 and columns j .. j + N - 1. Bits of rows beyond the last one may be anything.
+    // Loads the bits of rows i and i + 8 and columns j .. j + N - 1. The bits of rows beyond the last one may have any
+    // value.
     TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) {
         load(a, bits, b, h, te_attn_work(a, b, h, q_at) + i, i, j);
     }
@@ -43,8 +44,9 @@ template <int N> struct te_keep_rows {
             }
         }
     }
-    // Returns a mask for two packed 16-bit values, columns 8 j + 2 (lane & 3) and the next one: all ones for a value
-    // that is kept, else zeros. Two shifts make the bits the signs of bytes, which prmt spreads.
+    // Returns a mask for two 16-bit values in one word: columns 8 j + 2 (lane & 3) and the next one. A value that is
+    // kept has all ones, a value that is dropped has zeros. Two shifts move the two bits to sign bits of bytes, which
+    // prmt then spreads.
     TE_DEV te_u32 pair(int half, int j) const {
         const int at = 2 * (threadIdx.x & 3), byte = 8 + j % 4;
         const te_u32 w = word[half][j / 4];
@@ -54,18 +56,19 @@ template <int N> struct te_keep_rows {
             : "r"(w << (7 - at)), "r"(w << (6 - at)), "r"(0x11 * byte + 0x1100 * (byte + 4)));
         return mask;
     }
-    // Returns whether the element in row `half` and column 8 j + 2 (lane & 3) + e is kept.
+    // Returns true if dropout keeps the element in row `half` and column 8 j + 2 (lane & 3) + e.
     TE_DEV bool one(int half, int j, int e) const {
         return word[half][j / 4] >> 2 * (threadIdx.x & 3) >> (8 * (j % 4) + e) & 1;
     }
 };
 
-// Dropout's bits for a thread's part of S^T, 16 keys of a warp by 64 queries: two keys, 8 apart, and two of every eight
-// queries. Bit 2 (j % 4) + e + 16 (j / 4) + 8 half is key `half` and query 8 j + 2 (lane & 3) + e.
+// Dropout's bits for a thread's part of S^T. A warp has 16 keys by 64 queries. The thread has two keys, 8 apart, and
+// two of every eight queries. Bit number 2 * (j % 4) + e + 16 * (j / 4) + 8 * half belongs to key number `half` and
+// query 8 j + 2 (lane & 3) + e.
 struct te_keep_columns {
     te_u32 bits;
 
-    // Gets the bits of queries i .. i + 63; j: the warp's first key.
+    // Loads the bits of the queries i .. i + 63. j is the warp's first key.
     TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &from, int b, int h, int q_at, int i, int j) {
         const int lane = threadIdx.x & 31;
         bits = 0;
@@ -87,6 +90,6 @@ struct te_keep_columns {
             }
         }
     }
-    // Returns whether key `half` of query 8 j + 2 (lane & 3) + e is kept.
+    // Returns true if dropout keeps key number `half` for query 8 j + 2 (lane & 3) + e.
     TE_DEV bool one(int half, int j, int e) const { return bits >> (2 * (j % 4) + e + 16 * (j / 4) + 8 * half) & 1; }
 };

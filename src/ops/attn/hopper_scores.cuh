@@ -1,10 +1,11 @@
-// ops/attn/hopper_scores.cuh: turns products Q K^T into scores for the attention kernels of sm_90a: ALiBi, a bias, a
-// mask of elements, the user's rule. Knows fragments of S, no pipeline.
+// ops/attn/hopper_scores.cuh: turns products Q K^T into scores for the attention kernels of sm_90a. Scores may have
+// ALiBi, a bias, a mask of elements and the user's rule. This part depends on the layout of fragments of S. It must not
+// depend on a kernel's pipeline.
 //
-// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S, the fragment in
-// registers, holds scores divided by the scale, since the softmax multiplies S by scale2. So ALiBi and a bias are
-// divided by the scale before they are added. With the user's rule S holds the scores themselves. With a soft cap,
-// which excludes ALiBi and a bias, S holds the tanh, and the softmax multiplies by the cap.
+// A score is scale * product + bias - slope |i + delta - j|, changed by the user's rule. S is the fragment in
+// registers. It holds scores divided by the scale, because the softmax multiplies S by scale2. So ALiBi and a bias are
+// divided by the scale before they are added. With the user's rule S holds the scores themselves. With a soft cap there
+// is neither ALiBi nor a bias: S holds the tanh, and the softmax multiplies it by the cap.
 //
 // Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: two adjacent
 //          elements at a time, since rows start at multiples of two; 2: as 1, and all queries share one row), X_MASK
@@ -35,23 +36,24 @@ enum {
     CHANGES = X_MOD || X_CAP
 };
 
-// Returns the factor by which the softmax turns S into units of log2.
+// Returns the factor that turns S into units of log2. The softmax multiplies S by it.
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
-// Returns the factor that turns S (products, or their tanh) into the scores that the user's rule gets.
+// Returns the factor that turns S into the scores that the user's rule gets. S has products or, with a soft cap, their
+// tanh.
 TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
-// Replaces products by their tanh if there is a soft cap. It runs before elements are hidden: S = -inf stays as it is
-// then, and its derivative becomes 0 without a test.
+// If there is a soft cap, replaces products by their tanh. This runs before elements are hidden, so that a hidden
+// element stays -inf. The derivative of such an element then becomes 0 without a test.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// Replaces a thread's products by their tanh if there is a soft cap. If no argument is beyond 0.5 and `near` is true,
-// it uses a polynomial, which takes half of the operations. near: false for tiles with rows or keys beyond the
-// sequence. These may be a neighbour's, and a sequence must have the same bits wherever it lies.
+// If there is a soft cap, replaces a thread's products by their tanh. If `near` is true and no argument is beyond 0.5,
+// it uses a polynomial, which takes half of the operations. `near` must be false for a tile with rows or keys beyond
+// the sequence. They may belong to another sequence, and the result for a sequence must not depend on its neighbours.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
-    float fourth = 0.0f; // no element is beyond 0.5 if the sum of fourth powers is not beyond 1/16
+    float fourth = 0.0f; // sum of the fourth powers; if it is at most 1/16, every element is within -0.5 .. 0.5
 #pragma unroll
     for (int n = 0; n < N; n++) {
         s[n] *= a.x.softcap_in;
@@ -63,7 +65,8 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool
         for (int n = 0; n < N; n++) s[n] = te__attn_tanh_near(s[n], s[n] * s[n]);
     } else {
 #pragma unroll 1
-        // Sixteen at a time, for lack of registers. The array rotates, so that every index is a constant.
+        // Sixteen elements are computed at a time, because there are not more registers. The array is rotated, so that
+        // every index is a constant.
         for (int part = 0; part < N; part += 16) {
             float of[16];
 #pragma unroll
@@ -82,8 +85,8 @@ TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) {
 // Returns the factor of a bias in units of products.
 TE_DEV float te_bias_scale(const te__attn_kargs &a) { return __fdividef(a.x.bias_scale, a.scale); }
 
-// Loads a word (te_ldg8: two words) that no kernel writes meanwhile. Volatile keeps the load where it is written, so
-// that its latency overlaps with what follows there.
+// Loads a word (te_ldg8: two words). No kernel may write the word at the same time. The asm is volatile, so that the
+// compiler does not move the load. Its latency then overlaps with the code after it.
 TE_DEV te_u32 te_ldg4(const void *p) {
     te_u32 x;
     asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(x) : "l"(p));
@@ -99,24 +102,24 @@ TE_DEV te_u32 te_ldg2(const void *p) {
     return x;
 }
 
-// The bias of a thread's part of S with queries along the rows: N elements in two rows, 8 apart, and two of every eight
-// columns.
+// The bias for a thread's part of S, in which a row belongs to a query. The part has N elements: two rows, 8 apart, and
+// two of every eight columns.
 template <int N> struct te_bias_rows {
     enum {
         SIZE = BIAS == TE_F32 ? 4 : 2,
         ROWS = PAIRS == 2 ? 1 : 2,
         OF_PAIR = SIZE / 2,                         // words of two elements
-        AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // groups of eight columns that are loaded ahead: as many as fit
-                                                     // into N / 2 registers
+        AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // number of groups of eight columns that are loaded ahead, as many
+                                                     // as fit into N / 2 registers
         WORDS = AHEAD * ROWS * OF_PAIR
     };
-    const char *row[ROWS]; // from the thread's first column on
+    const char *row[ROWS]; // addresses of the thread's first column in its rows
     te_i64 column;         // bytes from one column to the next
-    int count;             // columns that exist from there on
+    int count;             // number of columns that exist from the thread's first column on
     te_u32 word[WORDS];
 
-    // Sets the position: rows i and i + 8, columns from j on. Rows beyond the last one are read as the last one; they
-    // are not stored.
+    // Sets the position to rows i and i + 8 and the columns from j on. For rows beyond the last one, the last one is
+    // read. The results of such rows are not stored.
     TE_DEV void open(const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         column = PAIRS ? SIZE : SIZE * t.j;
@@ -125,8 +128,8 @@ template <int N> struct te_bias_rows {
         for (int r = 0; r < ROWS; r++)
             row[r] = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i + 8 * r, a.s_q - 1) * t.i) + j * column;
     }
-    // Loads two columns at `from` to the words x and y. WHOLE: both columns exist. Else `left` columns exist, and
-    // missing ones become 0.
+    // Loads two columns from address `from` into the words x and y. With WHOLE both columns must exist. Otherwise only
+    // the first `left` of them exist, and the others become 0.
     template <bool WHOLE> TE_DEV void two(const char *from, int left, te_u32 &x, te_u32 &y) const {
         if (!WHOLE) x = y = 0;
         if (!WHOLE && left <= 0) return;
@@ -146,13 +149,13 @@ template <int N> struct te_bias_rows {
                 two<WHOLE>(row[r] + (first + 8 * j) * column, count - first - 8 * j, to[0], to[OF_PAIR - 1]);
             }
     }
-    // Loads the first AHEAD groups of columns, from column `first` on.
+    // Loads the first AHEAD groups of eight columns, beginning at column `first`.
     TE_DEV void load(int first) {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
-    // Reads all words from a tile of 64 rows in shared memory, as TMA brings it. Returns 0, computed from a word of
-    // every load: code that uses the result waits for all loads.
+    // Reads all words from a tile of 64 rows in shared memory, in the layout that TMA writes. Returns 0. This 0 is
+    // computed from a word of each load, so that code that uses it waits for all loads.
     TE_DEV te_u32 take(te_u32 tile) {
         const int row = threadIdx.x & 127;
         te_u32 any = 0;
@@ -166,7 +169,7 @@ template <int N> struct te_bias_rows {
         asm volatile("{ .reg .b32 bits; popc.b32 bits, %1; shr.u32 %0, bits, 6; }" : "=r"(any) : "r"(any));
         return any;
     }
-    // Returns the bias of columns first + 8 j (x) and the next one (y) in row `half`.
+    // Returns the bias for row `half`: x for column first + 8 j, y for the column after it.
     TE_DEV void get(int first, int j, int half, float &x, float &y) const {
         const int r = half % ROWS;
         te_u32 v, w;
@@ -187,13 +190,13 @@ template <int N> struct te_bias_rows {
     }
 };
 
-// Sets a thread's fragment of S to ALiBi's part, -slope times the distance between query and key, or adds that (ADD).
-// at: the signed distance of the thread's first element. least: the least signed distance in the warp. Along a row the
-// distance grows by 1 from element to element and by 8 to the next eight columns; in the row 8 further down it is less
-// by 8.
+// Sets a thread's fragment of S to ALiBi's part of the scores: -slope times the distance between query and key. With
+// ADD it adds this part to the fragment instead. `at` is the signed distance for the thread's first element, `least`
+// the least signed distance in the warp. Along a row the distance grows by 1 to the next element, and by 8 to the next
+// eight columns. In the thread's second row, 8 rows below, it is less by 8.
 template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
     const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
-    if (rising || falling) { // the distance is linear, so its steps are constants
+    if (rising || falling) { // the distance is linear along a row, so it changes by constants
         const float tilt = rising ? -slope : slope;
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -207,18 +210,19 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
     }
 }
 
-// ALiBi as one more product, for S with queries along the rows. On one side of the diagonal ALiBi is linear along a
-// row: tilt (at + column). The tensor cores add  tilt * column  to S. The softmax adds  tilt * at,  which is one number
-// a row, called `shift`. tilt is the sum of hi, mid and lo in bf16. Column numbers are exact in bf16, too, and so is
-// what is added.
+// ALiBi as an additional matrix product, for S in which a row belongs to a query. On one side of the diagonal ALiBi is
+// linear along a row: tilt (at + column). The tensor cores add tilt * column to S. The softmax adds tilt * at, which is
+// the same for a whole row and is called `shift`. tilt is the sum of three bf16 numbers, hi, mid and lo. Column numbers
+// are exact in bf16, and so is the result.
 //
-// Only CUDA up to 13.0 uses the product. The compiler of 13.5 finds no registers for a product from registers onto S,
-// and makes all products wait for each other. With newer compilers each element of S gets an addition after the wait.
+// The product is used only with CUDA up to 13.0. The compiler of 13.5 finds no registers for a product that takes A
+// from registers and adds to S, and makes all products wait for each other. With newer compilers an addition to each
+// element of S takes its place, after the wait.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
-    float slope, tilt, shift[2]; // shift: tilt * at of the thread's two rows
-    te_u32 rising, a[4];   // operand A for a rising line; operand A of the next product
-    bool bent;             // the warp has elements on both sides of the diagonal: there is no product
+    float slope, tilt, shift[2]; // shift: tilt * at, for each of the thread's two rows
+    te_u32 rising, a[4];   // rising: operand A for a rising line; a: operand A of the next product
+    bool bent;             // true: the warp has elements on both sides of the diagonal, so there is no product
     TE_DEV void open(float of) {
         const int t = threadIdx.x & 3;
         const float hi = te_bf16_to_f32(te_f32_to_bf16(of)), mid = te_bf16_to_f32(te_f32_to_bf16(of - hi));
@@ -227,8 +231,8 @@ struct te_line {
                  : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16)
                           : 0;
     }
-    // Prepares operand A and the shift. at: key minus query, of the thread's upper row and column 0. first, last: the
-    // least and the largest key minus query that the warp sees.
+    // Prepares operand A and the shift. `at` is key minus query for the thread's upper row and column 0. `first` and
+    // `last` are the least and the greatest key minus query in the warp.
     TE_DEV void start(int at, int first, int last) {
         const bool up = last <= 0, down = !up && first >= 0;
         bent = !up && !down;
@@ -240,13 +244,15 @@ struct te_line {
         shift[1] = tilt * (float)(at - 8);
     }
     TE_DEV static constexpr int bytes(int n) { return 16 * (n + 8); }
-    // Returns the descriptor of a K-major operand without a swizzle. Eight rows by eight of k take 128 bytes, and the
-    // next eight rows follow them. next: bytes to the next eight of k.
+    // Returns the descriptor of a K-major operand without a swizzle. A unit of eight rows and eight elements along k
+    // has 128 bytes. The unit of the next eight rows follows it directly. `next` is the distance in bytes to the next
+    // eight elements along k.
     TE_DEV static te_u64 desc(te_u32 at, int next) {
         return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
     }
-    // Writes operand B to shared memory at `to`, by `threads` threads: n rows of eight elements, of which three are the
-    // row's number and the others 0. Eight rows of zeros follow, which the second half of k of the last rows reads.
+    // Writes operand B to shared memory at address `to`. All of the `threads` threads must call this function. B has n
+    // rows of eight elements. Three of the elements are the row's number, the others 0. Eight rows of zeros follow,
+    // because the product reads them as the second half of k for the last rows.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;
@@ -256,7 +262,8 @@ struct te_line {
     }
     template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
         if (!PRODUCT) return;
-        // the second half of k lies 128 bytes further, in the next rows: operand A is 0 there
+        // The second half of k is 128 bytes further, where the next rows are. That does no harm, because operand A is 0
+        // there.
         const te_u64 b = desc(columns, 128);
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n("k16.f32.bf16.bf16", ", 1, 1, 0", s, a, b, 1);
@@ -265,8 +272,8 @@ struct te_line {
         TE__PRODUCT(128)
 #undef TE__PRODUCT
     }
-    // Adds after the products what they lack: the distances if the warp is bent, or tilt * column if PRODUCT is 0. at:
-    // the signed distance of the thread's first element.
+    // Runs after the products, and adds what they lack. If the warp is bent, these are the distances. Otherwise, if
+    // PRODUCT is 0, it is tilt * column. `at` is the signed distance for the thread's first element.
     template <int N> TE_DEV void bend(float (&s)[N], int at) const {
         if (!bent) {
 #pragma unroll
@@ -277,7 +284,7 @@ struct te_line {
         for (int i = 0; i < N; i++)
             s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), s[i]);
     }
-    // Adds the shift to S, for the user's rule, which gets whole scores.
+    // Adds the shift to S. This is for the user's rule, which needs complete scores.
     template <int N> TE_DEV void finish(float (&s)[N]) {
 #pragma unroll
         for (int i = 0; i < N; i++) s[i] += shift[i / 2 % 2];
@@ -285,9 +292,10 @@ struct te_line {
     }
 };
 
-// Returns a bit for each element of a thread's fragment, 1 if the mask of elements and the user's mask show the key to
-// the query. Bit 4 k + 2 half + e is row `half` and column 8 k + e. i, j: query and key of the first element. full: the
-// user's mask is not evaluated. STEP: groups of four elements that are loaded at a time.
+// Returns a bit for each element of a thread's fragment. Bit number 4 * k + 2 * half + e belongs to row `half` and
+// column 8 k + e. It is 1 if neither the mask of elements nor the user's mask hides the key from the query. i and j are
+// the query and the key of the first element. If `full` is true, the user's mask is not evaluated. STEP is the number
+// of groups of four elements that are loaded at a time.
 template <int N, bool TRANSPOSED, int STEP = 4>
 TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
     const te__attn_table &t = a.x.mask;
@@ -315,8 +323,8 @@ TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool
     return bits;
 }
 
-// Returns P of an element s of S in the backward pass; 0 for -inf. factor: P times the derivatives of the soft cap and
-// of the user's rule, so that dS = factor (dP - delta).
+// Returns P for an element s of S in the backward pass. P is 0 if s is -inf. `factor` becomes P times the derivatives
+// of the soft cap and of the user's rule, so that dS = factor (dP - delta).
 TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int h, int i, int j, float &factor) {
     const te_attn_mod mod(a.x);
     float p = te_exp2(fmaf(MOD ? mod.score(s * te_score_scale(a), b, h, i, j) : s, te_softmax_scale2(a), -lse2));
@@ -326,17 +334,17 @@ TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int 
     return p;
 }
 
-// The bias with which S^T starts; S^T has keys along the rows. The bias is loaded a tile ahead without a conversion, or
-// taken from a tile that TMA has brought. start() converts it.
+// The bias with which S^T starts. In S^T a row belongs to a key. The bias is loaded one tile ahead without a
+// conversion, or read from a tile that TMA has loaded. start() converts it.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
     TE_DEV static te_u32 element(const char *p) {
         if (BIAS == TE_F32) return te_ldg4(p);
         return te_ldg2(p);
     }
-    // Loads the bias of queries i, i + 1, i + 8, i + 9 .. and keys j and j + 8. For queries and keys that do not exist,
-    // others are read: these elements are hidden later. Each address is computed from the last one, since registers do
-    // not hold all.
+    // Loads the bias of queries i, i + 1, i + 8, i + 9, ... and keys j and j + 8. If a query or key does not exist,
+    // another one is read in its place. Such elements are hidden later. Each address is computed from the one before
+    // it, because registers cannot hold all.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,
@@ -350,8 +358,8 @@ template <int N> struct te_bias_columns {
             asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(step));
         }
     }
-    // Reads the bias from a tile in shared memory, as TMA brings it: boxes of 64 queries, 16 KB apart, with rows of the
-    // warpgroup's 64 keys.
+    // Reads the bias from a tile in shared memory, in the layout that TMA writes: boxes of 64 queries that are 16 KB
+    // apart. A row has the 64 keys of the warpgroup.
     TE_DEV static void take(float (&s)[N], te_u32 tile) {
         const int lane = threadIdx.x & 31, piece = 2 * (threadIdx.x >> 5 & 3) + (lane >> 3 & 1);
 #pragma unroll
@@ -365,7 +373,7 @@ template <int N> struct te_bias_columns {
                               s[8 * k + 2 * i + 1] = __uint_as_float(word[i] >> 16);
         }
     }
-    // Converts what was loaded to f32, times `scale`: S starts with it.
+    // Converts the loaded bias to f32 and multiplies it by `scale`. S^T starts with the result.
     TE_DEV static void start(float (&s)[N], float scale) {
 #pragma unroll
         for (int i = 0; i < (ONE ? 4 : N); i++) {

@@ -1,6 +1,5 @@
-/* ops/attn/op.c: the front door of attention: defaults, checks, and the description of a problem that both backends
- * start from.
- * Knows tensors; must not know which backend runs. */
+/* ops/attn/op.c: the defaults and checks of the attention operations, and the description of a problem with which both
+ * backends start. This part uses tensors. It must not depend on which backend runs. */
 
 static bool te__attn_pads(te_attn_mask mask) {
     return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
@@ -14,12 +13,12 @@ static bool te__attn_is_causal(te_attn_mask mask) {
 static te_attn_mask te__attn_mask_of(const te_attn_rule *x) {
     return x->mask == TE_MASK_DEFAULT ? TE_MASK_CAUSAL : x->mask;
 }
-/* Returns the factor of the scores for heads of d channels: the one that is given, or 1 / sqrt(d). */
+/* Returns the factor of the scores for heads of d channels: `given`, or 1 / sqrt(d) if `given` is 0. */
 static float te__attn_scale(float given, int64_t d) {
     return given != 0.0f ? given : te__floats_divide(1.0, sqrt((double)d));
 }
-/* Fills in the defaults of a checked rule; d: the head size of q. Backends and kernels' arguments use the completed
- * rule. */
+/* Fills in the defaults of a rule that has been checked. d is the head size of q. The backends and the arguments of the
+ * kernels are made from the completed rule. */
 static void te__attn_resolve(te_attn_rule *x, int64_t d) {
     x->mask = te__attn_mask_of(x);
     if (x->mask == TE_MASK_CAUSAL || x->mask == TE_MASK_PADDING_CAUSAL)
@@ -32,14 +31,14 @@ static void te__attn_resolve(te_attn_rule *x, int64_t d) {
 
 /* ---- sizes ---- */
 
-/* Returns the layout of k and v. A paged cache is [pages, page_size, G, d], which is TE_BSHD with pages for
- * sequences. */
+/* Returns the layout of k and v. A paged cache is [pages, page_size, G, d]. This is TE_BSHD with a page in the place of
+ * a sequence. */
 static te_qkv_format te__attn_kv_format(const te_op_attn_fwd_args *a) {
     return a->rule.kv_bshd || a->rule.page_table ? TE_BSHD : a->format;
 }
 static int te__attn_seq_dim(te_qkv_format format) { return format == TE_BSHD ? 1 : 0; }
 
-/* The sizes of a problem. The tensors' numbers of dimensions must have been checked. */
+/* The sizes of a problem. They can be read only after the tensors' numbers of dimensions have been checked. */
 typedef struct te__attn_sizes {
     int64_t b, heads, groups, d, d_v;
     int64_t s_q, s_kv;             /* of the longest sequence */
@@ -82,7 +81,7 @@ static te_result te__attn_want_heads(te_ctx *te, const char *op, const char *nam
     return te__want_channels(te, op, name, x);
 }
 
-/* Checks that x is [s, b, heads, d] in the layout of `format`. like: names the tensors whose sizes x must match. */
+/* Checks that x is [s, b, heads, d] in the layout of `format`. `like` names the tensors that determine these sizes. */
 static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x,
                                      te_qkv_format format, int64_t s, int64_t b, int64_t heads, int64_t d,
                                      const char *like) {
@@ -100,8 +99,8 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
                     te__dims_text(ndim, shape, want));
 }
 
-/* Checks that x is given if `wanted`, and only then. with: the choice of an option that x belongs to, for the
- * message. */
+/* Checks that x is given if `wanted` is true, and is NULL if `wanted` is false. `with` is the option that needs x, for
+ * the message. */
 static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted,
                                     const char *with) {
     if (!x == !wanted) return TE_OK;
@@ -110,7 +109,8 @@ static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name
              : te__fail(te, TE_ERR_STATE, "%s: rule.%s is NULL; %s needs it", op, name, with);
 }
 
-/* Checks that x has four dimensions, each 1 or that of [b, heads, s_q, s_kv]. whole: the last one must be s_kv. */
+/* Checks that x has four dimensions, and that each is 1 or the size in [b, heads, s_q, s_kv]. If `whole` is true, the
+ * last one must be s_kv. */
 static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x,
                                      const te__attn_sizes *s, bool whole) {
     char text[TE__SHAPE_TEXT];
@@ -128,8 +128,8 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
                     (long long)full[3], whole ? "" : " or 1");
 }
 
-/* Checks the shape of the block mask x: one te_attn_block for each TE_ATTN_BLOCK_SIZE queries and as many keys of the
- * longest sequences. */
+/* Checks the shape of the block mask x. It must have one te_attn_block for every TE_ATTN_BLOCK_SIZE queries and as many
+ * keys of the longest sequences. */
 static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tensor *x, const te__attn_sizes *s) {
     const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
     char text[TE__SHAPE_TEXT];
@@ -143,7 +143,7 @@ static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tenso
         TE_ATTN_BLOCK_SIZE);
 }
 
-/* Checks the options that decide which tensors must be given. Sizes are not known yet. */
+/* Checks the options that decide which tensors must be given. The sizes of the problem are not known yet. */
 static te_result te__attn_check_options(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     static const char padding[] = "a padding mask";
     const te_attn_rule *x = &a->rule;
@@ -251,8 +251,9 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
     return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
 }
 
-/* Checks that starts do not descend and that every sequence ends within `rows` and, with `padded`, before the next
- * one. at, padded: cumulative lengths without and with padding, [b + 1] in host memory; NULL: none. */
+/* Checks that the starts of sequences do not descend, and that every sequence ends within `rows`. If `padded` is not
+ * NULL, every sequence must end before the next one begins. `at` and `padded` are cumulative lengths without and with
+ * padding, [b + 1] in host memory, or NULL. */
 static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at,
                                        const int32_t *padded, int64_t b, bool packed, int64_t rows) {
     const int32_t *start = padded ? padded : at;
@@ -273,14 +274,15 @@ static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *n
     }
     return TE_OK;
 }
-/* The tensors of a rule that say where rows lie: lengths, lengths with padding, and the page table. */
+/* Returns the tensors of a rule that say where rows are: cumulative lengths, cumulative lengths with padding, and the
+ * page table. */
 enum { TE__ATTN_PLACES = 5 };
 static void te__attn_places(const te_attn_rule *x, const te_tensor *places[TE__ATTN_PLACES]) {
     places[0] = x->cu_seqlens_q, places[1] = x->cu_seqlens_q_padded, places[2] = x->cu_seqlens_kv,
     places[3] = x->cu_seqlens_kv_padded, places[4] = x->page_table;
 }
-/* Checks the numbers in the tensors of te__attn_places. at: the numbers in host memory; NULL for a tensor that is
- * not given. */
+/* Checks the numbers in the tensors of te__attn_places. `at` has these numbers in host memory, or NULL for a tensor
+ * that is not given. */
 static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_attn_fwd_args *a,
                                        const int32_t *const at[TE__ATTN_PLACES]) {
     const te__attn_sizes s = te__attn_sizes_of(a);
@@ -300,7 +302,7 @@ static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_a
     }
     return r;
 }
-/* Checks the numbers in the tensors of te__attn_places, which lie in host memory. */
+/* Checks the numbers in the tensors of te__attn_places if these tensors are in host memory. */
 static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     const int32_t *at[TE__ATTN_PLACES];
@@ -309,8 +311,9 @@ static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_
     for (i = 0; i < TE__ATTN_PLACES; i++) at[i] = (const int32_t *)te__data(places[i]);
     return te__attn_check_places(te, op, a, at);
 }
-/* Checks the numbers in the tensors of te__attn_places in a GPU's memory. Only the debug mode does it, since it must
- * read them back. Otherwise kernels cut the numbers so that no row lies outside. */
+/* Checks the numbers in the tensors of te__attn_places if these tensors are in a GPU's memory. It must copy them to the
+ * host, so only debug mode does it. Without debug mode the kernels limit the numbers so that no row is outside of its
+ * tensor. */
 static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     int32_t *at[TE__ATTN_PLACES] = {NULL, NULL, NULL, NULL, NULL};
@@ -330,7 +333,7 @@ static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_o
     return r;
 }
 
-/* Checks `a` for the forward or the backward pass, and fills in the defaults of its rule. */
+/* Checks the arguments of the forward or the backward pass, and fills in the defaults of their rule. */
 static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     te__attn_sizes s;
@@ -384,7 +387,7 @@ static te_result te__check_attn_fwd(te_ctx *te, te_op_attn_fwd_args *a) {
     return te__attn_check(te, "attn_fwd", a);
 }
 
-/* Returns the arguments of the forward pass that a backward pass belongs to. */
+/* Returns the arguments of the forward pass whose gradients the backward pass `a` computes. */
 static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
     te_op_attn_fwd_args f = TE_ZERO;
     f.q = a->q;
@@ -458,14 +461,14 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* Returns p rounded as the kernels use it: to a multiple of 2^-16 below 1/64, else of 1/4096, which is within 1 % of
- * p. Multiples of 1/4096 leave the four lowest bits of te__attn_threshold 0, so a quarter of the random bits is not
- * drawn. */
+/* Returns p rounded as the kernels use it. If p is below 1/64, it becomes a multiple of 2^-16. Otherwise it becomes a
+ * multiple of 1/4096, which differs from p by less than 1 %. For multiples of 1/4096 the four lowest bits of
+ * te__attn_threshold are 0, so a quarter of the random bits need not be drawn. */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
     return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
 }
-/* Writes a rule that te__attn_resolve has completed to the arguments of all kernels. */
+/* Copies a rule to the kernels' arguments. te__attn_resolve must have completed the rule. */
 static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__attn_sizes *s) {
     const int64_t beyond = s->s_q + s->s_kv + 1;
     te__attn_extra *x = &k->x;
@@ -494,9 +497,10 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->mask = te__attn_table_of(in->attention_mask);
     x->blocks = te__attn_table_of(in->block_mask);
     x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
-    /* A cap of 1e18 or more changes only scores above 1e14, and a softmax of these has one key anyway. */
+    /* A cap of 1e18 or more would change only scores above 1e14. With such scores the softmax gives all weight to one
+     * key anyway. */
     x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f;
-    /* softcap_in must be finite, since a product may be 0 */
+    /* softcap_in must be finite, because it may be multiplied by a product that is 0 */
     x->softcap_in =
         x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f;
     x->softcap2 = (float)((double)x->softcap * 1.4426950408889634);
@@ -507,8 +511,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->sink = (const float *)te__data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
-        /* kernels load element 0 where an index is outside of the tensor, so aux must be an address even for no
-         * elements */
+        /* Where an index is outside of the tensor, kernels load element 0 instead. So `aux` must be a valid address
+         * even if the tensor has no elements. */
         x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p;
     }
     x->on = te__has_score_mod(&in->score_mod) || x->softcap > 0.0f || te__attn_pads(in->mask) || in->attention_mask ||
@@ -520,13 +524,13 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->dp_dt = (int)in->dp_dtype;
     x->s_scale = (const float *)te__data(in->s_scale);
     x->dp_scale = (const float *)te__data(in->dp_scale);
-    x->s_amax = backward ? NULL : (float *)te__data(in->s_amax); /* only the forward pass raises it */
+    x->s_amax = backward ? NULL : (float *)te__data(in->s_amax); /* only the forward pass raises this amax */
     x->dp_amax = (float *)te__data(in->dp_amax);
     x->on = x->on || x->s_dt || x->dp_dt;
 }
 
-/* Returns the kernels' arguments for checked args, without the memory that a backend adds. back: the arguments of
- * the backward pass, or NULL in the forward pass. */
+/* Returns the kernels' arguments for args that have been checked, without the memory that a backend adds. `back` has
+ * the args of the backward pass. It is NULL in the forward pass. */
 static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te_op_attn_bwd_args *back) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const te_qkv_format kv = te__attn_kv_format(a);

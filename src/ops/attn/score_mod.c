@@ -1,5 +1,5 @@
-/* ops/attn/score_mod.c: the user's expressions (te_score_mod): which ones reach the compiler, and the text that kernels
- * include. Knows text; must not know attention. */
+/* ops/attn/score_mod.c: the user's expressions for scores and masks (te_score_mod): the checks that decide which ones
+ * the compiler gets, and the text that kernels include. This part handles text. It must not depend on attention. */
 
 static bool te__has_score_mod(const te_score_mod *m) {
     return m->score_mod || m->mask_mod || m->score_fn || m->mask_fn;
@@ -10,15 +10,15 @@ static bool te__has_score_mod(const te_score_mod *m) {
 static bool te__is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 static bool te__is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* Returns expression i of the rule, or NULL; *name: the name of its field. */
+/* Returns expression i of the rule, or NULL if it is not given. *name gets the name of its field. */
 static const char *te__score_mod_text(const te_score_mod *m, int i, const char **name) {
     static const char *const names[3] = {"score_mod", "score_mod_bprop", "mask_mod"};
     *name = names[i];
     return i == 0 ? m->score_mod : i == 1 ? m->score_mod_bprop : m->mask_mod;
 }
 
-/* Returns whether an expression may use the name of n characters at `at`. mask: the expression is mask_mod, without
- * score. */
+/* Returns true if an expression may use the name that has n characters and begins at `at`. `mask` is true for the
+ * expression mask_mod, which has no `score`. */
 static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at, size_t n) {
     static const char *const names[] = {"score",  "b",     "h",        "q_idx", "kv_idx", "true",   "false",
                                         "float",  "int",   "INFINITY", "abs",   "min",    "max",    "fminf",
@@ -33,9 +33,10 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
     return false;
 }
 
-/* Returns whether the mark text[i] would assign, take or follow an address, begin a lambda, or form a digraph (which
- * stands for a bracket). With these an expression could reach any memory. behind: an operand ends in front of the
- * mark, so * is a product, & a bitwise and, and [ begins an index. */
+/* Returns true if the character text[i] must be refused, because an expression with it could reach any memory. Such a
+ * character assigns a value, takes or follows an address, begins a lambda, or begins a digraph (which stands for a
+ * bracket). `behind` is true if an operand ends just before the character. Then * is a product, & is a bitwise and, and
+ * [ begins an index. */
 static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
     const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
     if ((c == '*' || c == '&' || c == '[') && !behind) return true;
@@ -46,14 +47,15 @@ static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
            (!last || !strchr("=!<>", last) || (i > 1 && last != '=' && last != '!' && text[i - 2] == last));
 }
 
-/* Checks an expression's characters, brackets and names, and where its marks stand. The compiler checks the rest. */
+/* Checks an expression's characters, brackets and names, and that its marks are in places where they are allowed. The
+ * compiler checks the rest. */
 static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_score_mod *m, const char *name,
                                           const char *text) {
     static const char marks[] = " .,+-*/%()[]<>=!&|^~?:";
     const bool mask = strcmp(name, "mask_mod") == 0;
     char open[TE_SCORE_MOD_CHARS];
     size_t size = 0, depth = 0, i, n;
-    bool behind = false; /* the text so far ends with an operand */
+    bool behind = false; /* true: the text so far ends with an operand */
     while (size <= TE_SCORE_MOD_CHARS && text[size]) size++;
     if (size == 0 || size > TE_SCORE_MOD_CHARS)
         return te__fail(te, TE_ERR_INVALID,
@@ -74,7 +76,7 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
                                 "those that it may use",
                                 op, name, (int)te__min(n, 40), text + i, (int)i + 1, why);
             }
-            /* behind a type, * would make a pointer */
+            /* after the name of a type, * would make a pointer */
             behind = !((n == 5 && strncmp(text + i, "float", n) == 0) || (n == 3 && strncmp(text + i, "int", n) == 0));
         } else if (te__is_digit(c) || (c == '.' && te__is_digit(text[i + 1]))) { /* a number, with its suffix */
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n]) || text[i + n] == '.' ||
@@ -122,7 +124,7 @@ static te_result te__score_mod_check(te_ctx *te, const char *op, const te_score_
     return TE_OK;
 }
 
-/* Checks that each new score has a derivative: the user's, or 1 if the rule is additive. */
+/* Checks that each function that changes scores has a derivative: the user's own one, or 1 if the rule is additive. */
 static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const te_score_mod *m) {
     if (m->additive || ((!m->score_mod || m->score_mod_bprop) && (!m->score_fn || m->score_bprop_fn))) return TE_OK;
     return te__fail(te, TE_ERR_INVALID,
@@ -132,7 +134,8 @@ static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const 
                     m->score_mod && !m->score_mod_bprop ? "score_mod_bprop is" : "score_bprop_fn is");
 }
 
-/* Checks that the rule has the form that the backend needs: expressions for CUDA, functions for the CPU. */
+/* Checks that the user gave the form of the rule that the backend needs. CUDA needs expressions, the CPU needs
+ * functions. */
 static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_score_mod *m, bool cuda) {
     const bool score = cuda ? m->score_fn && !m->score_mod : m->score_mod && !m->score_fn,
                mask = cuda ? m->mask_fn && !m->mask_mod : m->mask_mod && !m->mask_fn;
@@ -153,8 +156,9 @@ static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_s
 
 /* ---- the text ---- */
 
-/* Returns the length of the number at `at` if a product with its reciprocal may replace a division by it: digits
- * with a point and an f behind them, few enough that the reciprocal is a normal float. Returns 0 if there is none. */
+/* Finds out whether a division by the number at `at` may become a product with its reciprocal. If so, returns the
+ * number of its characters, otherwise 0. The number must have digits, one point and an f at its end. It must be short,
+ * so that its reciprocal is a normal float. */
 static size_t te__score_mod_divisor(const char *at) {
     size_t n = 0, points = 0;
     for (; te__is_digit(at[n]) || at[n] == '.'; n++) points += at[n] == '.';
@@ -163,7 +167,8 @@ static size_t te__score_mod_divisor(const char *at) {
                ? n + 1
                : 0;
 }
-/* Returns whether the expression has a step somewhere, so that an error of 2 ulp may change its value much. */
+/* Returns true if the expression may have a step, for example by floorf. At a step an error of 2 ulp may change the
+ * value much. */
 static bool te__score_mod_has_steps(const char *text) {
     static const char *const words[] = {"floorf", "ceilf", "truncf", "rintf", "fmodf", "int", "==", "!=", "<", ">"};
     int i;
@@ -171,8 +176,9 @@ static bool te__score_mod_has_steps(const char *text) {
         if (strstr(text, words[i])) return true;
     return false;
 }
-/* Writes the expression of a score or its derivative, with a * (1.0f / 50.0f) in place of a / 50.0f. An exact
- * division takes as long as ten products, and the product is within 2 ulp of it. */
+/* Writes the expression of a score or of its derivative. A division by a constant, such as a / 50.0f, becomes a * (1.0f
+ * / 50.0f). An exact division takes as long as ten products. The result of the product differs from it by at most 2
+ * ulp. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;
     while (text[i]) {
@@ -185,7 +191,7 @@ static void te__score_mod_put(te__text *out, const char *text) {
     }
 }
 
-/* Writes the text that stands in the place of ops/attn/score_mod.cuh. */
+/* Writes the text that kernels get as the content of ops/attn/score_mod.cuh. */
 static void te__score_mod_code(const te_score_mod *m, te__text *out) {
     static const char *const macros[3] = {"TE_MOD_SCORE", "TE_MOD_BPROP", "TE_MOD_MASK"};
     int i;

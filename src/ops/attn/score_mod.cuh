@@ -1,6 +1,6 @@
-// ops/attn/score_mod.cuh: the user's expressions on scores and masks. Each launch with a rule replaces this text by its
-// own (score_mod.c). The text here is for te_kcheck, which compiles typical rules in the form that score_mod.c writes:
-// ALiBi by the user's slopes, a soft cap, documents that do not see each other.
+// ops/attn/score_mod.cuh: the user's expressions on scores and masks. A launch with expressions replaces this text by
+// the text that score_mod.c writes for them. The text here serves te_kcheck alone, a tool that compiles all kernels. It
+// has three typical examples: ALiBi with the user's slopes, a soft cap, and documents that do not see each other.
 #if X_MOD == 1
 #define TE_AUX0 TE_F32
 #define TE_MOD_SCORE (score - aux0[h] * fabsf(q_idx - kv_idx))

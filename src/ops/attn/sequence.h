@@ -1,11 +1,12 @@
 /* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, ALiBi's slopes, and what dropout keeps.
- * Read by the host and by kernels: knows the arguments (kargs.h), no tensors and no tiles. */
+ * The host and the kernels both include this file. It may use the arguments (kargs.h). It must not depend on tensors or
+ * tiles. */
 #ifndef TE__ATTN_SEQUENCE_H
 #define TE__ATTN_SEQUENCE_H
 
-/* Turns a causal mask and a window into two diagonals: row i sees the keys i + *lo .. i + *hi. delta: the diagonal
- * that the mask and the window count from. left, right: the window; -1: no bound. *lo and *hi are cut to -s_q - 1 ..
- * s_kv, which hides and shows the same keys. */
+/* Turns a causal mask and a window into two diagonals: row i sees the keys i + *lo .. i + *hi. `left` and `right` are
+ * the sizes of the window; -1 means no bound. `delta` is the diagonal that the mask and the window count from. *lo and
+ * *hi are limited to -s_q - 1 .. s_kv; this does not change which keys a row sees. */
 TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int s_q, int s_kv, int *lo, int *hi) {
     const int beyond = s_q + s_kv + 1;
     int from = left < 0 || left > beyond ? -beyond : delta - left,
@@ -15,24 +16,26 @@ TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int
     *hi = to < -s_q - 1 ? -s_q - 1 : to > s_kv ? s_kv : to;
 }
 
-/* One sequence of a batch. s_q, s_kv, lo and hi are the fields of te__attn_kargs for this sequence. */
+/* One sequence of a batch. The fields s_q, s_kv, lo and hi are those of te__attn_kargs, but for this sequence alone. */
 typedef struct te__attn_seq {
     int s_q, s_kv, lo, hi;
     int delta;                    /* ALiBi's distance is |i + delta - j| */
-    int q_end, kv_end;            /* ends of the rows that are written; rows from s_q (s_kv) on become 0 */
-    long long q_at, kv_at;        /* the tensor's row at which the sequence begins */
-    long long lse_at, lse_head;   /* lse of row i, head h: lse_at + h * lse_head + i */
-    long long work_at, work_head; /* lse2 and delta of row i, head h: work_at + h * work_head + i */
+    int q_end, kv_end;            /* output rows 0 .. q_end - 1 (kv_end - 1) are written; those from s_q (s_kv) on
+                                   * become 0 */
+    long long q_at, kv_at;        /* the row of the tensor where the sequence begins */
+    long long lse_at, lse_head;   /* lse of row i and head h is at lse_at + h * lse_head + i */
+    long long work_at, work_head; /* lse2 and delta of row i and head h are at work_at + h * work_head + i */
 } te__attn_seq;
 
-/* Returns the number of floats of lse2 (and of delta) for one head of packed sequences. Each sequence starts at a
- * multiple of four floats and has room for whole tiles behind it. */
+/* Returns how many floats the buffer lse2 needs for one head of packed sequences; the buffer delta needs as many. Each
+ * sequence starts at a multiple of four floats. Behind each sequence there is space for whole tiles. */
 TE__BOTH long long te__attn_packed_rows(int tokens, int batch) {
     return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4);
 }
 
-/* Returns the length of sequence b by `cu`, and in *first its first row. tokens: rows of the packed tensor. longest:
- * the largest length. Kernels get cu and at unchecked, so the length is cut: no row lies outside of the tensor. */
+/* Returns the length of sequence b according to `cu`, and sets *first to its first row. `tokens` is the number of rows
+ * of the packed tensor, and `longest` is the largest length. Nothing has checked the numbers in `cu` and `at`, so the
+ * length is cut until no row lies outside of the tensor. */
 TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b,
                              long long *first) {
     long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;
@@ -64,22 +67,23 @@ TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
     return s;
 }
 
-/* Returns the number of tile m of dQ of sequence b, whose first row is q_at, and head h. A packed sequence has the
- * tiles that its rows fill and at most one more, which the `+ b` makes room for. */
+/* Returns the index of tile m of dQ, for head h of sequence b. q_at is the first row of the sequence. A packed sequence
+ * has as many tiles as its rows fill, and at most one more. The `+ b` makes space for that one. */
 TE__BOTH long long te__attn_dq_tile(const te__attn_bwd_hopper_kargs *a, int b, int h, int q_at, int m) {
     if (!a->a.x.packed_q) return ((long long)b * a->a.heads + h) * a->tiles_of_head + m;
     return (long long)h * a->tiles_of_head + q_at / a->queries + b + m;
 }
 
-/* Returns the page of key j of sequence b in a paged cache, and in *row its row in the page. Page ids outside of the
- * cache are clamped, since they are unchecked. */
+/* Returns the page that holds key j of sequence b in a paged cache, and sets *row to the key's row within the page.
+ * Nothing has checked the page ids, so ids outside of the cache are clamped. */
 TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row) {
     const int page = x->pages[(long long)b * x->pages_of_each + j / x->page_size];
     *row = j % x->page_size;
     return page < 0 ? 0 : page >= x->num_pages ? x->num_pages - 1 : page;
 }
 
-/* Returns the te_attn_block of row i and key j of sequence b and head h; without a block mask TE_ATTN_BLOCK_PARTIAL. */
+/* Returns the te_attn_block for row i and key j of head h of sequence b, or TE_ATTN_BLOCK_PARTIAL if there is no block
+ * mask. */
 TE__BOTH int te__attn_block_at(const te__attn_extra *x, int b, int h, int i, int j) {
     const te__attn_table *t = &x->blocks;
     if (!t->p) return (int)TE_ATTN_BLOCK_PARTIAL;
@@ -87,30 +91,31 @@ TE__BOTH int te__attn_block_at(const te__attn_extra *x, int b, int h, int i, int
                 t->p)[b * t->b + h * t->h + i / TE_ATTN_BLOCK_SIZE * t->i + j / TE_ATTN_BLOCK_SIZE * t->j];
 }
 
-/* Returns ALiBi's slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_rule. */
+/* Returns ALiBi's default slope of head h (Press, Smith and Lewis, 2022), by the formula at te_attn_rule. */
 TE__BOTH float te__attn_slope(int heads, int h) {
     int n = 1;
     while (2 * n <= heads) n *= 2;
     return exp2f(h < n ? -8.0f * (float)(h + 1) / (float)n : -4.0f * (float)(2 * (h - n) + 1) / (float)n);
 }
 
-/* Returns dropout's threshold, p in units of 2^-16. Dropout draws a 16-bit number for each element of P and keeps
- * the element if the number is at least the threshold.
- * A word holds one bit of the numbers of 32 keys of a row. So one operation on words compares 32 numbers, and bits
- * below the threshold's lowest set bit need not be drawn. Bit n of the number of key j is bit j % 32 of word n % 4
- * of block 4 w + n / 4 of Philox4x32-7, where w = row ceil(s_kv / 32) + j / 32 and row = (b heads + h) s_q + i.
- * Seven rounds pass all tests of BigCrush, as ten do (Salmon et al.). */
+/* Returns dropout's threshold: p in units of 2^-16. Dropout draws a 16-bit number for each element of P, and keeps the
+ * element if the number is at least the threshold. The random bits are stored bit by bit: one 32-bit word holds bit n
+ * of the numbers of 32 neighbouring keys. So one operation on a word serves 32 numbers, and the bits below the lowest
+ * set bit of the threshold need not be drawn. The generator is Philox4x32-7, with four words in a block. Bit n of the
+ * number of key j is bit number j % 32 of word n % 4 of block 4 * w + n / 4. There w = row * ceil(s_kv / 32) + j / 32,
+ * and row = (b * heads + h) * s_q + i. Seven rounds pass all tests of BigCrush, as ten do (Salmon et al.). */
 TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t)(a->dropout_p * 65536.0f); }
-/* Returns w (see te__attn_threshold) of keys 0 .. 31 of row i. */
+/* Returns the w of te__attn_threshold for keys 0 .. 31 of row i. */
 TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i) {
     return (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) *
            (uint64_t)((a->s_kv + 31) / 32);
 }
 TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
-/* Extends the comparison of 32 numbers with the threshold by the four bits of block `block`. Bit j of at_least says
- * whether the lower bits of number j are at least the threshold's; the result says so with the four bits included. A
- * bit that differs from the threshold's bit decides; otherwise the lower bits' answer stays. That is the majority of
- * the bit, the lower bits' answer and the inverted threshold bit. */
+/* Extends a comparison of 32 numbers with the threshold by four more bits, those of block `block`. Before the call, bit
+ * j of at_least says whether the lower bits of number j are at least the lower bits of the threshold. The result says
+ * the same with the four new bits included. Where a new bit differs from the threshold's bit, it decides. Where they
+ * are equal, the old answer stays. Both cases are one formula: the majority of the new bit, the old answer, and the
+ * inverse of the threshold's bit. */
 TE__BOTH uint32_t te__attn_keep_step(uint32_t at_least, const uint32_t bits[4], uint32_t threshold, int block) {
     int n;
     for (n = 0; n < 4; n++) {
@@ -119,21 +124,21 @@ TE__BOTH uint32_t te__attn_keep_step(uint32_t at_least, const uint32_t bits[4], 
     }
     return at_least;
 }
-/* Returns which of the 32 keys of word w are kept: bit j is set if key j is. */
+/* Returns which of the 32 keys of word w are kept: bit j is set if key j is kept. */
 TE__BOTH uint32_t te__attn_keep_word(uint32_t threshold, uint64_t seed, uint64_t offset, uint64_t w) {
     uint32_t keep = 0xffffffffu, bits[4];
     int block;
     for (block = 0; block < 4; block++) {
-        if (!(threshold & ((16u << (4 * block)) - 1u))) continue; /* the threshold's bits up to here are 0, and any
-                                                                   * number is at least 0 */
+        if (!(threshold & ((16u << (4 * block)) - 1u))) continue; /* all bits of the threshold up to this block are 0,
+                                                                   * and every number is at least 0 */
         te__philox_rounds(7, seed, offset, 4 * w + (uint64_t)block, bits);
         keep = te__attn_keep_step(keep, bits, threshold, block);
     }
     return threshold >> 16 ? 0u : keep;
 }
 
-/* Rounds x to an FP8 code of format dt and returns the code's value, which FP8 attention multiplies. inverse: 1 /
- * scale, rounded to nearest. */
+/* Rounds x * scale to an FP8 code of format `dt`, and returns the value of the code times `inverse`. FP8 attention
+ * multiplies this value. `inverse` is 1 / scale, rounded to nearest. */
 TE__BOTH float te__attn_rounded(int dt, float x, float scale, float inverse) {
     return (dt == (int)TE_F8E5M2 ? te__e5m2_to_f32(te__f32_to_e5m2(x * scale))
                                  : te__e4m3_to_f32(te__f32_to_e4m3(x * scale))) *

@@ -1,8 +1,9 @@
-// ops/attn/sparse.cuh: the tiles of sparse attention. A block of four warps owns eight heads of one query, two a warp.
-// It walks over the keys of the query's list, a tile at a time, in f32. For scores, each lane has one of the tile's
-// keys. For sums over the keys, which lie in shared memory, each lane has channels lane + 32 t.
+// ops/attn/sparse.cuh: the tiles of sparse attention. A block of four warps computes eight heads of one query, two
+// heads in each warp. It goes through the query's list of keys, one tile at a time, in f32. For the scores, each lane
+// takes one key of the tile. For sums over the keys, lane `lane` takes the channels lane + 32 t; the keys lie in shared
+// memory.
 //
-// Options: X_DT: te_dtype of q, kv, o and their gradients; set only if all have the same.
+// Option X_DT: the te_dtype of q, kv, o and their gradients. It is set only if all of them have the same dtype.
 #pragma once
 #include "ops/attn/attn.cuh"
 
@@ -15,13 +16,13 @@
 #endif
 #define TE_SPARSE_MINE 2 // heads of a warp
 #ifdef TE_SMALL
-#define TE_SPARSE_WIDE 1 // channels of a lane that te_sparse_gather sums at a time
+#define TE_SPARSE_WIDE 1 // number of channels that a lane of te_sparse_gather sums at a time
 #else
 #define TE_SPARSE_WIDE 4
 #endif
 
-// te_load and te_store for the formats of sparse attention. In embedded PTX each is one function, which knows f32, bf16
-// and f16 only.
+// The load and store functions of sparse attention. Kernels from embedded PTX use two small functions that know f32,
+// bf16 and f16 alone. Other kernels use te_load and te_store.
 #ifdef TE_SMALL
 static __device__ __noinline__ float te_sparse_load(const void *p, te_i64 i, int dt) {
     if (dt == TE_F32) return ((const float *)p)[i];
@@ -40,23 +41,24 @@ TE_DEV void te_sparse_store(void *p, te_i64 i, int dt, float f) { te_store(p, i,
 struct te_sparse_place {
     int b, i, first; // first: the block's first head
     TE_DEV te_sparse_place(const te__sparse_attn_kargs &a) {
-        // blocks of one query are neighbours, since they read the same keys
+        // the blocks of one query have neighbouring numbers, since they read the same keys
         const te_u32 tiles = (te_u32)(a.heads + TE__SPARSE_ROWS - 1) / TE__SPARSE_ROWS, row = blockIdx.x / tiles;
         first = (int)(blockIdx.x - row * tiles) * TE__SPARSE_ROWS;
         b = (int)(row / (te_u32)a.s_q);
         i = (int)(row - (te_u32)b * (te_u32)a.s_q);
     }
-    // Returns the element of lse, lse2 and delta for head h.
+    // Returns the position of head h in lse, lse2 and delta.
     TE_DEV te_i64 row(const te__sparse_attn_kargs &a, int h) const { return ((te_i64)b * a.heads + h) * a.s_q + i; }
 };
 
-// Returns the key in slot k of a query's list, or -1 if the slot names none.
+// Returns entry k of a query's list of keys, or -1 if the entry is not a valid key.
 TE_DEV int te_sparse_key(const te__sparse_attn_kargs &a, const int *list, int k) {
     const int key = k < a.n ? list[k] : -1;
     return key >= 0 && key < a.s_kv ? key : -1;
 }
 
-// Copies eight heads of a query to shared memory. Channels from d on, and heads that do not exist, become 0.
+// Copies eight heads of a query to shared memory as f32. Channels from d on become 0, and so do heads that do not
+// exist.
 TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te_sparse_place &at, int heads, int d) {
 #pragma unroll 1
     for (int c = threadIdx.x; c < TE__SPARSE_ROWS * ld; c += 128) {
@@ -66,8 +68,9 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
     }
 }
 
-// Copies the keys of slots k0 .. k0 + tile - 1 to shared memory; a slot without a key becomes 0. Returns this lane's
-// key, or -1. If no slot has a key, nothing is copied; else there is a barrier before the copy and one after it.
+// Copies keys to shared memory: those that entries k0 .. k0 + tile - 1 of a query's list name. An entry without a key
+// becomes 0. If no entry has a key, nothing is copied. Otherwise there is one barrier before the copy and one after it.
+// Returns the number of this lane's key, or -1.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;
@@ -85,8 +88,8 @@ TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, co
     return mine;
 }
 
-// Writes to out[r] the product of row r of `mine` (the same for all lanes) and this lane's key. d channels; `mine` is
-// padded with zeros to a multiple of four.
+// Computes out[r] = the dot product of row r of `mine` and the key of this lane. All lanes read the same `mine`. Rows
+// have d channels; rows of `mine` are padded with zeros to a multiple of four channels.
 TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int ld, const float *key, int d) {
     out[0] = out[1] = 0.0f;
 #pragma unroll 1
@@ -103,8 +106,8 @@ TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int
     }
 }
 
-// Computes acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], for c < d. Each
-// lane has its own words of acc, whose rows are ld_acc apart.
+// Computes acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], for c < d. The
+// rows of acc are ld_acc floats apart. No two lanes touch the same element of acc.
 TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARSE_MINE], const float *weight,
                              const float *keys, int ld, int tile, int d) {
 #pragma unroll 1
@@ -129,7 +132,7 @@ TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARS
     }
 }
 
-// Stores a warp's heads from the lanes' sums, each times its scale.
+// Multiplies the sums of a warp's heads by `scale` and stores them.
 TE_DEV void te_sparse_put(const te__attn_view &x, const te_sparse_place &at, int first, int heads, int d,
                           const float *acc, int ld_acc, const float scale[TE_SPARSE_MINE]) {
 #pragma unroll 1

@@ -1,6 +1,7 @@
-// ops/attn/sparse_attn_bwd_dkv.cu: dKV = scale dS^T Q + P^T dO of sparse attention, whose keys are also its values. P
-// and dS: see sparse_attn_query.cu, which runs before. A block owns one key and goes through the queries that read the
-// key (sparse_attn_list.cu). Warp w takes every eighth pair of a query and a head. Each sum has one order.
+// ops/attn/sparse_attn_bwd_dkv.cu: dKV = scale dS^T Q + P^T dO of sparse attention, whose keys are also its values.
+// sparse_attn_query.cu, which runs before, defines P and dS. A block owns one key, and goes through the queries that
+// read this key (sparse_attn_list.cu). A warp takes every eighth pair of query and head. Each sum always has the same
+// order.
 //
 // Options: X_DT (sparse.cuh).
 //

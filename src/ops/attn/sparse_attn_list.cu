@@ -1,13 +1,13 @@
-// ops/attn/sparse_attn_list.cu: makes for each key of sparse attention the list of the queries that read it, ascending,
-// so that the sum of a key's gradients has one order. The queries of a sequence are cut into chunks. There are three
-// launches, by `step`:
-//   0  a block for each chunk: cursor[key] = how often the chunk's queries name the key
-//   1  a block for each sequence: start[key] = the sum of the counts of all keys before, and each chunk's cursor[key] =
-//      where its queries go in the list
-//   2  a block for each chunk, query after query: list[cursor[key]++] = the query. A query that names a key twice
-//      stands there twice; both entries are the same
+// ops/attn/sparse_attn_list.cu: makes a list for each key of sparse attention: the queries that read the key,
+// ascending. With such a list the gradient of a key is always summed in the same order. The queries of a sequence are
+// cut into chunks. There are three launches, which differ in `step`:
+//   0  One block for each chunk. It counts in cursor[key] how often the chunk's queries name the key.
+//   1  One block for each sequence. It sets start[key] to the sum of the counts of all smaller keys. It sets each
+//      chunk's cursor[key] to the place in the list where the chunk's queries begin.
+//   2  One block for each chunk. It goes through its queries in order and writes list[cursor[key]++] = the query. If a
+//      query names a key twice, it stands in the list twice.
 //
-// Launch: grid batch * chunks (0, 2) or batch (1), block 256.
+// Launch: grid batch * chunks (steps 0 and 2) or batch (step 1), block 256.
 // te:baseline
 #include "ops/attn/sparse.cuh"
 

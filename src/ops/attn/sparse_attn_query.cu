@@ -1,6 +1,6 @@
 // ops/attn/sparse_attn_query.cu: the passes of sparse attention that go over queries. Each query reads the keys of its
-// own list, and keys are also values (multi-query attention; DeepSeek-V4's sparse attention). In f32, for any formats
-// and strides.
+// own list, and keys are also values (multi-query attention; DeepSeek-V4's sparse attention). The arithmetic is f32,
+// and any formats and strides are allowed.
 //   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). Each
 //              head has a running maximum and sum; whenever the maximum grows, what has been summed so far is
 //              rescaled. A head has o = 0 if its sum is 0, since it has no key or no score near -1e30 or above.
@@ -11,7 +11,7 @@
 // Options: X_BACKWARD (0, 1): the pass; if not set, it is the backward pass if there is a dO. X_DT (sparse.cuh).
 //
 // Launch: grid batch * s_q * ceil(heads / 8), block 128, shared memory 4 * (8 * (ROW(d) + ROW(d_v)) + tile *
-//         LANE_ROW(d) + 8 * tile) bytes, in the backward pass 32 * ROW(d) more (kargs.h).
+// LANE_ROW(d) + 8 * tile) bytes, in the backward pass 32 * ROW(d) more (kargs.h).
 // te:baseline
 // te:row X_DT=1|3 X_BACKWARD=0|1
 #include "ops/attn/sparse.cuh"

@@ -1,12 +1,13 @@
-/* ops/attn/sparse_cpu.c: sparse attention by its formulas (api/ops_model.h), with sums in double. Knows number
- * formats only through cpu/rows.c.
+/* ops/attn/sparse_cpu.c: sparse attention on the CPU by the formulas of api/ops_model.h, with sums in double. It
+ * converts number formats only through cpu/rows.c. These are the formulas of the backward pass for one query and head;
+ * k counts the keys in the query's list:
  *
- *   dP_k = dO kv_k    dS_k = P_k (dP_k - D),  D = dO O    dQ = scale sum_k dS_k kv_k    dKV_j = sum over the slots that
- *                     name j of scale dS q + P dO
+ *   dP_k = dO . kv_k      D = dO . O      dS_k = P_k (dP_k - D)      dQ = scale sum_k dS_k kv_k
+ *   dKV_j = sum of scale dS_k q + P_k dO over all queries, heads and k for which the list names key j
  *   dsink = - sum over queries of e^(sink - lse) D
  *
- * A task of the first pass is a query. A task of the second pass is a key, which has a list of the queries that read
- * it. So each sum has one order, whichever thread runs the task. */
+ * A task of the first pass is a query. A task of the second pass is a key with the list of the queries that read it. So
+ * each sum has one order, whichever thread runs the task. */
 
 typedef struct te__sparse_work {
     te__sparse_attn_kargs a;
@@ -36,8 +37,8 @@ static void te__sparse_store(const te__attn_view *x, int64_t b, int64_t h, int64
     te__store_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, row);
 }
 
-/* Runs the forward pass of one head of a query. keys: [n, d]; scores: [n], written. seen: number of slots with a
- * key, which come first. */
+/* Runs the forward pass of one head of a query. `keys` is [n, d], and its first `seen` rows hold the keys of the query.
+ * `scores` is scratch memory of n floats. */
 static void te__sparse_head_fwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, float *scores,
                                 int64_t b, int64_t i, int64_t h) {
     const double sink = a->sinks ? (double)a->sinks[h] : -HUGE_VAL;
@@ -67,7 +68,8 @@ static void te__sparse_head_fwd(const te__sparse_attn_kargs *a, const float *key
     if (a->lse) a->lse[(b * a->heads + h) * a->s_q + i] = (float)(sum == 0.0 ? sink : top + log(sum));
 }
 
-/* Computes dQ and delta of one head of a query. keys: [n, d]; seen: number of slots with a key, which come first. */
+/* Computes dQ and delta of one head of a query. `keys` is [n, d], and its first `seen` rows hold the keys of the
+ * query. */
 static void te__sparse_head_bwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, int64_t b, int64_t i,
                                 int64_t h) {
     const int64_t row = (b * a->heads + h) * a->s_q + i;
@@ -135,7 +137,7 @@ static void te__sparse_keys(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Makes for each key the list of the queries that read it: start and list of te__sparse_attn_kargs. */
+/* Writes the fields start and list of te__sparse_attn_kargs: for each key, the list of the queries that read it. */
 static void te__sparse_turn(const te__sparse_attn_kargs *a) {
     const int64_t slots = (int64_t)a->s_q * a->n;
     int64_t b, k;
@@ -149,7 +151,7 @@ static void te__sparse_turn(const te__sparse_attn_kargs *a) {
         for (j = 0; j < a->s_kv; j++) start[j + 1] += start[j];
         for (k = 0; k < slots; k++)
             if ((j = te__sparse_key_of(a, from, k)) >= 0) list[start[j]++] = (int)(k / a->n);
-        /* Each start[j] has become the end of list j, which is the start of list j + 1. */
+        /* Now start[j] is the end of list j, so it is the start of list j + 1. */
         for (j = a->s_kv; j > 0; j--) start[j] = start[j - 1];
         start[0] = 0;
     }

@@ -1,8 +1,8 @@
-/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. Knows plans; must not know the
- * driver. */
+/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This part may make plans. It must
+ * not call the CUDA driver. */
 
-/* Returns the bytes of shared memory: eight heads of q and o, or in the backward pass of q, dO and dQ, and a tile of
- * keys. */
+/* Returns the bytes of shared memory that a block needs. It holds eight heads of q and o (in the backward pass: of q,
+ * dO and dQ), a tile of keys, and the tile's scores. */
 static int64_t te__sparse_shared(const te__sparse_attn_kargs *a, bool backward) {
     return 4 * (TE__SPARSE_ROWS * ((backward ? 2 : 1) * TE__ATTN_ROW(a->d) + TE__ATTN_ROW(a->d_v)) +
                 (int64_t)a->tile * TE__ATTN_LANE_ROW(a->d) + (int64_t)TE__SPARSE_ROWS * a->tile);
@@ -42,7 +42,8 @@ static te_result te__cuda_plan_sparse_attn_fwd(te__plan *p, const te_op_sparse_a
     return te__sparse_plan_queries(p, &a, false);
 }
 
-/* Plans the gradient of the sinks by the kernel of dense attention, since lse2 and delta have the same layout there. */
+/* Plans the gradient of the sinks. The kernel of dense attention computes it, since lse2 and delta have the same layout
+ * in both. */
 static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, const te_tensor *dsinks) {
     te__launch *l = te__plan_launch(p, "attn", "attn_bwd_sink");
     te__attn_kargs *k = TE__KARGS(p, l, te__attn_kargs);

@@ -1,7 +1,7 @@
-/* ops/attn/sparse_op.c: the front door of sparse attention: defaults, checks, and the description of a problem that
- * both backends start from. Knows tensors; must not know which backend runs. */
+/* ops/attn/sparse_op.c: sets the default values of sparse attention, checks its calls, and describes the problem for
+ * both backends (te__sparse_attn_kargs). This part may use tensors. It must not depend on the backend. */
 
-/* Checks that x has the sizes `shape` and adjacent channels. */
+/* Checks that x has the sizes `shape`, and that the channels of a row are adjacent in memory. */
 static te_result te__sparse_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int ndim,
                                  const int64_t *shape) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
@@ -45,7 +45,7 @@ static te_result te__check_sparse_attn_fwd(te_ctx *te, te_op_sparse_attn_fwd_arg
     return te__sparse_attn_check(te, "sparse_attn_fwd", a);
 }
 
-/* Returns the arguments of the forward pass that a backward pass belongs to. */
+/* Returns the arguments of the forward pass to which the backward pass `a` belongs. */
 static te_op_sparse_attn_fwd_args te__sparse_attn_forward_of(const te_op_sparse_attn_bwd_args *a) {
     te_op_sparse_attn_fwd_args f = TE_ZERO;
     f.q = a->q;

@@ -1,5 +1,5 @@
-/* ops/attn/tanh.h: tanh without branches, for kernels that compute one for each score. Read by both compilers: tests
- * on the host compare it with the C library's tanh. */
+/* ops/attn/tanh.h: tanh without branches, for kernels that compute a tanh for each score. The host's compiler reads
+ * this file too: tests compare the function with the C library's tanh. */
 #ifndef TE__ATTN_TANH_H
 #define TE__ATTN_TANH_H
 
@@ -25,9 +25,9 @@ static inline float te__tanh_inverse(float x) { return 1.0f / x; }
 #define TE__TANH_FMA(a, b, c) ((a) * (b) + (c)) /* fmaf may be a slow function */
 #endif
 
-/* Returns tanh x with a relative error of 6e-7. It is x P(x^2) / Q(x^2), minimax in the relative error on 0 .. 8;
- * beyond 8 tanh is within 3e-7 of 1. Only one instruction runs on the special function unit, which the softmax's
- * exponential keeps busy. */
+/* Returns tanh x with a relative error of at most 6e-7. The formula is x P(x^2) / Q(x^2), with polynomials that
+ * minimize the largest relative error on 0 .. 8. Beyond 8, tanh is within 3e-7 of 1. Only one instruction uses the
+ * special function unit, because the exponentials of the softmax keep this unit busy. */
 TE__BOTH float te__attn_tanh(float x) {
     const float y = te__tanh_cut(x), u = y * y;
     float p = TE__TANH_FMA(1.14285107e-5f, u, 2.95105223e-3f), q = TE__TANH_FMA(2.45919872e-7f, u, 2.38671857e-4f);
@@ -38,7 +38,7 @@ TE__BOTH float te__attn_tanh(float x) {
     q = TE__TANH_FMA(q, u, 1.0f);
     return y * p * te__tanh_inverse(q);
 }
-/* Returns tanh x with a relative error of 7e-7, for x from -0.5 to 0.5 only. u: x^2. Needs no reciprocal. */
+/* Returns tanh x with a relative error of at most 7e-7, for x from -0.5 to 0.5 only, without a division. `u` is x^2. */
 TE__BOTH float te__attn_tanh_near(float x, float u) {
     return x *
            TE__TANH_FMA(TE__TANH_FMA(TE__TANH_FMA(-0.0444446111f, u, 0.131918896f), u, -0.333264679f), u, 0.999999477f);

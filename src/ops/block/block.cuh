@@ -1,5 +1,5 @@
-// ops/block/block.cuh: converts FP8 codes to f32, for the two dequantizations. Knows codes; must not know where scales
-// lie.
+// ops/block/block.cuh: converts FP8 codes to f32, for the kernels block_dequantize and block_dequantize_col. This part
+// knows codes. It must not depend on where the scales lie.
 #pragma once
 #include "device/vector.cuh"
 
@@ -9,7 +9,7 @@ TE_DEV void te_fp8x8_to_f32(te_u32 low, te_u32 high, int dt, float v[8]) {
     te_fp8x2_to_f32(high, dt, v + 4, v + 5);
     te_fp8x2_to_f32(high >> 16, dt, v + 6, v + 7);
 }
-// Loads eight codes from any alignment; only n of them exist, the rest become 0.
+// Loads n codes, at most eight, from an address of any alignment. The rest of the eight codes become 0.
 TE_DEV uint2 te_codes_part(const void *q, te_i64 i, te_i64 n) {
     te_u32 w[2] = {0, 0};
 #pragma unroll

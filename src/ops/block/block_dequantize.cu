@@ -1,12 +1,13 @@
-// ops/block/block_dequantize.cu: decodes the row-wise copy q [m, ld]: y [m, n] = f32(q) * scale_inv, rounded once more
-// to y's format.
+// ops/block/block_dequantize.cu: decodes the row-wise copy q [m, ld]. It computes y [m, n] = f32(q) * scale_inv, and
+// rounds the product to y's format.
 //
 //   1-D blocks   element (i, j) has scale_inv[j / 128][i]
 //   2-D blocks   element (i, j) has scale_inv[i / 128][j / 128]
 //
 // Benchmark: "dequantize 1x128 blocks" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.
+// Launch: block 256. Each block handles 1024 groups of eight columns. Each thread handles four of them, 256 apart. Any
+// size and any alignment are allowed.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3

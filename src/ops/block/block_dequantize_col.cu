@@ -1,5 +1,5 @@
-// ops/block/block_dequantize_col.cu: decodes the column-wise copy q [n, ld]: y [m, n] = f32(q) * scale_inv, rounded
-// once more to y's format.
+// ops/block/block_dequantize_col.cu: decodes the column-wise copy q [n, ld]. It computes y [m, n] = f32(q) * scale_inv,
+// and rounds the product to y's format.
 //
 //   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]
 //   2-D blocks   element (i, j) of y has scale_inv[j / 128][i / 128]
@@ -12,8 +12,8 @@
 //
 // Benchmark: "dequantize 128x1 blocks" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles of 128 rows and 128 columns of y, consecutive along the same rows. Any size, any
-//         alignment.
+// Launch: block 256; the grid has one block for each tile of 128 rows and 128 columns of y, consecutive along the same
+// rows. Any size and any alignment are allowed.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3

@@ -41,8 +41,9 @@
 #endif
 #define PACKED (HELD != TE_F32)
 
-// Does one step of a maximum across lanes. Two lanes whose index differs in `lane_bit` have 2n values each; afterwards
-// each lane has n maxima: the upper ones if its bit is set, else the lower ones.
+// Does one step of a maximum across lanes. It works on pairs of lanes whose numbers differ in the bit `lane_bit`.
+// Before, both lanes have 2n values. Afterwards, the lane with the bit set has the n maxima of the upper values, and
+// the other lane has the n maxima of the lower values.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll
@@ -81,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
     if (a.noop && *a.noop == 1.0f) return;
     float fp8_max = Y_DT == TE_F8E4M3 ? 448.0f : 57344.0f;
 
-    // NaN drops out of every maximum. Elements of 16 bits are compared two at a time, packed.
+    // The maxima ignore NaN. Elements of 16 bits are compared two at a time, packed.
     float row_amax[4] = {}, col_amax[8] = {};
     if constexpr (PACKED) {
         te_u32 rows[4] = {}, columns[4] = {};
@@ -115,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
         float amax = te_block_max(fmaxf(fmaxf(row_amax[0], row_amax[1]), fmaxf(row_amax[2], row_amax[3])), scratch);
         row_scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
         if (threadIdx.x < 128) col_scale[threadIdx.x] = row_scale;
-        // thread 0 writes the tile's scale, and the next threads zeros behind the last scale of a line
+        // Thread 0 writes the tile's scale of the row-wise copy, and thread 4 that of the column-wise copy. Behind the
+        // last tile, the three threads after each of them write the zeros of the padding.
         if (scaled && threadIdx.x < 8) {
             te_i64 blocks_m = te_div_up(a.m, 128), blocks_n = te_div_up(a.n, 128);
             float inverse = threadIdx.x & 3 ? 0.0f : te__rcp_f32(row_scale);

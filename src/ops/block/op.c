@@ -1,13 +1,14 @@
-/* ops/block/op.c: FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements: checks, the CPU's reference, plans.
- * Knows where the scales of each copy lie; must not know how a GPU computes them, nor what the copies are for. */
+/* ops/block/op.c: FP8 quantization with one f32 scale for each block of 1 x 128 or 128 x 128 elements. It has the
+ * checks, the CPU's reference and the plans of the kernels. This part knows where the scales of each copy lie. It must
+ * not depend on how a GPU computes the scales, nor on what the copies are for. */
 
 enum { TE__BLOCK = 128 };
 
 /* ---- checks ---- */
 
-/* Checks one copy: codes [rows, ld] with ld >= cols, and their scales. 1-D scales are [blocks of cols, rows], 2-D
- * scales [blocks of rows, blocks of cols]. The last size is rounded up to a multiple of 4, so that the scales of four
- * neighbours are 16 aligned bytes. */
+/* Checks one copy, which has codes [rows, ld] with ld >= cols, and scales. Scales of 1 x 128 blocks are [blocks of
+ * cols, rows]. Scales of 128 x 128 blocks are [blocks of rows, blocks of cols]. In both, the last size is rounded up to
+ * a multiple of 4, so that four neighbouring scales are 16 aligned bytes. */
 static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
                                       const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
                                       bool two_dimensional) {
@@ -47,8 +48,8 @@ static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_a
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* Returns the scale for an fp8_max / amax beyond f32: the largest number of x's format, as in TransformerEngine's block
- * kernels. */
+/* Returns the scale to use where fp8_max / amax overflows f32: the largest number of x's format, as in
+ * TransformerEngine's block kernels. */
 static float te__block_limit(te_dtype dtype) {
     return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX;
 }
@@ -62,15 +63,15 @@ typedef struct te__block_job {
     float fp8_max, limit;
 } te__block_job;
 
-/* One tile of x, with zeros where x ends, and the scales of its rows and columns. Rows of v are longer than the tile's,
- * so that the elements of a column lie in different sets of the cache. */
+/* One tile of x, with zeros beyond the edges of x, and the scales of its rows and columns. A row of `v` is longer than
+ * a row of the tile, so that the elements of a column lie in different sets of the cache. */
 typedef struct te__block_tile {
     float v[TE__BLOCK][TE__BLOCK + 16];
     float row_scale[TE__BLOCK], col_scale[TE__BLOCK];
 } te__block_tile;
 
-/* Finds the scales of a tile's rows and columns. Amaxes are compared as bits: non-negative floats have the order of
- * their bits, and integer maxima vectorize; a NaN counts as 0. */
+/* Computes the scales of a tile's rows and columns. A NaN counts as 0. The maxima compare bits as integers, because the
+ * compiler vectorizes integer maxima. Non-negative floats have the same order as their bits. */
 static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     const te_op_block_quantize_args *a = j->a;
     int32_t row[TE__BLOCK], col[TE__BLOCK], largest = 0;
@@ -95,8 +96,9 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     }
 }
 
-/* Writes the tile's part of one copy of `lines` rows of `length` elements: block `block` of the rows from line_block *
- * 128 on. Where the tile lies beyond the lines or their length, padding is written, or nothing. */
+/* Writes a tile's part of one copy, codes and scales. A copy has `lines` rows of `length` elements. The part is block
+ * number `block` of 128 elements, in the 128 rows from line_block * 128 on. Codes beyond `length` are padding; padding
+ * has no scales. */
 static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,
                             int64_t block, int64_t lines, int64_t length) {
     const te_tensor *q = columnwise ? j->a->col : j->a->row,
@@ -141,7 +143,7 @@ static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
     for (i = begin; i < end; i++) te__block_quantize_tile(j, i / j->tiles_n, i % j->tiles_n, &tile);
 }
 
-/* Return the number of tiles along m and along n. Tiles cover the padding too. */
+/* Two functions: they return the number of tiles along m and along n. The tiles cover the padding too. */
 static int64_t te__block_tiles_m(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), TE__BLOCK);
 }
@@ -165,8 +167,8 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_a
 
 /* ---- CPU: dequantize ---- */
 
-/* Dequantizes bands begin .. end - 1 of 128 rows of y. Column-wise codes are read along their rows, 16 rows of y at a
- * time, and transposed. */
+/* Dequantizes bands `begin` to `end` - 1 of y; a band is 128 rows. Column-wise codes are read along the rows of the
+ * codes, 16 rows of y at a time, and transposed. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;
@@ -208,7 +210,7 @@ static te_result te__cpu_block_dequantize(te_ctx *te, const te_op_block_dequanti
 
 /* ---- plans ---- */
 
-/* Returns whether every row of x starts at a multiple of `bytes`. */
+/* Returns whether every row of x starts at an address that is a multiple of `bytes`. */
 static bool te__block_aligned(const te_tensor *x, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && te__cols(x) * te__dtype_size(x->dtype) % bytes == 0;
 }

@@ -20,8 +20,9 @@
 #define X_DT a.x_dt
 #endif
 
-// Returns the running maximum, of a word's one f32 or of each of its halves, in the format itself. The maximum is never
-// NaN: the instruction drops a NaN if the other operand is a number.
+// Returns the maximum of `most` and |w|. For f32, `w` and `most` hold one number each. For bf16 and f16 they hold two
+// numbers, and the maximum is taken of each half. The result is never NaN: if one operand is NaN, the instruction
+// returns the other.
 TE_DEV te_u32 te_amax_word(te_u32 w, int dt, te_u32 most) {
     te_u32 magnitude = w & (dt == TE_F32 ? 0x7fffffffu : 0x7fff7fffu), r;
     if (dt == TE_F32) return (te_u32)__float_as_int(fmaxf(__int_as_float((int)most), __int_as_float((int)magnitude)));

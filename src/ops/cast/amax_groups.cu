@@ -1,11 +1,12 @@
-// ops/cast/amax_groups.cu: amax[g] = max(amax[g], max |x|) over the rows of group g of x [m, n], NaN ignored, infinity
-// kept.
+// ops/cast/amax_groups.cu: raises amax[g] to the largest |x| in the rows of group g of x [m, n]. NaN is ignored,
+// infinity is kept.
 //
-// A warp takes a row at a time, and raises the amax of the row's group by an atomic, which always gives the same bits.
-// Most warps read a larger value there, and need no atomic. Rows with group numbers outside 0 .. count - 1 are skipped.
+// A warp handles one row at a time. It raises the amax of the row's group by an atomic maximum, which gives the same
+// bits in any order. Most warps find a larger value there and need no atomic. Rows with group numbers outside 0 ..
+// count - 1 are skipped.
 //
-// Launch: block 256; grid: any number of blocks; each warp goes on until no row is left. Any size, any alignment of at
-//         least an element.
+// Launch: block 256, and any number of blocks; each warp goes on until no row is left. Any size is allowed, and any
+// alignment of at least one element.
 //
 // te:baseline
 // te:row X_DT=3

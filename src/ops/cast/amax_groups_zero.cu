@@ -1,6 +1,6 @@
-// ops/cast/amax_groups_zero.cu: sets the amaxes of all groups to 0, before amax_groups.
+// ops/cast/amax_groups_zero.cu: sets the amaxes of all groups to 0. It runs before amax_groups.
 //
-// Launch: block 256, a thread a group; grid: groups / 256 rounded up.
+// Launch: block 256, one thread for each group; grid: groups / 256 rounded up.
 //
 // te:baseline
 #include "device/base.cuh"

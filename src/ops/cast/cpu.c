@@ -1,8 +1,8 @@
-/* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. Every GPU gives the same bytes. The shape alone
- * decides how work is divided. */
+/* ops/cast/cpu.c: the reference of amax, scales, FP8 casts and transpose. Every GPU gives the same bytes as this code.
+ * How the work is divided depends on the shape alone. */
 
-/* Returns the maximum of `largest` and all |x|. Non-negative floats have the order of their bits, so integers are
- * compared, which vectorizes; a NaN counts as 0. */
+/* Returns the maximum of `largest` and all |x|. A NaN counts as 0. The maximum compares bits as integers, because the
+ * compiler vectorizes integer maxima. Non-negative floats have the same order as their bits. */
 static float te__amax_of(const float *x, int64_t n, float largest) {
     int32_t most = (int32_t)te__f32_bits(largest);
     int64_t i;
@@ -46,13 +46,14 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
                      &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
-/* Returns where the number of group i lies in x, a vector of any stride with one number for each group. NULL: there is
- * no such group, or x is NULL. */
+/* Returns the address of element i of x, a vector with one number for each group and any stride. Returns NULL if there
+ * is no group i, or if x is NULL. */
 static float *te__of_group(const te_tensor *x, int64_t i) {
     return x && i >= 0 && i < te__numel(x) ? (float *)te__data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
 }
 
-/* Finds the amaxes of groups begin .. end - 1; with keep, maxima with the numbers already there. */
+/* Computes the amaxes of groups `begin` to `end` - 1. With `keep`, an amax is the maximum with the number that is
+ * already there. */
 static void te__amax_groups(void *user, int64_t begin, int64_t end) {
     const te_op_amax_args *a = (const te_op_amax_args *)user;
     const int32_t *group = (const int32_t *)te__data(a->groups);
@@ -95,16 +96,16 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax
 
 /* ---- delayed scaling ---- */
 
-/* Updates one slot as TransformerEngine's fused delayed-scaling update does (common/recipe/delayed_scaling.cu). Row 0
- * gathers the amax of the current step; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing
- * was seen (last == 0) leaves the slot alone. */
+/* Updates one slot (one column of a history, with its scale) as TransformerEngine's fused delayed-scaling update does
+ * (common/recipe/delayed_scaling.cu). Row 0 of the history gathers the amax of the current step. Rows 1 .. length - 1
+ * hold the amaxes of earlier steps, the newest last. If the step saw no data (`last` is 0), nothing changes. */
 static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max,
                              bool most_recent) {
     float last = reduced != 0.0f ? reduced : history[0], amax = 0.0f, next;
     int64_t row;
     if (last == 0.0f) return;
     for (row = 1; row < length; row++) {
-        /* Old row 1, which rolls out, still counts this once; a NaN never counts. */
+        /* The old row 1 is dropped from the history, but still counts in this maximum. A NaN never counts. */
         amax = fmaxf(amax, history[row * n]);
         history[row * n] = row + 1 < length ? history[(row + 1) * n] : last;
     }
@@ -145,7 +146,7 @@ static te_result te__cpu_delayed_gather(te_ctx *te, const te_op_delayed_gather_a
 
 enum { TE__CAST_TILE = 64 };
 
-/* Transposes a tile: dst (c, r) = src (r, c), both with rows of TE__CAST_TILE bytes. */
+/* Transposes a tile: dst[c][r] = src[r][c]. Rows of both have TE__CAST_TILE bytes. */
 static void te__transpose_tile(const uint8_t *src, uint8_t *dst) {
     int r, c, i;
     for (r = 0; r < TE__CAST_TILE; r += 8)
@@ -160,14 +161,14 @@ typedef struct te__quantize_job {
     int64_t m, n, ld, ldc, tiles_m, tiles_n;
     te_dtype format;
     float scale;
-    const int32_t *group; /* [m]: the group of each row, each with a scale of its own; NULL: no groups */
+    const int32_t *group; /* [m]: the group of each row; NULL: no groups. Each group has its own scale. */
     bool amax; /* the amax is wanted */
     int parts;
     float part[64]; /* amax of each part */
 } te__quantize_job;
 
-/* Casts one tile of x, with zeros where x ends, into `row` and `col`. Returns the larger of the tile's amax and
- * `largest`. */
+/* Casts one tile of x into the outputs `row` and `col`, with zeros beyond the edges of x. Returns the maximum of
+ * `largest` and the tile's amax. */
 static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int64_t first_col, float largest) {
     uint8_t code[TE__CAST_TILE * TE__CAST_TILE], turned[TE__CAST_TILE * TE__CAST_TILE];
     const te_tensor *x = j->a->x;
@@ -277,8 +278,8 @@ static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_op_fp8_dequantize_a
     return TE_OK;
 }
 
-/* Transposes bands begin .. end - 1, of 32 columns of src each: rows of dst. A cache line of src is used up while it is
- * in the cache. */
+/* Transposes bands `begin` to `end` - 1. A band is 32 columns of src, which become 32 rows of dst. With such narrow
+ * bands, each cache line of src is read completely while it is in the cache. */
 static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const char *src = (const char *)te__data(a->src);
@@ -301,7 +302,8 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
             memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
-/* Transposes bands of 4-bit elements, two in a byte, the even one in the low half. Rows are padded to whole bytes. */
+/* Transposes bands of 4-bit elements. A byte has two elements, the even one in its low half. Rows are padded to whole
+ * bytes. */
 static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const uint8_t *src = (const uint8_t *)te__data(a->src);

@@ -1,13 +1,15 @@
-/* ops/cast/cuda.c: plans of the casts. Knows the kernels' contracts; must not know what they compute. */
+/* ops/cast/cuda.c: plans of the casts. This part knows how each kernel must be launched. It must not depend on what the
+ * kernels compute. */
 
-/* Returns whether rows of ld elements all start at multiples of `bytes`. */
+/* Returns whether every row of x starts at an address that is a multiple of `bytes`, if rows are `ld` elements
+ * apart. */
 static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return (uintptr_t)te__data(x) % (uintptr_t)bytes == 0 && ld * te__dtype_size(x->dtype) % bytes == 0;
 }
 
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
-/* Plans the amaxes of groups of rows: a warp a row raises the group's amax. */
+/* Plans the amaxes of groups of rows. One warp reads a row and raises the amax of the row's group. */
 static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
     te__amax_groups_kargs args = TE_ZERO;
     te__launch *l;
@@ -34,8 +36,8 @@ static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
     return TE_OK;
 }
 
-/* Plans the amax with as many blocks of 512 threads as run at once: each goes on until nothing is left, and finishes
- * once. */
+/* Plans the amax of a whole tensor, with as many blocks of 512 threads as can run at once. Each block loops over the
+ * tensor, and writes its maximum once, at the end. */
 static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
     te__launch *l;
     te__amax_kargs *k;
@@ -78,8 +80,9 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     return TE_OK;
 }
 
-/* Plans launches of `kernel` over the list, cut into tables. slots_a_block: of the kernel. with: the fields that all
- * tables share; its amaxes are those of all slots. */
+/* Plans launches of `kernel` for all states of the list. Each launch has a table of at most TE__DELAYED_MAX states.
+ * `slots_a_block` is the number of slots of one block. `with` has the fields that are the same in all tables; its
+ * `amaxes` holds the amaxes of all slots of the list. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
                              te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;
@@ -126,8 +129,8 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_g
     return TE_OK;
 }
 
-/* Return the number of tiles along m and along n. Tiles cover the padding too. There is at least one, even if there is
- * nothing to cast, since scale_inv is always written. */
+/* Two functions: they return the number of tiles along m and along n. The tiles cover the padding too. There is at
+ * least one tile, even for an empty x, since scale_inv is always written. */
 static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) {
     return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128));
 }

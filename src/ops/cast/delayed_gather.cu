@@ -1,6 +1,6 @@
-// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, concatenated.
+// ops/cast/delayed_gather.cu: copies row 0 of every history of the table into `amaxes`, one after another.
 //
-// Launch: block 256, one slot a thread; grid: slots of the table / 256 rounded up.
+// Launch: block 256, one thread for each slot; grid: slots of the table / 256 rounded up.
 //
 // te:baseline
 #include "ops/cast/list.cuh"

@@ -1,13 +1,14 @@
-// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale
-// [n]; see te__delayed_slot in cpu.c.
+// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states. A state has a history [length,
+// n] and scales [n]; a slot is one column of it. te__delayed_slot in cpu.c is the reference.
 //
-//   last = the slot's number in amaxes, if there is one and it is not 0; else row 0
+//   last = the slot's number in `amaxes`, if `amaxes` is given and the number is not 0; otherwise row 0
 //   last == 0: nothing is written
-//   rows      0    1 .. length-2    length-1
-//   become    0    the row below    last             (length 1: 0)
-//   scale = scaled_max / amax; amax is the largest of last and the old rows 1 .. length-1, or with most_recent last
+//   row          0    1 .. length-2    length-1
+//   new value    0    the next row     last             (length 1: 0)
+//   scale = scaled_max / amax, where amax is the maximum of last and the old rows 1 .. length-1
+//   (with most_recent, amax is last alone)
 //
-// Launch: block 256; grid: slots of the table: one slot a block; the threads share its rows.
+// Launch: block 256, whose threads share the rows of one slot; grid: slots of the table.
 //
 // te:baseline
 #include "ops/cast/list.cuh"

@@ -19,7 +19,7 @@
 #define GROUPS 0
 #endif
 
-// GROUPS: reads the scale of the row's group. Returns false if the row has no group: it becomes 0.
+// With GROUPS: reads the scale of the row's group. Returns false if the row has no group; such a row becomes 0.
 TE_DEV bool te_dequantize_scale(const te__fp8_dequantize_kargs &a, te_i64 row, float &scale_inv) {
     if (!GROUPS) return true;
     int group = a.groups[row];

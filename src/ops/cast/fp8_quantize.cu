@@ -50,7 +50,8 @@
 #define Y_DT a.y_dt
 #define CURRENT a.current
 #define HELD TE_F32 // the format of elements in registers: f32, unpacked
-#define BIAS 0 /* the plan sums the columns of x itself: this general row takes long enough to compile */
+#define BIAS 0 /* this variant of the kernel, for all formats, has no column sums, so that it compiles faster; the plan
+                * sums the columns of x separately */
 #define RESIDENT TE__CAST_RESIDENT
 #define GROUPS (a.groups != nullptr)
 #else
@@ -63,7 +64,7 @@
 
 #define PACKED (HELD != TE_F32)
 
-// The position of a thread's four rows by eight columns in tile `at`, and the load of x from there.
+// The place of one thread's 4 x 8 elements (rows x columns) in tile `at`, and a function that loads them from x.
 struct te_cast_place {
     te_i64 first_row, first_col, row, col;
     bool inside;
@@ -73,7 +74,8 @@ struct te_cast_place {
         row = first_row + (threadIdx.x >> 3) * 4, col = first_col + (threadIdx.x & 7) * 8;
         inside = row + 4 <= a.m && col + 8 <= a.n;
     }
-    // Issues all loads before the first element is used, so that their latencies overlap.
+    // Loads the thread's elements. All loads are issued before the first element is used, so that their latencies
+    // overlap.
     TE_DEV void ask(const te__fp8_quantize_kargs &a, te_raw<HELD> w[4]) const {
         if (a.vector_x && inside) {
 #pragma unroll
@@ -99,7 +101,7 @@ TE_DEV float te_cast_largest(const te_raw<HELD> w[4], float largest, int dt) {
     return largest;
 }
 
-// Returns, in every thread, the maximum that the producer of x has left.
+// Returns the amax of x to every thread of the block. The kernel that wrote x left it in *word.
 TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
     if (threadIdx.x == 0) {
         te_u64 was = atomicAdd(word, (te_u64)1 << 32);
@@ -115,7 +117,7 @@ TE_DEV int te_cast_group(const te__fp8_quantize_kargs &a, te_i64 row) {
     int group = row < a.m ? a.groups[row] : -1;
     return group < a.count ? group : -1;
 }
-// Raises the amaxes of the groups of a thread's rows. The whole warp must call.
+// Raises the amaxes of the groups of a thread's rows. All 32 threads of the warp must call this function.
 TE_DEV void te_cast_group_amaxes(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {

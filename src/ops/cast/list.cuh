@@ -1,10 +1,11 @@
-// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know what a
-// slot is used for.
+// ops/cast/list.cuh: finds the state that a slot of a te__delayed_kargs belongs to. This part knows the layout of this
+// table. It must not depend on what a slot is used for.
 #pragma once
 #include "device/base.cuh"
 #include "ops/cast/kargs.h"
 
-// Returns the i with first[i] <= slot < first[i + 1]. The table lies in the constant bank.
+// Returns the i with first[i] <= slot < first[i + 1]. The table is an argument of the kernel, so it lies in constant
+// memory.
 TE_DEV int te_state_of(const te__delayed_kargs &a, te_u32 slot) {
     int low = 0, high = a.states - 1;
     while (low < high) {

@@ -1,6 +1,6 @@
-// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds]; columns m ..
-// of dst become 0. Elements have 4 bits, two in a byte, the even one in the low half. lds and ldd are in bytes: rows
-// begin with a byte.
+// ops/cast/transpose_nibbles.cu: transposes 4-bit elements. A byte has two elements, the even one in its low half.
+// Every row starts with a whole byte. lds and ldd count bytes, so in elements src is [m, 2 lds] and dst is [n, 2 ldd].
+// dst becomes the transpose of the first n columns of src. The columns of dst from m on become 0.
 //
 //            64 columns (tx: 8 each, 4 bytes)
 //          +----------------------------------+

@@ -1,7 +1,7 @@
-// ops/context/context_lengths.cu: counts the tokens of each sequence in some of its chunks (te__context_length), and
-// writes the cumulative counts and where these chunks begin.
+// ops/context/context_lengths.cu: counts the tokens that each sequence has in some of its chunks (te__context_length).
+// It writes the cumulative counts, and the rows where these chunks begin.
 //
-// Sequences are processed 1024 at a time. Each thread adds up all counts up to that of its own sequence, which is fast
+// The kernel takes 1024 sequences at a time. Each thread adds up all counts up to its own sequence, which is fast
 // enough since batches are small.
 //
 // Launch: one block of 1024 threads.
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(TE__CONTEXT_THREADS)
     te_follow();
     __shared__ int lengths[TE__CONTEXT_THREADS];
     const int t = threadIdx.x;
-    int before = 0; // tokens of the sequences before this round's
+    int before = 0; // tokens of all sequences before `first`
     if (t == 0) {
         a.out[0] = 0;
         a.starts[a.sequences] = a.padded[a.sequences] / (a.chunks == TE_CHUNKS_UP_TO ? 1 : a.ranks);

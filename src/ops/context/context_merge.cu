@@ -17,7 +17,7 @@
 #include "base/sequences.h"
 #include "ops/context/kargs.h"
 
-// Where row `row` lies in x (from), o (to), lse and x_lse, in elements.
+// The positions of row number `row`, in elements: `from` in x, `to` in o, `lse` in lse, and `x_lse` in x_lse.
 template <typename T> struct te_context_row {
     te_i64 from, to, lse, x_lse;
     TE_DEV te_context_row(const te__context_merge_kargs &a, T row) {

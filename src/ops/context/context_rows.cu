@@ -1,7 +1,7 @@
-// ops/context/context_rows.cu: writes which rank has which row of the sequences that ranks share (te__context_place).
-// The result is a map for moe_permute, or the map's inverse.
+// ops/context/context_rows.cu: finds, for each row of sequences that are split among ranks, the rank and the row there
+// (te__context_place). It writes them as a map for moe_permute, or writes the inverse of this map.
 //
-// Launch: blocks of 256 threads; a thread for each row, or fewer threads, which step through the rows.
+// Launch: blocks of 256 threads. There is a thread for each row, or fewer threads, which then step through the rows.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,8 +1,8 @@
-/* ops/context/cpu.c: the operations that ranks with shared sequences need beside attention itself, on the CPU. Knows
+/* ops/context/cpu.c: the operations around attention for sequences that are split among ranks, on the CPU. It converts
  * number formats only through cpu/rows.c. */
 
-/* Checks that starts are multiples of `step`, do not descend, and stay within `rows`. Only the CPU checks it, since
- * it can read the numbers. */
+/* Checks that the starts `cu` are multiples of `step`, do not descend, and stay within `rows`. Only the CPU checks
+ * them, since it can read the numbers. */
 static te_result te__context_check_starts(te_ctx *te, const char *op, const char *name, const int *cu, long long n,
                                           long long step, long long rows) {
     long long b;

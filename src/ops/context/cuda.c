@@ -1,5 +1,5 @@
-/* ops/context/cuda.c: chooses the kernels for ranks with shared sequences and their launches. Knows plans; must not
- * know the driver. */
+/* ops/context/cuda.c: chooses the kernels and launches for sequences that are split among ranks. This part may make
+ * plans. It must not call the CUDA driver. */
 
 static te_result te__cuda_plan_context_rows(te__plan *p, const te_op_context_rows_args *args) {
     const te__context_rows_kargs a = te__context_rows_problem(args);
@@ -20,7 +20,7 @@ static te_result te__cuda_plan_context_lengths(te__plan *p, const te_op_context_
     return TE_OK;
 }
 
-/* Returns whether a row's channels can be read eight at a time. */
+/* Returns whether the kernel can read the channels of a row eight at a time. */
 static bool te__context_is_vector(const te__context_merge_kargs *a) {
     bool fits = a->d % 8 == 0 && a->d > 0 && a->d <= 256 && (uintptr_t)a->x % 16 == 0 && (uintptr_t)a->o % 16 == 0;
     int i;

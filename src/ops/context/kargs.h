@@ -1,12 +1,12 @@
-/* ops/context/kargs.h: arguments of the kernels for ranks with shared sequences, and which rank has which token.
- * Read by both compilers. */
+/* ops/context/kargs.h: the arguments of the kernels for sequences that are split among ranks, and the rule of which
+ * rank has which token. The host's compiler and the kernels' compiler both read this file. */
 #ifndef TE__CONTEXT_KARGS_H
 #define TE__CONTEXT_KARGS_H
 
 #define TE__CONTEXT_THREADS 1024
 
 typedef struct te__context_rows_kargs {
-    const int *cu;              /* [sequences + 1], cumulative lengths; NULL: all sequences have one length */
+    const int *cu;              /* [sequences + 1]: cumulative lengths; NULL: all sequences have one length */
     int *map;                   /* [rows] */
     long long rows;             /* rows of all ranks together */
     long long sequences, share; /* cu counts `share` times as many rows */
@@ -20,19 +20,21 @@ typedef struct te__context_lengths_kargs {
     int ranks, rank, chunks;
 } te__context_lengths_kargs;
 
-/* The arguments of context_merge.cu. Rows of x, o and lse have three indices: sequence, place in the sequence, head. */
+/* The arguments of context_merge.cu. A row of x, o or lse has three indices: its sequence, its place in the sequence,
+ * and its head. */
 typedef struct te__context_merge_kargs {
     const void *x;
     void *o;
-    const float *x_lse, *x_max; /* x_lse NULL: x is added without factors; x_max NULL: there are no maxima */
+    const float *x_lse, *x_max; /* if x_lse is NULL, x is added without factors; if x_max is NULL, there are no maxima
+                                 * to merge */
     float *lse, *largest;
     long long size[3], x_stride[3], o_stride[3], lse_stride[3]; /* for sequence, place, head */
     int d, x_dt, o_dt;
 } te__context_merge_kargs;
 
-/* Finds where row w of all sequences, in their order, lies: at local row *local of rank *rank. Rows behind the last
- * sequence are shared evenly. Returns false if the ranks cannot share sequences of these lengths. A GPU, which does
- * not check the lengths before, then leaves the row where it is. */
+/* Finds the place of row w, counted through all sequences in order: it is row *local of rank *rank. The rows behind the
+ * last sequence are divided evenly among the ranks. Returns false if sequences of these lengths cannot be split among
+ * the ranks. In this case a GPU leaves the row where it is, since it cannot check the lengths before. */
 TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, long long *rank, long long *local) {
     const long long each = a->rows / a->ranks;
     const long long end = a->cu ? a->cu[a->sequences] / a->share : a->rows;
@@ -60,8 +62,8 @@ TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, lo
     return *rank >= 0 && *rank < a->ranks && *local >= 0 && *local < each;
 }
 
-/* Returns the number of tokens of sequence b in the chunks that `chunks` asks for. *start: the row at which the
- * first of these chunks begins. */
+/* Returns the number of tokens that sequence b has in some of its chunks; the field `chunks` says in which. Sets *start
+ * to the row where the first of these chunks begins. */
 TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b, int *start) {
     const int length = a->cu[b + 1] - a->cu[b], from = a->padded[b], chunk = (a->padded[b + 1] - from) / (2 * a->ranks);
     const int first = length - a->rank * chunk, second = length - (2 * a->ranks - 1 - a->rank) * chunk;
@@ -77,8 +79,9 @@ TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b,
     return (a->chunks == (int)TE_CHUNKS_SECOND ? 0 : in_first) + (a->chunks == (int)TE_CHUNKS_FIRST ? 0 : in_second);
 }
 
-/* Merges two partial softmaxes: returns log(exp(a) + exp(b)), and in *of_a and *of_b the factors exp(a - result) and
- * exp(b - result) by which the two parts are scaled. A part without a key (-inf) has the factor 0. */
+/* Merges two partial softmaxes; a and b are the logarithms of their sums of exponentials. Returns log(exp(a) + exp(b)).
+ * Sets *of_a to exp(a - result) and *of_b to exp(b - result), the factors of the two parts. A part without keys (-inf)
+ * has the factor 0. */
 TE__BOTH float te__context_lse(float a, float b, float *of_a, float *of_b) {
     const float top = a > b ? a : b;
     float sum;

@@ -23,7 +23,7 @@
 #include "device/vector.cuh"
 #include "ops/dropout/kargs.h"
 
-// Returns v, scaled, if its random word keeps it, else 0. v: x + bias; w: the random word.
+// Returns v * keep_scale if the random word w keeps the element, and 0 otherwise. v is x + bias.
 TE_DEV float te_dropout_keep(const te__dropout_add_kargs &a, float v, te_u32 w) {
     return te__uniform01(w) >= a.p ? __fmul_rn(v, a.keep_scale) : 0.0f;
 }
@@ -78,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
             if (i >= a.count) break;
             float v = te_load(a.x, i, a.x_dt);
             if (a.bias) v += te_load(a.bias, i % a.n, a.bias_dt);
-            te_u64 r = (te_u64)(i / a.run); /* with run > 1 each element draws its Philox block anew, for simplicity */
+            te_u64 r = (te_u64)(i / a.run); /* for run > 1 every element computes its Philox block again, for
+                                             * simplicity */
             if (a.p > 0.0f && a.run > 1) te__philox(seed, offset, r / 4, words);
             if (a.p > 0.0f) v = te_dropout_keep(a, v, words[r % 4]);
             if (a.residual) v = __fadd_rn(te_load(a.residual, i, a.residual_dt), v);

@@ -1,4 +1,4 @@
-/* ops/dropout/op.c: the front door of dropout: checks. Knows tensors; must not know which backend runs. */
+/* ops/dropout/op.c: checks the calls of dropout. This part may use tensors. It must not depend on the backend. */
 
 static te_result te__check_dropout_p(te_ctx *te, const char *op, float p, int64_t *run) {
     if (!(p >= 0.0f && p <= 1.0f))
@@ -26,8 +26,8 @@ static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_arg
     return r;
 }
 
-/* Returns the arguments of the backward pass as a forward pass of dy alone: the same elements are kept, and are scaled
- * in the same way. */
+/* Returns the arguments of a forward pass of dy alone. This is the backward pass: the same elements are kept, with the
+ * same factor. */
 static te_op_dropout_add_fwd_args te__dropout_backward_args(const te_op_dropout_add_bwd_args *a) {
     te_op_dropout_add_fwd_args forward = TE_ZERO;
     forward.x = a->dy;

@@ -1,33 +1,33 @@
-/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with. The
- * reference for every scaling.
- * Knows tensors; must not know CUDA.
+/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU. It is the reference for every kind
+ * of scaling, and is fast enough to train with. This part may use tensors. It must not depend on CUDA.
  *
- * Both operands are decoded once, whatever their format and layout, into panels of f32 in the order in which the
- * micro-kernel reads them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... The micro-kernel multiplies a panel
- * of A by a panel of B: six by 32 sums, which live in vector registers. Sums run upwards over 256 values of k at a
- * time, and these sums are added upwards over all of k. So the bits depend neither on the number of threads nor on the
- * block or tile that an element falls into.
+ * Both operands are decoded once, whatever their format and layout, into f32 panels. A panel holds six rows of A, or 32
+ * columns of B, for k = 0, 1, 2 ... in the order in which the micro-kernel reads them. The micro-kernel multiplies a
+ * panel of A by a panel of B. Its 6 x 32 sums stay in vector registers. It sums 256 values of k in ascending order.
+ * These partial sums are then added in ascending order. So the bits do not depend on the number of threads, nor on the
+ * position of an element in a tile.
  *
- * MXFP8 and NVFP4 values are multiplied by the scale of their group as they are decoded; f32 holds the product exactly.
- * Block scales are arbitrary numbers. They are applied to the sums over their 128 values of k, not to the values, as
- * the tensor-core kernels do. */
+ * MXFP8 and NVFP4 values are multiplied by the scale of their group when they are decoded; f32 holds the product
+ * exactly. Block scales can be any f32 numbers. As in the tensor-core kernels, they multiply the sum over their 128
+ * values of k, not the values. */
 
 enum {
-    TE__GEMM_MR = 6, /* rows of a panel of A: 6 x 32 sums fill 12 of the 32 registers of AVX-512, and do well with
-                      * fewer */
+    TE__GEMM_MR = 6, /* rows of a panel of A. 6 x 32 sums fill 12 of the 32 registers of AVX-512, and also suit
+                      * processors with fewer registers */
     TE__GEMM_NR = 32,
-    TE__GEMM_MC = 96, /* one task computes 96 x 128 of D: 48 KB of sums on the stack; a slab of A (96 KB) and one of B
-                       * (128 KB) stay in the L2 cache */
+    TE__GEMM_MC = 96, /* rows of D in one task; a task computes 96 x 128 elements. Its sums take 48 KB of stack. A slab
+                       * of A (96 KB) and one of B (128 KB) stay in the L2 cache */
     TE__GEMM_NC = 128,
-    TE__GEMM_KC = 256,      /* k of a slab; the slab of one panel of B takes 32 KB of L1 */
-    TE__GEMM_KB = 128,      /* k that share a block scale */
-    TE__GEMM_CHUNK = 64,    /* k of a line that are decoded at a time */
-    TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
+    TE__GEMM_KC = 256,      /* values of k in a slab; the slab of one panel of B takes 32 KB of L1 cache */
+    TE__GEMM_KB = 128,      /* number of values of k with the same block scale */
+    TE__GEMM_CHUNK = 64,    /* values of k that are decoded at a time */
+    TE__GEMM_PACKED = 1 << 24 /* the most elements of an operand that are decoded at a time (64 MB) */
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------
- * c[i][j] += sum_p a[p][i] b[p][j]. One source serves every instruction set: compilers vectorise each loop over j. The
- * six rows are written out, since some compilers keep the sums of a loop over rows in memory. */
+ * The micro-kernel: c[i][j] += sum_p a[p][i] b[p][j]. The same source serves every instruction set, since compilers
+ * vectorise each loop over j. The six rows are written out, because some compilers would keep the sums of a loop over
+ * rows in memory. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -37,7 +37,7 @@ enum {
 #define TE__GEMM_FMA(a, b, c) fmaf(a, b, c)
 #endif
 
-/* Returns a * b + c. fma: the machine has the instruction; without it fmaf is a slow function. */
+/* Returns a * b + c. `fma` says whether the machine has this instruction. Without it, fmaf would be a slow function. */
 TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) {
     return fma ? TE__GEMM_FMA(a, b, c) : c + a * b;
 }
@@ -70,7 +70,8 @@ static void te__gemm_micro_built(int64_t k, const float *a, const float *b, floa
     te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c);
 }
 
-/* Programs built for any x86-64 detect vector instructions at run time: two to six times faster, without -march. */
+/* A program that was compiled for any x86-64 finds out at run time which vector instructions there are. Without -march,
+ * this makes the micro-kernel two to six times faster. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
 __attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b,
                                                                     float *c) {
@@ -91,22 +92,22 @@ static te__gemm_micro_fn te__gemm_micro_best(void) { return te__gemm_micro_built
 
 /* ---- operands into panels ---------------------------------------------------------------------------------------- */
 
-/* One operand as lines: `size` rows of op(A), or columns of op(B), each k long. */
+/* One operand. A line of it is a row of op(A) or a column of op(B). There are `size` lines, each with k elements. */
 typedef struct te__gemm_operand {
     const void *data;
     te_dtype dtype;
     int64_t ld, size, k;
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
-    int64_t task;      /* lines of one tile of D; one task decodes them */
-    int64_t block;     /* lines that are decoded at a time: whole tasks, at most TE__GEMM_PACKED elements unless one
-                        * task has more */
+    int64_t task;      /* number of lines in one tile of D; a task decodes this many */
+    int64_t block;     /* number of lines that are decoded at a time: whole tasks, with at most TE__GEMM_PACKED
+                        * elements, or a single larger task */
     float fp8[256];    /* value of each fp8 code */
     te_scaling scaling;
-    const void *scale; /* scales of MXFP8, NVFP4 or blocks; NULL for other operands */
+    const void *scale; /* the scales of MXFP8, NVFP4 or block scaling; NULL for other operands */
     int64_t scale_ld;
     bool swizzled;
-    int64_t begin, end; /* the lines that are decoded now; begin is a multiple of task */
+    int64_t begin, end; /* lines begin .. end - 1 are decoded now; begin is a multiple of `task` */
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
 
@@ -127,19 +128,19 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
             x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
-    x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor, even where the operand is the part of one
-                                                   * group */
+    x->scale_ld = x->scale ? te__cols(scale) : 0; /* the row length of the whole tensor's scales, even if the operand is
+                                                   * only the part of one group */
     x->swizzled = swizzled;
 }
 
-/* Returns the scale of group `group` of line `line` (a row of op(A), a column of op(B)). */
+/* Returns the MXFP8 or NVFP4 scale of group `group` in line `line`. A line is a row of op(A) or a column of op(B). */
 static float te__gemm_group_scale(const te__gemm_operand *x, int64_t line, int64_t group) {
     int64_t ld = x->swizzled ? te__gemm_scale_ld(x->scaling, false, x->size, x->k) : x->scale_ld;
     uint8_t code = ((const uint8_t *)x->scale)[te__group_scale_at(x->swizzled, !x->k_major, ld, line, group)];
     return x->scaling == TE_SCALING_MXFP8 ? te__e8m0_to_f32(code) : te__e4m3_to_f32(code);
 }
 
-/* Reads the block scales of `n` lines from `line` on, in block `block` of k. */
+/* Copies the block scales of n lines, from `line` on, for block number `block` of k into `out`. */
 static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64_t n, int64_t block, float *out) {
     const float *scale = (const float *)x->scale;
     int64_t i;
@@ -148,8 +149,8 @@ static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64
                                                    : scale[block * x->scale_ld + line + i];
 }
 
-/* Decodes n neighbours in memory: row `row` of the operand as it lies, from element `at` on. MXFP8 and NVFP4 values are
- * multiplied by their scales. */
+/* Decodes n elements that are neighbours in memory: those of row `row` of the stored matrix, from element `at` on.
+ * MXFP8 and NVFP4 values are multiplied by their scales. */
 static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, int64_t n, float *out) {
     int64_t i;
     int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of the group's size */
@@ -158,7 +159,7 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
         const uint8_t *codes = (const uint8_t *)x->data + row * x->ld + at;
         for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
     } else {
-        te__load_row(x->data, x->dtype, row * x->ld + at, n, out); /* 4-bit codes too: their `at` and ld are even */
+        te__load_row(x->data, x->dtype, row * x->ld + at, n, out); /* 4-bit codes too, since `at` and ld are even */
     }
     if (x->scaling != TE_SCALING_MXFP8 && x->scaling != TE_SCALING_NVFP4) return;
     for (i = 0; i < n; i++) {
@@ -170,7 +171,8 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
     }
 }
 
-/* Packs one panel of a K-major operand: decodes `rows` lines chunk by chunk and transposes each chunk. */
+/* Packs one panel of a K-major operand. Decodes `rows` lines in chunks of TE__GEMM_CHUNK values of k, and transposes
+ * each chunk. */
 static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float part[TE__GEMM_NR][TE__GEMM_CHUNK];
     int64_t p, n, i, w = x->width, r;
@@ -183,8 +185,8 @@ static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t r
     }
 }
 
-/* Packs several panels of an operand whose rows in memory run along m or n: each value of k gives a piece to each
- * panel. */
+/* Packs several panels of an operand that is not K-major. A row in memory then holds one value of k for many lines, so
+ * each row gives a piece to every panel. */
 static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float line[TE__GEMM_NC];
     int64_t p, at, w = x->width;
@@ -222,19 +224,20 @@ typedef struct te__gemm_job {
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
-    const float *amax_a, *amax_b; /* NULL, or one amax for each row, or column; times factor_a, or factor_b, these are
-                                   * scales */
+    const float *amax_a, *amax_b; /* amaxes of each row of A and each column of B, or NULL. amax_a times factor_a, and
+                                   * amax_b times factor_b, are the scales */
     te__gemm_micro_fn micro;
 } te__gemm_job;
 
-/* GELU and its derivative in the tanh form, as TransformerEngine has them. */
+/* GELU and its derivative in the tanh form, computed as in TransformerEngine. */
 static float te__gemm_gelu(float x) { return x * (0.5f + 0.5f * tanhf(x * (0.79788456f + 0.03567741f * x * x))); }
 static float te__gemm_dgelu(float x) {
     float t = tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x));
     return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
 }
 
-/* Turns n sums of row `row`, from column `col` on, into elements of D: scales, bias, epilogue, accumulation, store. */
+/* Computes n elements of row `row` of D from their sums, from column `col` on: applies scales, bias and epilogue, adds
+ * the old D if asked to, and stores them. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums,
                             const float *bias) {
     const te_op_gemm_args *g = job->args;
@@ -257,8 +260,8 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* Adds A B over one block of k, n values from p on, times the block scales, to the sums of a tile of rows x cols. pa
- * and pb: where the tile's panels start. */
+/* Computes the product of A and B over n values of k from p on, which have the same block scales. Multiplies it by
+ * these scales and adds it to `sums`, a tile of `rows` x `cols`. `pa` and `pb` are the starts of the tile's panels. */
 static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows,
                                  int64_t col, int64_t cols, int64_t p, int64_t n,
                                  float sums[TE__GEMM_MC][TE__GEMM_NC]) {
@@ -292,8 +295,8 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
 }
 
-/* Computes tiles begin .. end - 1 of the rows and columns that are decoded now. Tiles of one column come in sequence
- * and share their part of B. */
+/* Computes tiles `begin` to `end` - 1 of the rows and columns that are decoded now. Tiles are counted down the columns
+ * of tiles, so that neighbours share their part of B. */
 static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
     const te__gemm_job *job = (const te__gemm_job *)user;
     int64_t down = te__div_up(job->a.end - job->a.begin, TE__GEMM_MC);
@@ -301,8 +304,8 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
         te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
-/* Multiplies job->scale by one operand's scale, and returns NULL. If each line has an amax of its own, returns these
- * amaxes instead; times *factor they are the lines' scales. */
+/* Handles the scale of one operand. With a scale of the whole tensor, multiplies job->scale by it and returns NULL. If
+ * each line has its own amax, returns these amaxes and sets *factor; amax * *factor is the scale of a line. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);

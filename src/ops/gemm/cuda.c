@@ -1,9 +1,13 @@
-/* ops/gemm/cuda.c: matrix products, one by one and by groups: the choice of kernels and their launches. Knows plans;
- * must not know the driver beyond tensor maps.
+/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products, single and by groups. This part may make plans
+ * and tensor maps. It must not use the rest of the CUDA driver.
  *
- * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a
- * K-major operand), gemv_mn (GEMV: up to eight lines by an MN-major operand), gemm_naive (anything, anywhere).
- * gemm_prepare first decodes MXFP8 and NVFP4 operands into bf16 in the workspace, for all kernels but gemv_k.
+ * There are five kernels. Any of them except gemv_k needs MXFP8 and NVFP4 operands as bf16: gemm_prepare decodes them
+ * into the workspace first. A line is a row of op(A) or a column of op(B).
+ * - gemm_hopper: wgmma, sm_90a.
+ * - gemm_mma: mma.sync, sm_80 and later.
+ * - gemv_k: at most sixteen lines times a K-major operand.
+ * - gemv_mn: at most eight lines times an operand that is not K-major.
+ * - gemm_naive: any product on any GPU.
  * Groups (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. Only the device knows the sizes of groups
  * along rows. So a launch has as many blocks as there can be tiles, and blocks without a tile end at once. */
 
@@ -13,11 +17,12 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
-    if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8 and NVFP4: gemv_k alone reads these scales, the other kernels get
-                                              * bf16 */
+    if (a->scaling_a != TE_SCALING_TENSOR) { /* of the scales of MXFP8 and NVFP4, only gemv_k reads these fields; the
+                                              * other kernels get bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__cols(a->scale_a); /* of the whole tensor: a->m counts the rows of one phase alone */
+        k->ld_block_a = te__cols(a->scale_a); /* the row length of the whole tensor's scales, since a->m may be the rows
+                                               * of one phase alone */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {
@@ -77,8 +82,8 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (q->groups) te__gemm_fill_groups(k, q);
 }
 
-/* Redirects the kernel's output if k is split: D becomes the partial sums in the workspace, plain f32, one [m, ldd] for
- * each split. Returns false if there is no workspace. */
+/* If k is split, makes the kernel write its partial sums to the workspace in place of D: plain f32, one matrix [m, ldd]
+ * for each split. Returns false if there is no workspace. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
     k->k_split = c->k_split;
@@ -119,13 +124,13 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
 }
 
-/* The reason that te_explain prints: how the operands were prepared, then `text`. */
+/* The reason that te_explain prints for a kernel: first how the operands were prepared, then `text`. */
 #define TE__GEMM_WHY(q, text)                                                                                      \
     ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                    \
      : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                    \
      : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text \
                                                 : text)
-/* TE__GEMM_WHY's reason, followed by how the sums over 128 values of k are added up. */
+/* The reason that TE__GEMM_WHY gives, followed by how the sums over 128 values of k are computed. */
 #define TE__GEMM_WHY_SUMS(q, promote, text)                                       \
     ((q)->block ? TE__GEMM_WHY(q, text ", sums of 128 k scaled in f32")           \
      : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32") \
@@ -133,41 +138,42 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
 
 /* ---- gemm_prepare ------------------------------------------------------------------------------------------------ */
 
-/* Returns how gemm_prepare reads A (i = 0) or B (i = 1): MXFP8 and NVFP4 as codes, all else as bytes; and the row
- * length of the copy. */
+/* Returns how gemm_prepare copies A (i = 0) or B (i = 1), and the row length of the copy. MXFP8 and NVFP4 are read as
+ * codes, all other formats as bytes. */
 static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int i) {
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = i ? &q->b : &q->a;
     bool decoded = a->scaling_a >= TE_SCALING_MXFP8;
-    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* of an element that moves; codes
-                                                                                      * are counted */
+    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* bytes of an element; 1 for
+                                                                                      * codes, since codes are
+                                                                                      * counted */
     te__gemm_prepare_side s = TE_ZERO;
     s.from = (const unsigned char *)x->data;
     s.rows = x->k_major ? lines : a->k;
     s.columns = (x->k_major ? a->k : lines) * bytes;
     s.ld = x->ld * bytes;
-    /* Bytes: rows of 512 or more are padded to whole lines of the L2 cache (128), so that a row of a slab lies in one
-     * line. Shorter rows are padded to whole sectors (32), and rows of up to 16 bytes to 16: more would be many times
-     * the row. */
+    /* If bytes are copied, rows of 512 bytes or more are padded to whole lines of the L2 cache (128 bytes), so that a
+     * row of a slab lies in one line. Shorter rows are padded to whole sectors (32 bytes). Rows of up to 16 bytes are
+     * padded to 16; more would be many times the row. */
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
-    /* swizzled scales are counted in groups of k, for either copy */
+    /* for swizzled scales, ld_scale is the number of groups of k in a line, whether the copy is K-major or not */
     s.ld_scale = te__gemm_scale_ld(a->scaling_a, !x->k_major && !a->swizzled_scales, lines, a->k);
     s.dt = x->dtype;
     s.down = !x->k_major;
     return s;
 }
 
-/* Returns whether gemm_prepare can count A's and B's pieces of 16 elements in 32 bits. The limit is below 2^32
- * because the loop of gemm_prepare may count up to one step beyond the last piece. */
+/* Returns whether gemm_prepare can count the pieces of A and B in 32 bits; a piece is 16 elements. The limit is below
+ * 2^32 because the loop of gemm_prepare may count one step beyond the last piece. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
 }
 
-/* Plans gemm_prepare: copies operands that the product's kernel cannot read in place into the workspace, codes as bf16,
- * all others with aligned rows. Returns false if there are too many codes or no workspace. */
+/* Plans gemm_prepare. It copies each operand that the product's kernel cannot read in place into the workspace: codes
+ * become bf16, and all other formats get aligned rows. Returns false if there are too many codes or no workspace. */
 static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     const bool decoded = q->args->scaling_a >= TE_SCALING_MXFP8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_prepare");
@@ -202,12 +208,12 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
 
 /* ---- bias gradient ----------------------------------------------------------------------------------------------- */
 
-/* Plans the sums of D's columns into bias_gradient: from `sums` [rows, n] that a kernel left, or, if NULL, from D.
- * Returns false if there is no workspace. */
+/* Plans bias_gradient, the sums of D's columns. If a kernel has left partial sums in `sums` [rows, n], they are added
+ * up. If `sums` is NULL, D itself is summed. Returns false if there is no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { SHORT = 1024 }; /* most rows for column_sum_short: one block adds these up before a kernel of several blocks
-                            * would have begun */
+    enum { SHORT = 1024 }; /* the most rows for column_sum_short; its one block adds them up before a kernel of several
+                            * blocks would have begun */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= SHORT) {
         te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
@@ -240,12 +246,12 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma ---------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* speed[0]: of ordinary products; speed[1]: of products that need more registers per thread. Shared memory has four
-     * slots, each of 64 bytes of k. */
+    /* speed[0] is for ordinary products. speed[1] is for products that need more registers in each thread. Shared
+     * memory holds four slabs, each of 64 bytes of k. */
     static const te__gemm_tile_kind kinds[] = {
         {128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
-    /* groups along k start within the rows of K-major operands, at any element */
+    /* groups along k may start at any element within the rows of K-major operands */
     bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major);
     bool aligned = te__gemm_is_aligned(q) && !within_rows,
          promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
@@ -280,16 +286,17 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- gemm_hopper ------------------------------------------------------------------------------------------------- */
 
-/* Returns whether gemm_hopper can do the product: TMA counts in 32 bits, and loads the scales of B's 1 x 128 blocks in
- * pieces of 16 bytes. */
+/* Returns whether gemm_hopper can do the product. TMA counts in 32 bits, and it loads the scales of B's 1 x 128 blocks
+ * in pieces of 16 bytes. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return p->hopper && q->a.dtype != TE_F32 && te__max(te__max(a->m, a->n), a->k) <= INT_MAX - 1024 &&
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
-/* Encodes a tensor map of `depth` matrices of rows x columns, whose starts are `apart` elements apart, with boxes of
- * 128 bytes by `box` rows. depth 0: a map of one matrix, in two dimensions. */
+/* Encodes a tensor map of `depth` matrices of `rows` x `columns`. The start of a matrix is `apart` elements behind the
+ * start of the one before. A box of the map has `box` rows of 128 bytes. If `depth` is 0, the map has one matrix and
+ * two dimensions. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
                               int64_t rows, int64_t box, int64_t depth, int64_t apart) {
     int64_t size = te__dtype_size(dtype);
@@ -298,9 +305,10 @@ static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype
     uint32_t boxes[3] = {(uint32_t)(128 / size), (uint32_t)box, 1};
     return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
 }
-/* Encodes the map of an operand of `size` lines (rows of A, columns of B) and length k. K-major: boxes of `box` lines
- * by one slab of k. Else: boxes of 64 lines by one slab of k, or by half a slab if `box` is no multiple of 64. stack:
- * the number of groups if each has an operand of its own, so that each ends in zeros; 0: one operand. */
+/* Encodes the tensor map of an operand with `size` lines (rows of A, columns of B) of length k. The map of a K-major
+ * operand has boxes of `box` lines by one slab of k. Other maps have boxes of 64 lines by one slab of k, or by half a
+ * slab if `box` is not a multiple of 64. If each group has its own operand, `stack` is the number of groups; then reads
+ * beyond the end of a group give zeros. Otherwise `stack` is 0. */
 static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
                                       int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
@@ -310,7 +318,7 @@ static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_sid
                                    : 64,
                         stack, x->ld * rows);
 }
-/* Encodes the map of D or aux. The third dimension counts splits, or groups along k. */
+/* Encodes the tensor map of D or aux. Its third dimension is the split of k, or the group if groups run along k. */
 static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
     int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements
                                                                              : k->splits > 1   ? k->d_split
@@ -318,9 +326,12 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
-/* Returns the TE__GEMM_STORE_... bits of the epilogue. TMA stores D if it may store the rows of D and aux, no line has
- * a scale of its own, and D is neither f32 with dGELU nor 16 bits with both accumulate and aux. Partial sums of splits
- * may always go by TMA: nothing lies beside their rows in the workspace. */
+/* Returns the TE__GEMM_STORE_... bits of the epilogue. TMA stores D under these conditions:
+ * - TMA may store the rows of D and aux. For the partial sums of splits it always may, since nothing lies between
+ *   their rows in the workspace.
+ * - No row or column has a scale of its own.
+ * - D is not f32 with dGELU.
+ * - D is not 16 bits with both `accumulate` and aux. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) &&
@@ -332,8 +343,8 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
                 (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
     return !aligned || lines || (dgelu && f32) || aux_and_old ? store : store | TE__GEMM_STORE_TMA;
 }
-/* Fills in the launch of gemm_groups, which runs before gemm_hopper. gemm_groups gets the maps of all groups and writes
- * copies that end with each group; gemm_hopper must use the copies. */
+/* Fills in the launch of gemm_groups, which runs before gemm_hopper. gemm_groups gets the tensor maps of all groups
+ * together. For each group it writes copies that end where the group ends. gemm_hopper must use these copies. */
 static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h,
                                  const te__gemm_choice *c, bool by_tma) {
     const te_op_grouped_gemm_args *a = q->groups;
@@ -355,9 +366,9 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    /* speed, in pairs without and with promoted sums: of one product, of groups along rows, of groups along k. Clusters
-     * of groups along rows share A, since tiles of one row belong to one group. Tiles of 256 rows compute only the rows
-     * of their group. */
+    /* `speed` has three pairs: for a single product, for groups along rows, and for groups along k. The second number
+     * of each pair is for products with promoted sums. Clusters of groups along rows share A, since tiles side by side
+     * belong to one group. Tiles of 256 rows compute only the rows of their group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
@@ -427,16 +438,20 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* Returns the long operand of a GEMV. */
 static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
 
-/* Returns whether gemv_mn (mn), or else gemv_k, takes the product. Both kernels are bound by the bytes of the long
- * operand.
- * gemv_k takes up to sixteen lines of the short operand; up to eight if lines are not aligned or blocks have scales,
- * for want of registers. gemv_k does not split k, so it leaves long lines (k > 16384) in a small grid (fewer than four
- * blocks a multiprocessor) to other kernels.
- * gemv_mn takes up to eight lines of the short operand, and at least 64 of the long one, so that it reads no piece
- * beyond them in vain.
- * Very many aligned lines go to gemm_hopper if A is short: gemm_hopper's ring has more bytes in flight than warps do
- * (tests/bench/notes.md). The bound is in bytes of one k for each multiprocessor. If B is short, B's part of the ring
- * is most of it and nearly empty, and a GEMV is quicker for any number of lines. */
+/* Returns whether gemv_mn (if `mn`) or gemv_k (if not) takes the product. The time of both kernels is the time to read
+ * the long operand.
+ *
+ * gemv_k takes at most sixteen lines of the short operand. If lines are not aligned or blocks have scales, it takes at
+ * most eight, because registers are scarce. It cannot split k. So it leaves products with k > 16384 and fewer than four
+ * blocks for each multiprocessor to other kernels.
+ *
+ * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one, so that it reads no
+ * piece in vain.
+ *
+ * If A is the short operand and B has very many aligned lines, gemm_hopper takes the product, because its ring buffer
+ * has more bytes in flight than warps have (tests/bench/notes.md). "Very many" is a limit for the lines times the bytes
+ * of an element, for each multiprocessor. If B is the short operand, most of the ring is B's part and nearly empty;
+ * then a GEMV is faster for any number of lines. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -448,12 +463,12 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
              lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* Plans gemv_k or gemv_mn. In gemv_mn a lane has four lines, with sixteen warps a block, as long as all blocks are
- * resident at once (two a multiprocessor); else eight lines, with eight warps (tests/bench/notes.md). gemv_mn splits k
- * if there are at most half as many blocks as multiprocessors. */
+/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines and a block sixteen warps, as long as all blocks can be
+ * resident at once (two on each multiprocessor). Otherwise a lane has eight lines and a block eight warps
+ * (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks as multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    enum { SHORTEST = 1024 }; /* least k of a split: four turns of each warp */
+    enum { SHORTEST = 1024 }; /* the least values of k in a split: four turns of each warp */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0, warps;
     int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
@@ -501,14 +516,14 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- D by phases ------------------------------------------------------------------------------------------------- */
 
-static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* least elements of D that make phases worth it; tests set
-                                                         * fewer */
+static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* D is computed in phases only if it has at least this many
+                                                         * elements; tests set a smaller number */
 
-/* Returns whether D is computed in phases. TMA cannot store a D whose rows start at different places within 16 bytes.
- * But every second, fourth or eighth row, depending on ldd, starts at the same place. Such rows of A, by the rows of B
- * from the first aligned column of D on, are a product whose D TMA can store. If all rows of D start at one odd place,
- * all of them are one phase. The extra launches pay if D is large and k is short: stores are hidden behind long
- * products. */
+/* Returns whether D is computed in phases. TMA can store D only if all rows start at the same place within a piece of
+ * 16 bytes. If they do not, every second, fourth or eighth row does, depending on ldd. A phase is the product of such
+ * rows of A with the rows of B from the first aligned column of D on, so TMA can store its result. If all rows of D
+ * start at the same unaligned place, there is one phase with all rows. The extra launches are worth it if D is large
+ * and k is short: with a long k, other work hides the stores anyway. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
@@ -518,8 +533,8 @@ static bool te__gemm_has_phases(const te__gemm_problem *q) {
            a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
-/* Plans the whole 16-byte pieces of each phase, then the columns at both ends of D, which may share a piece with other
- * rows. */
+/* Plans a D in phases: first the whole 16-byte pieces of each phase, then the columns at both ends of D. A piece at an
+ * end may also hold elements of another row. */
 static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size,
@@ -557,15 +572,16 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice -------------------------------------------------------------------------------------------------- */
 
-/* Returns whether a product with unaligned operands is small enough for gemm_mma: done before gemm_hopper would start
- * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each slab, so 16-bit operands qualify
- * only if k is one slab. */
+/* Returns whether a product with unaligned operands is so small that gemm_mma finishes before gemm_hopper could start
+ * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each slab. So products of 16-bit
+ * operands qualify only if k is one slab. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
-/* Marks an operand of a single contiguous line as K-major: it lies along k, whichever layout was passed. */
+/* Marks an operand with a single contiguous line as K-major. Its elements lie along k, whichever layout the caller
+ * passed. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     if (lines != 1 || (!x->k_major && x->ld != 1)) return;
     x->k_major = true;

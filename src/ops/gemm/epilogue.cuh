@@ -5,21 +5,21 @@
 //   GELU:  aux = v, v = gelu(v)      DGELU:  v = v gelu'(aux)
 //   D = v + (accumulate ? D : 0)
 //
-// scale_a may have one number for each row of D, scale_b one for each column: these are multiplied in first. Scales of
-// blocks of k have been applied to the partial sums before the epilogue.
+// scale_a may have one number for each row of D, and scale_b one for each column. In this case acc is multiplied by
+// them first. Block scales have already been applied to the partial sums before the epilogue.
 //
 // Tensor-core kernels write their accumulators to a stage in shared memory, a few rows for each warp, and store from
-// there: device memory sees long pieces of rows, whatever the layout of the fragments.
+// there. So device memory gets long pieces of rows, whatever the layout of the fragments.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time ------------------------------------------------------
-// These functions choose among three formats, so that base.cuh's and vector.cuh's functions get a literal format and
-// fold to one case. N: 1; or 8, at a multiple of 16 bytes.
+// These functions have one branch for each of the three formats. In each branch the format is a constant, so the
+// functions of base.cuh and vector.cuh shrink to one case. N is 1 or 8. Eight elements start at a multiple of 16 bytes.
 
-// Loads N elements as floats. A loop over the formats, in place of the three cases, changes the order of gemv_k's loads
-// (tests/bench/notes.md).
+// Loads N elements as floats. There are three branches because a loop over the formats would change the order of
+// gemv_k's loads (tests/bench/notes.md).
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
         dt == TE_F32    ? te_load8(p, i, TE_F32, v)
@@ -36,7 +36,7 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
         for (int k = 0; k < 8; k++)
             w[k] = dt == TE_F32 ? __float_as_uint(v[k]) : k < 4 ? te_f32x2_to_half(v[2 * k], v[2 * k + 1], dt) : 0;
 #pragma unroll
-        // asm: in gemm_hopper the compiler would store a uint4 word by word
+        // inline assembly, because in gemm_hopper the compiler would store a uint4 word by word
         for (int k = 0; k < (dt == TE_F32 ? 8 : 4); k += 4)
             asm volatile(
                 "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((char *)p + i * (dt == TE_F32 ? 4 : 2) + 4 * k),
@@ -50,32 +50,34 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
 
 // ---- one value ------------------------------------------------------------------------------------------------------
 
-// GELU is the tanh form of Hendrycks and Gimpel, as in TransformerEngine. With 0.5 + 0.5 tanh(u) = sigmoid(2 u) it
-// takes one exponential and one reciprocal, and has no cancellation where x is far below 0.
+// GELU is the tanh form of Hendrycks and Gimpel, as in TransformerEngine. Since 0.5 + 0.5 tanh(u) = sigmoid(2 u), it
+// needs only one exponential and one reciprocal, and has no cancellation for large negative x.
 TE_DEV float te_gemm_exp2(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-TE_DEV float te_gemm_reciprocal(float x) { // x: at most 2^126; skips what a division does for larger values
+TE_DEV float te_gemm_reciprocal(float x) { // returns 1 / x for x up to 2^126, faster than a division
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Returns exp(-2 u), limited to 2^60: the sigmoid is as good as 0 there, and a product of two such values stays finite.
+// Returns exp(-2 u), at most 2^60. Beyond this limit the sigmoid is practically 0. The product of two such values stays
+// finite.
 TE_DEV float te_gemm_exp_minus_2u(float x) {
     float xx = x * x;
     return te_gemm_exp2(fminf(x * (-2.3022082f - 0.10294324f * xx), 60.0f));
 }
 TE_DEV float te_gemm_sigmoid2u(float x) { return __fdividef(1.0f, 1.0f + te_gemm_exp_minus_2u(x)); }
-// Returns the sigmoids for x and y by one reciprocal: special functions run at a quarter of the rate of others.
+// Returns the sigmoids of x and y with only one reciprocal, since special functions run at a quarter of the rate of
+// other instructions.
 TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
     float a = 1.0f + te_gemm_exp_minus_2u(x), b = 1.0f + te_gemm_exp_minus_2u(y), r = te_gemm_reciprocal(a * b);
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
-// Returns GELU's derivatives at x and y, each between -8 and 8, or NaN. A NaN affects its own result alone: fminf
-// limits its exponential to 2^60 as well, so the common reciprocal stays finite.
+// Returns GELU's derivatives at x and y, which must be between -8 and 8 or NaN. A NaN changes only its own result:
+// fminf limits the exponential of NaN to 2^60 as well, so the common reciprocal stays finite.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float2 s = te_gemm_sigmoid2u(x, y);
     return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x),
@@ -85,7 +87,7 @@ TE_DEV float te_gemm_dgelu(float x) { // beyond 8 the slope is 0 or 1; NaN stays
     x = x < -8.0f ? -8.0f : x > 8.0f ? 8.0f : x;
     return te_gemm_dgelu_within_8(x, x).x;
 }
-// Returns the product of the scales that all of D, or all of one group's D, has in common.
+// Returns the product of the scales that are the same for all of D, or for all of one group's D.
 TE_DEV float te_gemm_scale(const te__gemm_kargs &a, int group = 0) {
     return (a.scale_a && !a.rows_a ? a.scale_a[a.groups.each_a ? group : 0] * a.factor_a : 1.0f) *
            (a.scale_b && !a.columns_b ? a.scale_b[a.groups.each_b ? group : 0] * a.factor_b : 1.0f);
@@ -97,11 +99,11 @@ TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {
     hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));
 }
 
-// Returns the block scale of line `line` (a row of A, a column of B) in block `block` of k.
+// Returns the block scale of line `line` for block number `block` of k. A line is a row of A or a column of B.
 TE_DEV float te_gemm_block_scale(const float *scale, int two_d, te_i64 ld, te_i64 line, te_i64 block) {
     return two_d ? scale[(line >> 7) * ld + block] : scale[block * ld + line];
 }
-// Returns the product of two block scales, kept finite, so that 0 times the product stays 0.
+// Returns the product of two block scales, limited to the largest f32, because 0 times infinity would be NaN.
 TE_DEV float te_gemm_block_product(float a, float b) {
     float s = a * b;
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
@@ -109,7 +111,7 @@ TE_DEV float te_gemm_block_product(float a, float b) {
 
 // ---- neighbours of a row --------------------------------------------------------------------------------------------
 
-// Loads the bias of N columns from `col` on: zeros without a bias and beyond the last column.
+// Loads the bias of N columns from `col` on. It is 0 beyond the last column, and everywhere if there is no bias.
 template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, float bias[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -118,12 +120,12 @@ template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, f
     }
 }
 
-// A row of D: its number, and the elements at which it starts in D and in aux.
+// A row of D: its number, and the positions of its first element in D and in aux.
 struct te_gemm_row {
     te_i64 number, d, aux;
     TE_DEV te_gemm_row(const te__gemm_kargs &a, te_i64 row) : number(row), d(row * a.ldd), aux(row * a.ldaux) {}
-    // Returns how many columns from `col` on lie before the first that is at a multiple of 16 bytes in both D and aux;
-    // `all` if no column is.
+    // Returns the number of columns between `col` and the first column that starts at a multiple of 16 bytes in both D
+    // and aux. Returns `all` if there is no such column.
     TE_DEV int before_piece(const te__gemm_kargs &a, te_i64 col, int all) const {
         if (a.vector) return 0;
         int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15,
@@ -132,8 +134,8 @@ struct te_gemm_row {
     }
 };
 
-// Applies the epilogue to v[N], the accumulators of a row from column `col` on, and stores D. N = 8: they start at a
-// multiple of 16 bytes in D and aux.
+// Applies the epilogue to v[N], the accumulators of a row from column `col` on, and stores D. If N is 8, column `col`
+// starts at a multiple of 16 bytes in D and aux.
 template <int N>
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], const te_gemm_row &row,
                            te_i64 col, float v[N]) {
@@ -175,24 +177,26 @@ template <int COLS> struct te_gemm_stage {
     static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // PITCH: floats from one row to the next; rows
                                                                     // start in different banks
     static const int BYTES = ((ROWS - 1) * PITCH + COLS) * 4;
-    // a lane stores PIECES pieces of a row; LANES lanes store the whole row
+    // each lane stores PIECES pieces of a row; LANES lanes together store the whole row
     static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES;
     float *at;
 
-    // Writes an m16n8 fragment to columns `col` .. col + 7 of the stage. A stage of 8 rows has room for half of the
-    // fragment: the upper (half = 0) or lower eight rows.
+    // Writes an m16n8 fragment to columns col .. col + 7 of the stage. A stage of 8 rows holds only half of the
+    // fragment: its upper eight rows (half = 0) or its lower eight (half = 1).
     TE_DEV void put(int col, const float *d, int half = 0) const {
         float *to = at + (threadIdx.x & 31) / 4 * PITCH + col + threadIdx.x % 4 * 2;
         *(float2 *)to = make_float2(d[2 * half], d[2 * half + 1]);
         if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
 
-    // Finishes the stage into rows row0 .. and columns col0 .. of D. The whole warp must call; on return the stage is
-    // free. A row of D may start at any element: lanes store pieces of eight neighbours from the first multiple of 16
-    // bytes on, and single elements before and behind these pieces.
+    // Applies the epilogue to the stage and stores it to D, from row row0 and column col0 on. All 32 threads of the
+    // warp must call this function. On return the stage can be overwritten. A row of D may start at any element: lanes
+    // store pieces of eight neighbours from the first multiple of 16 bytes on, and single elements before and behind
+    // these pieces.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
-        // hides `lane`: values derived from it must be computed here, and not hold registers during the mainloop
+        // hides where `lane` comes from: the compiler must compute what depends on `lane` here, and not hold it in
+        // registers during the main loop
         asm volatile("" : "+r"(lane));
         int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
         float bias[PIECES][8];
@@ -226,9 +230,9 @@ template <int COLS> struct te_gemm_stage {
 
 // ---- order of tiles -------------------------------------------------------------------------------------------------
 
-// Gives the tile row tm and tile column tn of tile `tile`. The order is bands of eight tile rows, column by column
-// within a band: blocks that run at the same time share operands in the L2 cache. Tiles are counted in 32 bits: 64-bit
-// division is slow, and no memory holds a D of more tiles.
+// Sets tm and tn to the tile row and tile column of tile number `tile`. The order is in bands of eight tile rows,
+// column by column within a band, so that blocks that run at the same time share operands in the L2 cache. The numbers
+// have 32 bits, because 64-bit division is slow and no memory holds a D with more tiles.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
     te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;

@@ -1,10 +1,10 @@
-// ops/gemm/epilogue_store.cuh: gemm_hopper's epilogue that stores by TMA. A part of gemm_hopper.cu, whose options and
-// names it uses.
+// ops/gemm/epilogue_store.cuh: the epilogue of gemm_hopper with stores by TMA. It is a part of gemm_hopper.cu and uses
+// the options and names of that file.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes
 //   -> TMA -> D
 //
-// Each warpgroup has BUFFERS chunk buffers. It waits only for the store from the buffer that it writes next.
+// Each warpgroup has buffers for BUFFERS chunks. It waits only for the store from the buffer that it writes next.
 #pragma once
 
 // Clamps both values of a word to -8 .. 8; NaN stays NaN.
@@ -34,8 +34,8 @@ struct te_tma_store_path {
 
 #if GROUPED
     bool tall, fresh; // tall: the second accumulator has rows; fresh: the group's maps have not been acquired
-    float scale_b;    // multiplied in by finish(): entering a group must not wait for device memory before the first
-                      // products
+    float scale_b;    // multiplied in by finish(), so that the start of a group does not wait for device memory before
+                      // its first products
     TE_DEV void enter(int of) {
         scale = a.g.scale_a ? a.g.scale_a[a.g.groups.each_a ? of : 0] : 1.0f;
         scale_b = a.g.scale_b ? a.g.scale_b[a.g.groups.each_b ? of : 0] : 1.0f;
@@ -48,18 +48,19 @@ struct te_tma_store_path {
     static const bool tall = true;
 #endif
 
-    // The row and column of a chunk in the warpgroup's part of a tile. Chunks run down the rows first.
+    // Two functions: they return the row and the column of a chunk within the warpgroup's part of a tile. Chunks are
+    // counted down the rows first.
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
-    // Issues the load of aux, or of the old D, for a chunk.
+    // Issues the TMA load of a chunk of aux or of the old D.
     TE_DEV void ask(te_u32 at, int row, int col, int split) const {
         te_u32 bar = loads + 8 * (at % BUFFERS);
         te_mbar_expect(bar, BUFFER);
         te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
     }
 
-    // Issues the loads that need no accumulator, while the first products are under way.
+    // Issues the loads of the epilogue that do not depend on the accumulators, while the first products are computed.
     TE_DEV void begin(int row, int col, int split) {
 #if GROUPED == 1
         if (fresh && leader) {
@@ -79,7 +80,8 @@ struct te_tma_store_path {
         }
         if (STORE & 2) {
 #pragma unroll
-            for (int i = 0; i < (WN + 127) / 128; i++) { // first used in spread_bias(): nothing waits here
+            for (int i = 0; i < (WN + 127) / 128; i++) { // spread_bias() uses these loads first, so nothing waits for
+                                                         // them here
                 te_i64 at = col + threadIdx.x % 128 + 128 * i;
                 bias[i] = 0;
                 if (at < a.g.n)
@@ -87,7 +89,7 @@ struct te_tma_store_path {
             }
         }
     }
-    // Writes the tile's bias as floats to shared memory. The warpgroup must meet before reading them.
+    // Writes the tile's bias as floats to shared memory. The warpgroup needs a barrier before its threads read it.
     TE_DEV void spread_bias() const {
 #pragma unroll
         for (int i = 0; i < (WN + 127) / 128; i++) {
@@ -98,20 +100,20 @@ struct te_tma_store_path {
         }
     }
 
-    // Returns the address that this lane passes to ldmatrix and stmatrix for the 16 rows of its warp and columns 8 j ..
-    // 8 j + 15 of the chunk.
+    // Returns this lane's address for ldmatrix and stmatrix. They move the 16 rows of the warp and columns 8 j .. 8 j +
+    // 15 of the chunk.
     TE_DEV te_u32 word(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
     }
-    // Returns the address of this thread's two f32 in columns 8 j .. of a chunk. The two f32 eight rows below lie 8 *
-    // 128 bytes further on.
+    // Returns the address of the two f32 that this thread has in columns 8 j .. 8 j + 7 of a chunk. Its next two f32,
+    // eight rows below, lie 8 * 128 bytes behind this address.
     TE_DEV te_u32 pair(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
     }
-    // Reads the thread's eight values of columns 8 j .. of a chunk. aux is clamped to -8 .. 8: GELU's slope beyond is 0
-    // or 1.
+    // Reads this thread's eight values in columns 8 j .. 8 j + 15 of a chunk. Values of aux are clamped to -8 .. 8,
+    // because beyond these the slope of GELU is 0 or 1.
     TE_DEV void get(te_u32 buffer, int j, float v[8]) const {
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));
@@ -148,8 +150,8 @@ struct te_tma_store_path {
         __syncwarp();
     }
 
-    // Adds up each column of a chunk, as it is stored, over this warp's 16 rows, and writes the sums to row_sums. A
-    // lane reads one word of each row: one column, or two of 16 bits.
+    // Sums each column of a stored chunk over the 16 rows of this warp, and writes the sums to row_sums. A lane reads
+    // one word of each row. A word is one column of f32, or two columns of 16 bits.
     TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
         const int first = threadIdx.x % 128 / 32 * 16, mine = D_DT == 1 ? lane : 2 * lane;
         float sum[2] = {0.0f, 0.0f};
@@ -167,7 +169,7 @@ struct te_tma_store_path {
         if (D_DT != 1) to[1] = sum[1];
     }
 
-    // Applies the epilogue to acc and stores it to rows `row` .. and columns `col` .. of D.
+    // Applies the epilogue to acc and stores the result to D, from row `row` and column `col` on.
     TE_DEV void finish(float (&acc)[SUMS][WN / 2], int row, int col, int split) {
 #if GROUPED
         float scale = this->scale * scale_b;

@@ -1,6 +1,7 @@
-// ops/gemm/gemm_groups.cu: runs before gemm_hopper by groups. From sizes, which only the device knows, it computes
-// where each group lies and which tiles it has, and makes tensor maps that end where a group ends. TMA reads zeros
-// beyond that end, and writes nothing there, so tiles need no special case.
+// ops/gemm/gemm_groups.cu: prepares a product by groups for gemm_hopper, which runs next. The sizes of the groups are
+// in device memory. From them the kernel computes where each group lies and which tiles it has. It also makes tensor
+// maps for each group that end where the group ends. Beyond this end TMA reads zeros and writes nothing, so tiles need
+// no special case.
 //
 // Launch: grid (1, 1, 1), block 32: a lane does groups lane, lane + 32, ...
 // te:arch 90a
@@ -10,7 +11,8 @@
 extern "C" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_constant__ te__gemm_groups_kargs a) {
     te_follow();
     te_group_scan at;
-    if (threadIdx.x == 0) a.rows[a.groups.count].begin = 0; // the counter of numbers that have been drawn
+    if (threadIdx.x == 0) a.rows[a.groups.count].begin = 0; // the counter from which gemm_hopper's blocks draw tile
+                                                            // numbers
     for (te_u32 first = 0; first < (te_u32)a.groups.count; first += 32) {
         te_u32 g = first + threadIdx.x;
         at.next(a.groups, g, a.total, a.bm, a.per_row, a.skip_empty);
@@ -23,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_con
                 te_u64 *map = a.maps + (g * 2 + i) * 16;
 #pragma unroll
                 for (int w = 0; w < 16; w++) map[w] = a.map[i][w];
-                // size 1: an empty group at the very start, whose first row is never used
+                // an empty group at the very start gets size 1; its row is never used
                 int size = at.end > 0 ? (int)at.end : 1;
                 if (a.dim[i]) te_tma_map_end<1>(map, size);
                 else te_tma_map_end<0>(map, size);

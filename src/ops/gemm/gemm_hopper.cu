@@ -134,12 +134,13 @@
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // numbers of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
-#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread needs for a slab: the tile's; with BLOCK = 4 also those
-                                   // of its last two columns
+#define PARTS (BLOCK == 4 ? 3 : 1) // number of B's scales that a thread needs for a slab: one for the tile; with BLOCK
+                                   // = 4 two more, for its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
-// BUFFERS: chunk buffers of a warpgroup. With 4 of them, loads and promotion still leave three slots for slabs.
+// The number of buffers of a warpgroup for chunks of D. Even with 4 buffers, three slots for slabs remain if there are
+// loads of aux and promotion.
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
-#define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of the bias of a warpgroup
+#define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of a warpgroup's bias
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
@@ -150,8 +151,9 @@
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of a chunk
 #define CHUNKS (SUMS * WN / CHUNK)  // chunks of a warpgroup's part of a tile
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
-#define HALVES (GROUPED == 1 && WAVES == 2) // A is loaded in halves; the second half only if the group has rows there
-#define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
+#define HALVES (GROUPED == 1 && WAVES == 2) // whether A is loaded in two halves, the second one only if the group has
+                                            // rows there
+#define INSIDE (GROUPED == 2 && (!A_T || B_T)) // whether a group starts in the middle of rows in memory
 #define ENTRIES 16 // entries for messages between blocks and threads, if GROUPED: see te_entry
 #define TMA_OUT (STORE & 1)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
@@ -184,8 +186,8 @@ static_assert(!TMA_OUT || !(STORE & 16) || D_DT != 1, "aux is read two values a 
 #endif
 #define MULTIPLY JOIN(TE_WGMMA_, WN)
 
-// A position in the ring of slots, and the parity of the slot's phase. Producer and consumers go through the same
-// sequence.
+// A position in the ring of slots, and the parity of the slot's barrier phase. The producer and the consumers go
+// through the same sequence of slots.
 struct te_ring {
     int slot, parity;
     TE_DEV void next() {
@@ -198,23 +200,24 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Returns the address of entry i, 48 bytes of shared memory.
-// At + 0: the number of the next tile, which the first block of a cluster sends to the second. At + 8: the barrier of
-// the number's arrival. The first block is at most a ring and one tile ahead of the second.
-// At + 16: the te_work whose first slab is in slot i. The consumers read it there, and so load nothing from device
-// memory.
+// Returns the address in shared memory of entry i, which has 48 bytes:
+// + 0   The number of the next tile. The first block of a cluster sends it to the second. The first block is at most a
+//       ring of slots and one tile ahead of the second.
+// + 8   The barrier at which the second block waits for this number.
+// + 16  The te_work whose first slab is in slot i. The consumers read it here, so they load nothing from device memory.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
-// Tiles along m and along n; two tiles that share an operand count as one. A work item is one split of such a tile.
+// Two functions: they return the number of tiles along m and along n. Two tiles that share an operand count as one. A
+// work item is one split of such a tile or pair.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-// The tile and the range of k of one work item. The constructor decodes item `work` for block `rank` of the cluster.
-// group_: on entry the group of the block's last item, on return this item's group. A block's items ascend, and so do
-// their groups.
+// The tile and the range of k of one work item. The constructor decodes item number `work` for block `rank` of the
+// cluster. On entry, group_ must be the group of the block's previous item. On return it is the group of this item. A
+// block takes its items in ascending order, so their groups ascend too.
 struct te_work {
     int row, col, rows_end, slabs, k0;
-    int split;  // the third coordinate in D's map: the split, or the group if groups lie along k
+    int split;  // the third coordinate in D's tensor map: the split, or the group if groups lie along k
     int before; // elements of the first slab that belong to the group before
     int group;  // -1: there is no more work
     TE_DEV explicit te_work(te_u32 entry) {
@@ -249,28 +252,30 @@ struct te_work {
             begin = 0, end = (int)a.k;
         }
         if (GROUPED != 1 || tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
-        else tm = down, tn = tile - down * across; // rows below the last full tile come last, when B is in the L2 cache
+        else tm = down, tn = tile - down * across; // the rows below the last full tile come last, when B is in the L2
+                                                   // cache
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
         row += (int)tm * BM, col = (int)tn * BN;
         before = INSIDE ? begin & (FP8 ? 15 : 7) : 0;
         k0 = begin - before;
         slabs = (end - k0 + BK - 1) / BK;
-        // an empty group: one slab of zeros, from beyond the end of k
+        // an empty group has one slab of zeros, which TMA reads from beyond the end of k
         if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0;
     }
-    // Returns whether the group has rows for the second accumulator, or the second half of A. from: the first row of
-    // the tile or of the first accumulator.
+    // Returns whether the group has rows for the second accumulator, or for the second half of A. `from` is the first
+    // row of the tile or of the first accumulator.
     TE_DEV bool tall(int from) const { return !HALVES || from + 128 < rows_end; }
 };
 
-// Issues the TMA loads of one slab of an operand of R rows. SHARED: loads this block's half, into both blocks of the
-// cluster. HALVED: K-major, in two halves, the second one only if `both`. STACKED: reads matrix z of a stack; not with
-// SHARED.
+// Issues the TMA loads of one slab of an operand with R rows.
+// SHARED: each block of the cluster loads half of the slab, into both blocks.
+// HALVED: a K-major operand is loaded in two halves, the second one only if `both`.
+// STACKED: reads matrix z of a stack of matrices. It does not go with SHARED.
 template <int R, int K_MAJOR, int SHARED, int HALVED, int STACKED>
 TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank, bool both) {
-    const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // 192 MN-major lines are three boxes, so each block loads
-                                                          // half of k
+    const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // 192 lines that are not K-major are three boxes of 64, so
+                                                          // each block loads half of k instead
     const int mine = SHARED && !half_k ? R / 2 : R, box = !K_MAJOR ? 64 : HALVED ? R / 2 : mine;
     int first = SHARED && !half_k ? (int)rank * mine : 0;
     if (half_k) k += (int)rank * 32, dst += rank * (GROUP / 2);
@@ -284,13 +289,14 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
     }
 }
 
-// Returns the block of k whose scales the slab at k takes.
+// Returns the number of the block of k whose scales belong to the slab at k.
 TE_DEV te_i64 te_block_of(const te__gemm_kargs &a, int k) {
     int block = k / 128;
     return GROUPED == 2 && k >= a.k ? (int)((a.k - 1) / 128) : block;
 }
 
-// Zeroes the first `n` values of k of a slab of R rows; n values are less than 16 bytes. 256 threads call.
+// Sets the first n values of k of a slab with R rows to 0. The n values must be less than 16 bytes. 256 threads must
+// call this function.
 template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     if (K_MAJOR) { // the values lie in the first piece of each row, wherever the swizzle has put that piece
         for (int r = threadIdx.x & 255; r < R; r += 256) {
@@ -306,8 +312,9 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// Adds part times the block scales to acc. of_rows: scales of rows g and g + 8; of_tile: te_ahead's; of_columns:
-// address of the scales of the thread's columns in shared memory, if each column has its own.
+// Adds `part` times the block scales to `acc`. of_rows has the scales of rows g and g + 8. of_tile is the field of
+// te_ahead. If each column has its own scale, of_columns is the address in shared memory of the scales of the thread's
+// columns.
 TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
                           const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
@@ -325,9 +332,9 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
     }
 }
 
-// The block scales of a slab, loaded ahead: one for each of the thread's rows; one for the tile, if its columns share
-// it; with BLOCK = 4 also one for each of the thread's last two columns. Rows beyond the last row take the last row's
-// scale.
+// The block scales of a slab, loaded ahead of the slab. There is one for each row of the thread. If the columns of the
+// tile share a scale, there is one for the tile. With BLOCK = 4 there are two more, for the thread's last two columns.
+// Rows beyond the last row get the scale of the last row.
 struct te_ahead {
     const float *rows, *tile[PARTS];
     int at[2 * SUMS]; // where the rows' scales lie
@@ -346,7 +353,7 @@ struct te_ahead {
         }
         ask(a, 0);
     }
-    // Loads the scales of the slab that is `slabs` after the last one asked for.
+    // Loads the scales of another slab: `slabs` slabs behind the one of the previous call.
     TE_DEV void ask(const te__gemm_kargs &a, int slabs) {
         rows += slabs * (A_2D ? 1 : a.ld_block_a);
 #pragma unroll
@@ -446,28 +453,28 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_registers_up<GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
-    // step_a, step_b: the increment of a descriptor for 32 bytes of k. rows, columns: where this warpgroup's part of
-    // the tile starts.
+    // step_a and step_b are the increments of the operands' wgmma descriptors for 32 bytes of k. `rows` and `columns`
+    // are the start of this warpgroup's part within the tile.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
     te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES,
                           group);
 #endif
-    // mapped once: a mapping takes as long as a part of a product
+    // computed only once: to map an address to the other block takes as long as a part of a product
     te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0;
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
         if (CLUSTER > 1 && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
-    // Ping-pong: a warpgroup starts a tile once its partner's last slab has arrived (barrier 3 + group). Before that,
-    // the warpgroup might wait for a phase that is not the next one of its slot, and a barrier tells only odd phases
-    // from even ones.
+    // Ping-pong: a warpgroup starts a tile only after the last slab of its partner's tile has arrived (barrier 3 +
+    // group). Before that, the phase for which it would wait might not be the next phase of the slot. A barrier cannot
+    // tell these two phases apart, since it knows only whether a phase is odd or even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
     // PROMOTE: one warpgroup should add up while the other multiplies, instead of both doing the same at once. So a
-    // warpgroup waits to multiply until the other one has done half of what it has begun. The wait is for speed alone,
-    // and bounded.
+    // warpgroup waits before it multiplies until the other one has done half of its multiplications. This wait only
+    // makes the kernel faster, and its length is bounded.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };
@@ -482,7 +489,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             continue;
         }
         int row = w.row + rows, col = w.col + columns;
-        // Zeroes the elements of another group in a slab that has arrived.
+        // Sets the elements that belong to another group to 0, in a slab that has arrived.
         auto clear = [&](int slab) {
             if (!INSIDE || slab || !w.before) return;
             char *slot = base + ring.slot * SLOT;
@@ -599,7 +606,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         out.finish(acc, row, col, w.split);
 #else
         te__gemm_kargs e = a.g;
-        // repeats the options, so that the compiler knows these fields from here on
+        // sets these fields to what the options say, so that the compiler knows their values
         e.d_dt = D_DT, e.epilogue = STORE & 4 ? TE_EPILOGUE_GELU : STORE & 16 ? TE_EPILOGUE_DGELU : TE_EPILOGUE_NONE;
         if (!(STORE & 2)) e.bias = NULL;
         if (!(STORE & 24)) e.aux = NULL;
@@ -613,8 +620,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                                                                         // DOWN: parts of these rows
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
-        // This loop is not unrolled, so the store is there once. Writing to the stage must name its registers, so the
-        // inner loop is unrolled.
+        // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because
+        // writing to the stage must name registers.
         for (int part = 0; part < SUMS * ACROSS * DOWN; part++) {
 #pragma unroll
             for (int p = 0; p < SUMS * ACROSS * DOWN; p++)

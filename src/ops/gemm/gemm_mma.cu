@@ -80,7 +80,8 @@
 #define SLAB 64           // bytes of k
 #define BK (SLAB / SIZE)  // elements of k
 #define SLOT ((BM + BN) * SLAB)
-// The fp8 tensor cores accumulate with less precision than f32; sums of decoded f16 products have f32's.
+// The FP8 tensor cores accumulate with less precision than f32, so their sums are promoted. If FP8 is decoded into f16,
+// the sums have the precision of f32 anyway.
 #define PROMOTING (BLOCK || (PROMOTE && TE_HAS_FP8_MMA))
 static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "registers");
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -88,15 +89,16 @@ static_assert(FP8 || !BLOCK, "blocks of fp8");
 
 // ---- device to shared memory ----------------------------------------------------------------------------------------
 
-// Returns the address of 16-byte piece `piece` of row `row` in a slot. K-major: rows of four pieces, two rows to the
-// 128 bytes of all banks. Else: rows of R elements; rows of 16-bit elements are read eight at a time, of 32-bit
-// elements four at a time.
+// Returns the offset of 16-byte piece number `piece` of row `row` in a slot. The pieces of a row are permuted to avoid
+// bank conflicts. In a K-major slot a row has four pieces, and two rows fill the 128 bytes of all banks. In other slots
+// a row has R elements. There, eight rows of 16-bit elements, or four rows of 32-bit elements, are read at a time.
 template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     if (K_MAJOR) return (te_u32)(row * SLAB + ((piece ^ ((row >> 1) & 3)) << 4));
     return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));
 }
 
-// One thread's share in the copies of an operand: PIECES pieces of every slab, STEP rows apart.
+// One thread's share of the copies of an operand to shared memory: PIECES pieces of each slab, which are STEP rows
+// apart.
 template <int R, int K_MAJOR> struct te_copier {
     enum {
         PER_ROW = K_MAJOR ? SLAB / 16 : R * SIZE / 16, // pieces
@@ -131,8 +133,8 @@ template <int R, int K_MAJOR> struct te_copier {
         }
     }
 
-    // Copies a slab: by cp.async, or, if not aligned, through registers, which put() writes once all loads are under
-    // way.
+    // Starts the copy of a slab. Aligned operands are copied by cp.async. Others go through registers, and put() writes
+    // the registers to shared memory when all loads are under way.
     TE_DEV void ask(te_u32 slot) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
@@ -151,13 +153,15 @@ template <int R, int K_MAJOR> struct te_copier {
 #pragma unroll
         for (int i = 0; i < PIECES && !ALIGNED; i++) te_sts16(slot + to_of(i), part[i].get());
     }
-    // STEP is a multiple of the permutation's period, so piece i lies i * STEP whole rows behind the first.
+    // STEP is a multiple of the period of the permutation in te_piece, so piece i lies exactly i * STEP rows behind the
+    // first.
     TE_DEV te_u32 to_of(int i) const { return to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE)); }
 };
 
 // ---- shared memory to fragments -------------------------------------------------------------------------------------
 
-// Loads fragments of A: rows row .. row + 15 of the tile, half `half` (32 bytes of k) of the slab.
+// Loads fragments of A: rows row .. row + 15 of the tile, and 32 bytes of k, the first (half = 0) or second half of the
+// slab.
 TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     int lane = threadIdx.x & 31;
     if (!A_T) {
@@ -178,8 +182,8 @@ TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     }
 }
 
-// Loads fragments of B: columns col .. col + 15 of the tile; b[0], b[1] hold the first eight, b[2], b[3] the last
-// eight.
+// Loads fragments of B: columns col .. col + 15 of the tile. b[0] and b[1] hold the first eight columns, b[2] and b[3]
+// the last eight.
 TE_DEV void te_load_b(te_u32 b[4], te_u32 slot, int col, int half) {
     int lane = threadIdx.x & 31;
     if (B_T) {
@@ -216,8 +220,8 @@ struct te_fragments {
 // Adds A B over 32 bytes of k to acc.
 TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #if FP8 && !TE_HAS_FP8_MMA
-    // Decodes the lower two codes of every word first, then the upper two: mma.sync of f16 requires two values a word.
-    // The k that a word holds does not matter, as long as A and B agree.
+    // Decodes the lower two codes of every word first and the upper two later, since mma.sync of f16 takes two values a
+    // word. It does not matter which k a word holds, as long as A and B hold the same.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         te_u32 bh[NI][2];
@@ -264,9 +268,9 @@ TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #define A_2D (BLOCK == 3) // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// The block scales of this thread's rows and columns: a[2 i], a[2 i + 1] of rows g, g + 8 of fragment i; b[2 j + c] of
-// column 2 t + c of fragment j. A 2-D side has one scale for the whole tile, which lies within one of its blocks; that
-// scale is multiplied into the scales of the 1-D side.
+// The block scales of this thread's rows and columns. a[2 i] and a[2 i + 1] are the scales of rows g and g + 8 of
+// fragment i. b[2 j + c] is the scale of column 2 t + c of fragment j. If an operand has 2-D blocks, the whole tile
+// lies within one of its blocks. The scale of this block is multiplied into the scales of the other operand.
 struct te_block_scales {
     float a[2 * MI], b[2 * NI];
 
@@ -287,7 +291,7 @@ struct te_block_scales {
             b[j] = A_2D ? te_gemm_block_product(s, of_a) : s;
         }
     }
-    // Returns acc plus `part`, element e of fragment (i, j), times its scales.
+    // Returns acc plus `part` times its block scales. `part` is element e of fragment (i, j).
     TE_DEV float add(float acc, float part, int i, int j, int e) const {
         if (BLOCK == 1) return fmaf(part * a[2 * i + e / 2], b[2 * j + e % 2], acc);
         return fmaf(part, A_2D ? b[2 * j + e % 2] : a[2 * i + e / 2], acc);
@@ -364,7 +368,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
-    // This loop is not unrolled, so the store is there once. The inner loop must name registers, and is unrolled.
+    // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because it must
+    // name registers.
     for (int part = 0; part < MI; part++) {
 #pragma unroll
         for (int i = 0; i < MI; i++)

@@ -1,6 +1,6 @@
-// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and te_op_grouped_gemm's products, by
-// plain f32 FMAs: every format, layout, size and alignment. The oracle for the tensor-core kernels, and the fallback
-// where they cannot run.
+// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and the products of te_op_grouped_gemm,
+// by plain f32 FMAs. It takes every format, layout, size and alignment. It is the reference for the tensor-core
+// kernels, and replaces them where they cannot run.
 //
 //        64 columns
 //      +-------------+
@@ -8,10 +8,10 @@
 // rows | y 0..15     |
 //      +-------------+
 //
-// 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3. A and B pass
-// through shared memory as f32, 16 values of k at a time. k runs upwards, so the bits depend on nothing but the
-// operands.
-// Block scales: the sums over each 128 k are scaled and added up. MXFP8 and NVFP4 operands have been decoded before.
+// 256 threads have 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3 and columns 4 x .. 4 x + 3. A and B
+// pass through shared memory as f32, 16 values of k at a time. The sums run over k in ascending order, so the bits
+// depend on the operands alone. Block scales multiply the sum over each 128 values of k. MXFP8 and NVFP4 operands must
+// be decoded before.
 //
 // Launch: grid (tiles, 1, 1), one block a tile; with groups along rows as many blocks as there can be tiles, or more;
 //         block 256; no dynamic shared memory; no alignment.
@@ -22,8 +22,8 @@
 #define TILE 64
 #define SLAB 16
 
-// Loads 64 x 16 elements of op(A), or of op(B) transposed, as to[k][row]. k_major: neighbours along k are neighbours in
-// memory.
+// Loads 64 x 16 elements of op(A), or of op(B) transposed, into to[k][row]. k_major says whether elements that are
+// neighbours along k are neighbours in memory.
 TE_DEV void te_naive_load(float to[SLAB][TILE + 4], const void *from, int dt, int k_major, te_i64 ld, te_i64 row0,
                           te_i64 rows, te_i64 k0, te_i64 ks) {
 #pragma unroll

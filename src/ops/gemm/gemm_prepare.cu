@@ -31,7 +31,7 @@
 #define AT_ONCE (DECODED ? 1 : 2)
 #endif
 
-// Loads sixteen codes of `bits` bits, of which n exist; the rest become 0.
+// Loads sixteen codes of `bits` bits each. Only n of them exist; the rest become 0.
 TE_DEV uint4 te_decode_load(const te_u8 *from, int bits, int n, const te_u8 *end) {
     if (n < 16 || ((te_u64)from & (2 * bits - 1)) != 0) return te_load_part(from, n * bits, end);
     if (bits == 8) return *(const uint4 *)from;
@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(from, 8 * n, end);
             continue;
         }
-        // scales: one byte for each code; loaded before the codes, since control flow joins and waits behind the codes'
-        // load
+        // `scales` has one byte for each code. The scales are loaded before the codes. In the other order, the program
+        // would wait for the codes' loads where the branches around the scales join.
         te_u32 scales[4], out[8];
         if (s.down) { // scales exist for columns up to a multiple of 128
 #pragma unroll

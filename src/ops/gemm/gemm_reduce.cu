@@ -1,6 +1,6 @@
-// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a split-K
-// product. partial: f32 [splits, m, ld], ld the next multiple of 8. The sum runs over s upwards, so the bits do not
-// depend on which block came first.
+// ops/gemm/gemm_reduce.cu: the second half of a split-K product: D = epilogue(scale_a scale_b sum_s partial[s] + bias)
+// + D. `partial` is f32 [splits, m, ld], where ld is n rounded up to a multiple of 8. The sum runs over s in ascending
+// order, so the bits do not depend on which block ran first.
 //
 // Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No
 //         alignment.
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_co
         }
         if (!a.vector || col + 8 > a.n) {
 #pragma unroll 1
-            // always v[0]: if the compiler did not know the index, v would lie in memory
+            // always uses v[0], because with a variable index the compiler would put v into memory
             for (int i = 0; i < 8 && col + i < a.n; i++) {
                 te_gemm_finish(a, scale, row, col + i, v[0]);
 #pragma unroll

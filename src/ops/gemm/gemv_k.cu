@@ -60,8 +60,8 @@
 #define A_2D (BLOCK == 3)   // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Load sixteen bytes that nothing writes while the kernel runs. With .L2::256B the L2 cache fetches 256 bytes, which is
-// quicker except for aligned lines of 16 bits (tests/bench/notes.md).
+// Two functions: they load sixteen bytes that nothing writes while the kernel runs. With .L2::256B the L2 cache fetches
+// 256 bytes. This is faster except for aligned lines of 16-bit elements (tests/bench/notes.md).
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
@@ -80,9 +80,10 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     return u;
 }
 
-// A line of an operand. A number beyond the end opens the last line, whose products are not stored.
+// A line of an operand. If `number` is beyond the last line, the last line is opened; its products are then not stored.
 struct te_gemv_line {
-    const te_u8 *from, *end, *scale; // from: the line; end: of the operand; scale: the operand's scales, with SCALES
+    const te_u8 *from, *end, *scale; // from: the start of the line; end: the end of the operand; scale: the operand's
+                                     // scales, with SCALES
     te_i64 line, ld_scale;
     TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales,
                      te_i64 number) {
@@ -91,15 +92,16 @@ struct te_gemv_line {
         end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
-    // Loads sixteen bytes from element `at` on, a multiple of PIECE. If not ALIGNED, up to 15 bytes on both sides are
-    // read too.
-    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, since it is loaded again
+    // Loads sixteen bytes from element `at` on, which must be a multiple of PIECE. If not ALIGNED, this also reads up
+    // to 15 bytes before and behind them.
+    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: the bytes stay in the L1 cache, since they are loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
         uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);
         return ALIGNED ? u : te_shift(u, te_gemv_load(p - by + (by ? 16 : 0)), by);
     }
-    // Loads sixteen bytes as load() does, where the line or the operand may end: zeros beyond the end.
+    // Loads sixteen bytes as load() does, but the line or the operand may end within them. Bytes beyond the end become
+    // 0.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
         const te_u8 *p = from + at * BITS / 8;
         int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;
@@ -115,8 +117,8 @@ struct te_gemv_line {
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
-    // Returns the scales of the piece at element `at` as the decoder takes them: one of MXFP8, two of NVFP4; something
-    // finite beyond the last.
+    // Returns the scales of the piece at element `at` in the form that the decoder needs: one scale of MXFP8, or two of
+    // NVFP4. Beyond the last scale, it returns some finite number.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {
         te_u32 r[2] = {0, 0};
 #pragma unroll
@@ -135,7 +137,7 @@ struct te_gemv_piece {
     uint4 u;
     uint2 scales;
     TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
-    // Returns two values of word i, decoded: part `part` of its two parts (fp8) or four parts (fp4).
+    // Decodes two values of word i. `part` selects them: a word has two such parts in FP8, and four in FP4.
     template <int DT> TE_DEV te_u32 decoded(int i, int part) const {
         if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);
         if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);
@@ -143,7 +145,7 @@ struct te_gemv_piece {
     }
 };
 
-// Adds two lines of X times one line of Y, 16 bytes of each, to sum.
+// Multiplies 16 bytes of two lines of X by 16 bytes of one line of Y, and adds the products to `sum`.
 TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
     const int parts = BITS == 16 ? 2 : 16 / BITS; // parts of a word, each two values; words of 16-bit values are taken
                                                   // in pairs
@@ -180,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    // sum: for each eight lines of Y, lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
+    // For each eight lines of Y, the four sums are the products of lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1,
+    // 2 t, 2 t + 1 of Y.
     float sum[EIGHTS][4] = {};
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];
@@ -218,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
         }
     };
     te_i64 turn = warp, turns = te_div_up(a.k, TURN);
-    // whole: turns that end before the line does, so that loads need not check its end
+    // number of turns that end before the line ends; their loads need not check for the end
     te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN;
     const int at_once = RESIDENT == 32 ? 2 : 1;
 #pragma unroll at_once

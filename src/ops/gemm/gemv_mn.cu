@@ -47,8 +47,8 @@
 // PIECE lines of one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Loads a whole piece. Nothing writes there while the kernel runs, and hardly any byte is read twice. With PIECE =
-    // 4 there are no words 2 and 3, but the asm needs operands.
+    // Loads a whole piece. Nothing writes these bytes while the kernel runs, and hardly any byte is read twice. If
+    // PIECE is 4, words 2 and 3 do not exist; the assembly then gets words 0 and 1 in their place.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8)
             asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -56,7 +56,7 @@ struct te_gemv_piece {
                 : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
     }
-    // Loads only lines `first` to `last`; each line outside gets a copy of one of these.
+    // Loads only lines `first` to `last` of a piece. Each other line gets a copy of one of them.
     TE_DEV void load_some(te_u64 at, int first, int last) {
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {
@@ -78,18 +78,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // row: the lane's first row. line: the first of the lane's lines. by: how far the warp's lines are off the block's.
+    // row: the first row of this lane. line: the first line of this lane. by: the number of lines by which the warp's
+    // lines start before the block's, so that loads are aligned.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
     te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end: the last lines
     x += 2 * line;
 
-    // y: line g of Y; beyond the end the last line, whose products are not stored.
+    // y: line g of Y. If there is no line g, it is the last line, and its products are not stored.
     const te_i64 ld_y = SHORT_A ? a.lda : a.ldb, y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
     const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 
-    // sum: lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
+    // sum: the products of lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y
     float sum[PIECE / 2][4] = {};
     auto take = [&](bool end) {
         te_gemv_piece u[4];

@@ -1,8 +1,8 @@
-/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_op_gemm for each group. Knows tensors; must not know
- * CUDA. */
+/* ops/gemm/grouped_cpu.c: products by groups on the CPU, with one te_op_gemm for each group. This part may use tensors.
+ * It must not depend on CUDA. */
 
-/* Returns x as a matrix of rows x cols elements, from element (row, col) of its [M, N] view on, in `part`, which must
- * outlive the use. Returns NULL if x is NULL. */
+/* Returns a `rows` x `cols` part of x, which is seen as a matrix [M, N]. The part begins at element (row, col). The
+ * result is stored in *part, which must live as long as the result is used. Returns NULL if x is NULL. */
 static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t row, int64_t col, int64_t rows,
                                    int64_t cols) {
     int64_t ld;
@@ -18,7 +18,8 @@ static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t 
     return part;
 }
 
-/* Returns where group g ends, given where it starts; never beyond `total`. g = -1: where group 0 starts. */
+/* Returns the end of group g, at most `total`. `begin` is the start of the group. If g is -1, returns the start of
+ * group 0. */
 static int64_t te__grouped_end(const te_op_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     int64_t at = a->sizes ? g : g + 1, v = 0;
@@ -28,17 +29,17 @@ static int64_t te__grouped_end(const te_op_grouped_gemm_args *a, int64_t g, int6
     return te__min(te__max(v, begin), total);
 }
 
-/* Returns the scale of group `group` if each group has one; else the scale of all. */
+/* Returns the scale of group `group` if each group has its own scale. Otherwise returns the common scale. */
 static const te_tensor *te__grouped_scale(te_tensor *part, const te_tensor *scale, int64_t group) {
     return scale && te__numel(scale) != 1 ? te__grouped_part(part, scale, 0, group, 1, 1) : scale;
 }
 
-/* Computes the product of group `group`, whose rows or values of k are begin .. end - 1. */
+/* Computes the product of one group, whose rows (or values of k) are `begin` to `end` - 1. */
 static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *a, int64_t group, int64_t begin,
                                      int64_t end) {
     te_op_gemm_args g = te__grouped_one(a);
     te_tensor pa, pb, pd, paux, pbias, psa, psb;
-    /* within A, or B, each row of memory holds a part of every group */
+    /* each row in memory of A, or of B, holds a part of every group */
     bool inside_a = a->along_k && !a->a_transposed, inside_b = a->along_k && a->b_transposed;
     int64_t rows_b;
     if (a->along_k && a->accumulate && begin == end) return TE_OK;

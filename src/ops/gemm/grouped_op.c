@@ -1,7 +1,8 @@
-/* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend
- * runs. */
+/* ops/gemm/grouped_op.c: checks the calls of products by groups. This part may use tensors. It must not depend on the
+ * backend. */
 
-/* Returns the fields that a product by groups shares with te_op_gemm, of one product with all rows or all k. */
+/* Returns the arguments of te_op_gemm for a single product with the rows (or the values of k) of all groups. Only the
+ * fields that both operations have are set. */
 static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
     te_op_gemm_args g = TE_ZERO;
     g.a = a->a;
@@ -32,7 +33,8 @@ static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_ar
                     : te__want_numel(te, "grouped_gemm", "offsets", a->offsets, a->groups + 1);
 }
 
-/* Checks a stack of matrices, one for each group. It must have exactly groups * rows rows: groups lie without gaps. */
+/* Checks a stack of matrices, one for each group. It must have exactly groups * rows rows, since there are no gaps
+ * between the groups. */
 static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_tensor *x, int64_t groups, int64_t rows,
                                         int64_t cols) {
     char text[TE__SHAPE_TEXT];
@@ -100,7 +102,7 @@ static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) 
     if (r == TE_OK && a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
         r = te__fail(te, TE_ERR_INVALID,
                      "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
-    one.bias = NULL; /* its size is checked below: a->bias has a row for each group */
+    one.bias = NULL; /* a->bias has a row for each group; its size is checked below */
     if (r == TE_OK) r = te__gemm_check_epilogue(te, &one);
     if (r == TE_OK) r = te__want_numel(te, "grouped_gemm", "bias", a->bias, te__size_times(a->groups, a->n));
     if (r == TE_OK) r = te__grouped_check_scales(te, a);

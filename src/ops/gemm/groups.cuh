@@ -1,10 +1,10 @@
-// ops/gemm/groups.cuh: products by groups: finds the group and the tile of a block from sizes in device memory, and
-// makes one group's product the arguments of an ordinary one. Every warp does this for itself: five steps add up the
-// sizes of 32 groups.
+// ops/gemm/groups.cuh: products by groups. From sizes in device memory, it finds the group and the tile of a block. It
+// turns the arguments of the whole call into those of a single product of this group. Every warp does this for itself:
+// it adds up the sizes of 32 groups in five steps.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
-// Returns the sum of v over this lane and the lanes below.
+// Returns the sum of v over this lane and all lanes with smaller numbers.
 TE_DEV te_i64 te_warp_scan(te_i64 v) {
     int lane = threadIdx.x & 31;
 #pragma unroll
@@ -16,15 +16,16 @@ TE_DEV te_i64 te_warp_scan(te_i64 v) {
 }
 TE_DEV te_i64 te_clamp(te_i64 v, te_i64 low, te_i64 high) { return v < low ? low : v > high ? high : v; }
 
-// Goes through the groups in their order, 32 at a time, one for each lane: where each lies, and its tiles, counted
-// through all groups. The whole warp must call.
+// Goes through the groups in order, 32 at a time, one for each lane. It finds where each group lies and which tiles it
+// has; tiles are counted through all groups. All 32 threads of the warp must call its functions.
 struct te_group_scan {
     te_i64 before, tiles_before; // where the next 32 groups start
     te_i64 begin, end;           // rows, or values of k, of the lane's group
     te_i64 tiles_begin, tiles_end;
     TE_DEV te_group_scan() : before(0), tiles_before(0) {}
-    // Moves on to group `g`. Groups end at `total` at the latest; groups beyond the last are empty. Along rows, each
-    // `bm` rows have per_row tiles. Along k, each group has per_row tiles, but an empty group none if skip_empty.
+    // Moves this lane on to group g. No group ends beyond `total`, and groups behind the last one are empty. Along
+    // rows, each `bm` rows of a group have per_row tiles. Along k, each group has per_row tiles, but an empty group has
+    // none if skip_empty.
     TE_DEV void next(const te__gemm_grouping &s, te_u32 g, te_i64 total, int bm, te_u32 per_row, bool skip_empty) {
         bool there = g < (te_u32)s.count;
         if (s.offsets) {
@@ -51,7 +52,8 @@ TE_DEV const void *te_gemm_at(const void *p, te_i64 element, int dt) {
     return (const char *)p + element * te_gemm_size(dt);
 }
 
-// Returns the product of group `group`, which begins at row, or k, `begin` and has `size` rows, or values of k.
+// Returns the arguments for one group's product. The group begins at row (or value of k) `begin`, and has `size` rows
+// (or values of k).
 TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te_i64 begin, te_i64 size) {
     te__gemm_kargs g = a;
     if (a.groups.along_k) {
@@ -78,8 +80,9 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
     return g;
 }
 
-// Turns `tile`, counted through all groups with tiles of bm x bn, into a tile of its group, and g into that group's
-// product. Returns false if there is no such tile; empty groups that would add nothing to D have none.
+// Finds the group of a tile. On entry, `tile` is counted through all groups, with tiles of bm x bn. On return, `tile`
+// is counted within its group, and g has the arguments of the group's product. Returns false if there is no such tile.
+// An empty group has no tiles if it would add nothing to D.
 TE_DEV bool te_group_open(const te__gemm_kargs &a, int bm, int bn, te_u32 &tile, te__gemm_kargs &g) {
     te_u32 per_row = (te_u32)te_div_up(a.n, bn) * (a.groups.along_k ? (te_u32)te_div_up(a.m, bm) : 1);
     te_group_scan at;

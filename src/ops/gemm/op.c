@@ -1,9 +1,11 @@
-/* ops/gemm/op.c: the front door of matrix products: defaults and checks. Knows tensors; must not know which backend
- * runs. */
+/* ops/gemm/op.c: sets the default values of matrix products and checks their calls. This part may use tensors. It must
+ * not depend on the backend. */
 
-/* Returns the elements from one row of the [M, N] view to the next. Returns -1 if there is no such number: the last
- * dimension is strided, the leading ones do not collapse into one, or rows overlap. Rows of 4-bit elements start at
- * whole bytes. */
+/* Returns the leading dimension of x as a matrix [M, N]: the number of elements from one row to the next. Rows of 4-bit
+ * elements start at whole bytes. Returns -1 in these cases:
+ * - The last dimension is strided.
+ * - The other dimensions do not collapse into one.
+ * - Rows overlap. */
 static int64_t te__gemm_ld(const te_tensor *x) {
     int64_t cols = te__cols(x), ld = -1, expect = 0;
     int i;
@@ -22,7 +24,7 @@ static int64_t te__gemm_ld(const te_tensor *x) {
     return ld >= cols ? ld : -1;
 }
 
-/* Checks that x is a matrix of at least rows x cols with contiguous rows. */
+/* Checks that x is a matrix of at least `rows` x `cols`, and that each row is contiguous. */
 static te_result te__gemm_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t rows,
                                int64_t cols, const char *what) {
     char text[TE__SHAPE_TEXT];
@@ -45,13 +47,13 @@ static const char *te__gemm_scaling_name(te_scaling s) {
     return (int)s >= 0 && (int)s < TE__COUNT(names) ? names[s] : "?";
 }
 
-/* Returns how many scaling groups lie along k in one line (a row of op(A), a column of op(B)). */
+/* Returns how many scaling groups one line has along k. A line is a row of op(A) or a column of op(B). */
 static int64_t te__gemm_groups(te_scaling s, int64_t k) {
     return te__div_up(k, s == TE_SCALING_NVFP4 ? 16 : s == TE_SCALING_MXFP8 ? 32 : 128);
 }
 
-/* Returns the elements from one row of the scales to the next, for an operand of `size` lines. columnwise: MXFP8 codes
- * that lie k x size. */
+/* Returns the leading dimension of the scales of an operand with `size` lines of k elements. `columnwise` is for MXFP8
+ * codes that are stored as [k, size]. */
 static int64_t te__gemm_scale_ld(te_scaling s, bool columnwise, int64_t size, int64_t k) {
     if (s == TE_SCALING_BLOCK_1D) return te__round_up(size, 4);
     return columnwise ? te__round_up(size, 128) : te__round_up(te__gemm_groups(s, k), 4);
@@ -124,7 +126,8 @@ static te_result te__gemm_check_formats(te_ctx *te, const te_op_gemm_args *a) {
     return TE_OK;
 }
 
-/* Checks the dtype and the shape of one operand's scale. columnwise: the operand's codes lie k x size. */
+/* Checks the dtype and the shape of the scales of one operand. `columnwise` says that the operand's codes are stored as
+ * [k, size]. */
 static te_result te__gemm_check_scale(te_ctx *te, const char *name, const te_tensor *scale, te_scaling s,
                                       bool columnwise, int64_t size, int64_t k) {
     te_dtype dtype = s == TE_SCALING_MXFP8 ? TE_F8E8M0 : s == TE_SCALING_NVFP4 ? TE_F8E4M3 : TE_F32;
@@ -167,7 +170,7 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
     return TE_OK;
 }
 
-/* Returns the column sum of D that computes bias_gradient, after D has been written. */
+/* Returns the arguments of the column sum that computes bias_gradient from D, after D has been written. */
 static te_op_column_sum_args te__gemm_column_sum(const te_op_gemm_args *a) {
     te_op_column_sum_args sum = TE_ZERO;
     sum.x = a->d;

@@ -1,8 +1,9 @@
-// ops/gemm/shift.cuh: loads sixteen bytes from any address, by shifting them out of the aligned words that hold them.
+// ops/gemm/shift.cuh: loads sixteen bytes from an address of any alignment. It loads the aligned words that hold these
+// bytes, and shifts the bytes out of the words.
 #pragma once
 #include "device/base.cuh"
 
-// Returns bytes by .. by + 15 of lo followed by hi; by: 0 to 15.
+// Returns sixteen of the 32 bytes of `lo` followed by `hi`: those from byte number `by` on. `by` is 0 to 15.
 TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     te_u32 w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}, out[4];
     if (by & 8) {
@@ -18,9 +19,9 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// Loads the first `bits` bits at `from` (128 at most; 0 or less: none), followed by zeros. Whole aligned pieces are
-// read if they end before `end`; else single bytes are.
-// ask() and get() are apart, so that several loads can be under way before the first result is used.
+// Loads the first `bits` bits at `from`, at most 128, followed by zeros. If `bits` is 0 or less, all are zeros. Loads
+// whole aligned pieces if they end before `end`, and single bytes otherwise. ask() starts the loads and get() returns
+// the result, so that several loads can be under way before the first result is used.
 struct te_part {
     const te_u8 *from;
     int bits;

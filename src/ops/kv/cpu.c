@@ -1,5 +1,5 @@
-/* ops/kv/cpu.c: sequences' lengths and caches of keys and values on the CPU. Knows number formats only through
- * cpu/rows.c. */
+/* ops/kv/cpu.c: the lengths of sequences, and caches of keys and values, on the CPU. It converts number formats only
+ * through cpu/rows.c. */
 
 static te_result te__cpu_cu_seqlens(te_ctx *te, const te_op_cu_seqlens_args *args) {
     const te__cu_seqlens_kargs a = te__cu_seqlens_problem(args);
@@ -36,8 +36,8 @@ static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Checks that the cache has room for all tokens, before anything is written. Only the CPU checks it, since it can
- * read the numbers. */
+/* Checks, before anything is written, that all tokens fit into the cache. Only the CPU checks this, since it can read
+ * the numbers. */
 static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
     const long long room = (long long)a->page_size * a->pages_of_each;
     long long page;
@@ -58,8 +58,8 @@ static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
             return te__fail(te, TE_ERR_INVALID,
                             "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b,
                             n, a->start[b], room);
-        /* pages before the first new token are not written, and may have been given back: their entries are not
-         * checked */
+        /* The entries of pages before the first new token are not checked: these pages are not written, and may no
+         * longer belong to the sequence. */
         for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size;
              i++) {
             page = a->table[(long long)b * a->pages_of_each + i];
@@ -78,8 +78,8 @@ static te_result te__cpu_copy_to_kv_cache(te_ctx *te, const te_op_copy_to_kv_cac
     return result;
 }
 
-/* Returns an element of a mask as an additive mask has it. In a U8 mask, not 0 is a visible key (0) and 0 a hidden
- * key (-inf). */
+/* Returns an element of a mask in the form of an additive mask. In a U8 mask, 0 is a hidden key and becomes -inf; any
+ * other value is a visible key and becomes 0. */
 static float te__mask_value(const te__causal_mask_kargs *a, long long at) {
     if (a->dt == (int)TE_U8) return ((const uint8_t *)a->mask)[at] ? 0.0f : -HUGE_VALF;
     return te__load_element(a->mask, (te_dtype)a->dt, at);

@@ -1,10 +1,10 @@
-// ops/kv/cu_seqlens.cu: counts the tokens of each sequence that a mask leaves, and writes the cumulative counts: where
-// each sequence begins.
+// ops/kv/cu_seqlens.cu: counts the tokens of each sequence by a mask, in which 0 is a token. It writes the cumulative
+// counts, which say where each sequence begins.
 //
 //   cu[0] = 0,  cu[b + 1] = cu[b] + number of zeros in mask[b, 0 .. length - 1]
 //
-// A warp counts a sequence. Counts are added up for 1024 sequences at a time. Each thread adds up all counts up to that
-// of its own sequence, which is fast enough since batches are small.
+// A warp counts a sequence. Counts are added up for 1024 sequences at a time. Each thread adds up all counts up to its
+// own sequence, which is fast enough since batches are small.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,5 +1,5 @@
-/* ops/kv/cuda.c: chooses the kernels for sequences' lengths and for caches of keys and values, and their launches.
- * Knows plans; must not know the driver. */
+/* ops/kv/cuda.c: chooses the kernels and launches for the lengths of sequences and for caches of keys and values. This
+ * part may make plans. It must not call the CUDA driver. */
 
 static te_result te__cuda_plan_cu_seqlens(te__plan *p, const te_op_cu_seqlens_args *args) {
     te__launch *l = te__plan_launch(p, "kv", "cu_seqlens");

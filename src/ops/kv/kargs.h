@@ -1,5 +1,5 @@
-/* ops/kv/kargs.h: arguments of the kernels of sequences' lengths and of caches of keys and values. Read by both
- * compilers. */
+/* ops/kv/kargs.h: the arguments of the kernels for the lengths of sequences and for caches of keys and values. The
+ * host's compiler and the kernels' compiler both read this file. */
 #ifndef TE__KV_KARGS_H
 #define TE__KV_KARGS_H
 
@@ -11,12 +11,12 @@ typedef struct te__cu_seqlens_kargs {
     long long sequences, length;
 } te__cu_seqlens_kargs;
 
-/* One side of the copy, keys or values. Channels are adjacent. */
+/* What to copy on one side: keys or values. The channels of a row are adjacent. */
 typedef struct te__kv_side {
     const void *x;
     void *cache;               /* [pages, page_size, heads, d] */
-    long long x_s, x_b, x_h;   /* elements of x from one token, sequence, head to the next */
-    long long page, row, head; /* elements of the cache from one page, row, head to the next */
+    long long x_s, x_b, x_h;   /* strides of x in elements: from one token, sequence or head to the next */
+    long long page, row, head; /* strides of the cache in elements: from one page, row or head to the next */
     int d, x_dt, cache_dt;
 } te__kv_side;
 
@@ -24,7 +24,7 @@ typedef struct te__kv_copy_kargs {
     te__kv_side side[2];   /* keys, values */
     const int *cu;         /* [sequences + 1] */
     const int *start;      /* [sequences] */
-    const int *table;      /* [sequences, pages_of_each], or NULL: page b is sequence b's */
+    const int *table;      /* [sequences, pages_of_each]; if NULL, page b belongs to sequence b */
     long long tokens;      /* rows of x, of all sequences */
     int sequences, heads, packed, batch_first; /* packed: cu says which sequence a row belongs to */
     long long rows_of_each;                    /* rows of x of each sequence, unless packed */
@@ -36,24 +36,26 @@ typedef struct te__kv_copy_kargs {
 typedef struct te__causal_mask_kargs {
     const void *mask;
     int *causal;
-    float *failed;      /* a word of the plan, 0 between kernels */
+    float *failed;      /* a word in device memory that is 0 between kernels */
     unsigned *counter;  /* counter of te_last_block */
     long long rows;     /* rows that are checked */
-    long long heads, s; /* heads: with strict, heads whose masks differ */
+    long long heads, s; /* heads: the number of heads with different masks, if strict */
     long long stride_b, stride_h, stride_i, stride_j;
-    long long left;     /* keys that a row sees in front of its own */
+    long long left;     /* number of keys that a row sees before its own */
     int dt, strict;
 } te__causal_mask_kargs;
 
-/* Returns the first element of row `at` of the rows that are checked; *i: the row's number in its matrix. */
+/* Returns the position of the first element of row `at`, counted among the rows that are checked. Sets *i to the number
+ * of this row in its matrix. */
 TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, long long *i) {
     const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0,
                     b = a->strict ? matrix / a->heads : matrix;
     *i = a->strict ? at % a->s : at % 2 ? a->s - 1 : 0;
     return b * a->stride_b + h * a->stride_h + *i * a->stride_i;
 }
-/* Returns whether v, key j of row i, is what a causal mask has there. Without `strict` it checks only keys 0 and s -
- * 1 of the first row of all (first), since the number of keys is checked for each row. */
+/* Returns whether v, the mask's element for row i and key j, is what a causal mask has there. Without `strict` only
+ * keys 0 and s - 1 of the very first row (`first`) are checked here, since the number of visible keys is checked for
+ * each row elsewhere. */
 TE__BOTH bool te__mask_key_fits(const te__causal_mask_kargs *a, bool first, long long i, long long j, float v) {
     if (a->strict) return j <= i && i - j <= a->left ? v == 0.0f : v < -10000.0f;
     return !first || ((j > 0 || v > -10000.0f) && (j < a->s - 1 || v < -10000.0f));
@@ -63,8 +65,9 @@ TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i
     return i < a->left ? i + 1 : a->left + 1;
 }
 
-/* Finds the place of row `at` of x in the cache, *page and *row. Returns false for padding, and for a row that the
- * cache has no place for. *b: the row's sequence. *t: the row's place along x's dimension of tokens. */
+/* Finds the place of row `at` of x in the cache. Sets *b to the row's sequence, *t to its position along x's dimension
+ * of tokens, and *page and *row to its place in the cache. Returns false if the row is padding or has no place in the
+ * cache. */
 TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
                            long long *row) {
     long long i, to;

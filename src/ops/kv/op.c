@@ -1,5 +1,5 @@
-/* ops/kv/op.c: the front door of sequences' lengths and of caches of keys and values: checks, and the description that
- * both backends work from. Knows tensors; must not know which backend runs. */
+/* ops/kv/op.c: checks the calls for the lengths of sequences and for caches of keys and values, and describes the
+ * problem for both backends. This part may use tensors. It must not depend on the backend. */
 
 static te_result te__check_cu_seqlens(te_ctx *te, te_op_cu_seqlens_args *a) {
     char text[TE__SHAPE_TEXT];
@@ -9,7 +9,8 @@ static te_result te__check_cu_seqlens(te_ctx *te, te_op_cu_seqlens_args *a) {
     return te__want_numel(te, "cu_seqlens", "cu_seqlens", a->cu_seqlens, a->mask->shape[0] + 1);
 }
 
-/* Checks x, which is copied into `cache`: both have the same heads and channels, and the cache has four dimensions. */
+/* Checks that x can be copied into `cache`: both have the same heads and channels, and the cache has four
+ * dimensions. */
 static te_result te__kv_want_side(te_ctx *te, const char *name, const te_tensor *x, const char *cache_name,
                                   const te_tensor *cache, te_qkv_format format) {
     const char *const op = "copy_to_kv_cache";

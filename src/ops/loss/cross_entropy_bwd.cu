@@ -1,4 +1,4 @@
-// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy; in place if dlogits is logits.
+// ops/loss/cross_entropy_bwd.cu: computes the gradient of cross entropy. If dlogits is logits, this is done in place.
 //
 //   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)
 //   0 in a row that does not count
@@ -7,8 +7,9 @@
 //
 // Benchmark: "cross-entropy backward" in tests/bench/h200.csv.
 //
-// Launch: block of 32 .. 256 threads; grid (rows, segments of 32 * threads elements), stepped through in both
-//         directions. Any v. With X_DT: logits and dlogits have that format, and their addresses are equal modulo 16.
+// Launch: block of 32 .. 256 threads; grid (rows, segments of 32 * threads elements), and blocks step through both
+// dimensions. Any v is allowed. With X_DT, logits and dlogits have that format, and their addresses are equal modulo
+// 16.
 //
 // te:baseline
 // te:row X_DT=3

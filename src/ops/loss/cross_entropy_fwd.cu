@@ -1,18 +1,19 @@
-// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.
+// ops/loss/cross_entropy_fwd.cu: computes, for each target, the cross entropy of one row of logits and the log-sum-exp
+// of that row.
 //
 //   m = max x,  s = sum exp(x - m),  lse = m + ln s
 //   loss = (1 - e) (lse - x_target) + e lse - (e / V) sum x       0 for a target that does not count
 //
-// If the columns are a part of the vocabulary, lse, x_target and sum x are left for cross_entropy_merge.
+// If the columns are only a part of the vocabulary, lse, x_target and sum x are stored for cross_entropy_merge.
 //
-// One pass: each thread keeps a running (m, s) and rescales s when m grows; the block merges these in the order of the
-// threads.
-// -inf is a legal logit. If all elements of a thread are -inf, the thread subtracts 0 instead of m.
+// There is one pass. Each thread keeps a running pair (m, s), and rescales s when m grows. Then the block merges the
+// pairs in the order of the threads. -inf is a legal logit. If all elements of a thread are -inf, the thread subtracts
+// 0 instead of m.
 //
 // Benchmark: "cross-entropy forward" in tests/bench/h200.csv.
 //
-// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any v and
-//         alignment; with X_DT the aligned middle of a row is read in vectors of eight.
+// Launch: block of 32 .. 512 threads, a multiple of 32; a block handles one row at a time and steps through the rows.
+// Any v and any alignment are allowed. With X_DT the aligned middle of a row is read in vectors of eight.
 //
 // te:baseline
 // te:row X_DT=3

@@ -1,9 +1,9 @@
-// ops/loss/cross_entropy_merge.cu: computes the loss of each row from the parts of the ranks that share its columns, in
-// rank order.
+// ops/loss/cross_entropy_merge.cu: computes the loss of each row if its columns are split among ranks. It merges the
+// ranks' parts of the row in the order of the ranks.
 //
 //   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r
 //
-// Launch: block 256, a thread a row; grid: m / 256 rounded up.
+// Launch: block 256, one thread for each row; grid: m / 256 rounded up.
 //
 // te:baseline
 #include "ops/loss/kargs.h"

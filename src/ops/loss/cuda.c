@@ -1,6 +1,8 @@
-/* ops/loss/cuda.c: the losses: the choice of kernels, and their launches. Knows plans; must not know the driver. */
+/* ops/loss/cuda.c: chooses the kernels and launches of the losses. This part may make plans. It must not call the CUDA
+ * driver. */
 
-/* Returns the number of threads for a row of v logits, with `each` logits a thread, and at most `most` threads. */
+/* Returns the number of threads for a row of v logits if each thread takes `each` logits: whole warps, and at most
+ * `most` threads. */
 static int te__loss_threads(int64_t v, int64_t each, int64_t most) {
     return (int)te__min(most, te__round_up(te__max(1, te__div_up(v, each)), 32));
 }

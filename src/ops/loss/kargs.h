@@ -1,8 +1,8 @@
-/* ops/loss/kargs.h: the arguments of the loss kernels. The host's compiler and the kernels' compiler both read it:
- * plain structs alone. */
+/* ops/loss/kargs.h: the arguments of the loss kernels. The host's compiler and the kernels' compiler both read this
+ * file, so it has plain structs alone. */
 
-/* Computes loss[m] and lse[m], or `parts` instead, from logits [m, v]: the columns from `start` on of a vocabulary of
- * `vocab`. */
+/* The arguments of cross_entropy_fwd. It computes loss[m] and lse[m], or only `parts` if that is given. The logits [m,
+ * v] are the columns from `start` on of a vocabulary with `vocab` entries. */
 typedef struct te__cross_entropy_fwd_kargs {
     struct te__outside *outside;
     const void *logits;
@@ -14,7 +14,7 @@ typedef struct te__cross_entropy_fwd_kargs {
     int logits_dt, target_dt;
 } te__cross_entropy_fwd_kargs;
 
-/* Computes loss[m] and lse[m] from the parts of `ranks` ranks. */
+/* The arguments of cross_entropy_merge, which computes loss[m] and lse[m] from the parts of `ranks` ranks. */
 typedef struct te__cross_entropy_merge_kargs {
     struct te__outside *outside;
     const float *parts; /* [ranks][m][3] */
@@ -25,7 +25,7 @@ typedef struct te__cross_entropy_merge_kargs {
     int ranks, target_dt;
 } te__cross_entropy_merge_kargs;
 
-/* count = the number of targets that are neither ignored nor outside 0 .. v-1. */
+/* The arguments of cross_entropy_count, which counts the targets that are in 0 .. v-1 and not ignored. */
 typedef struct te__cross_entropy_count_kargs {
     const void *target; /* [m] */
     float *count;       /* [1] */
@@ -33,7 +33,7 @@ typedef struct te__cross_entropy_count_kargs {
     int target_dt;
 } te__cross_entropy_count_kargs;
 
-/* dlogits = (softmax - target distribution) * dloss * scale / max(count, 1). */
+/* The arguments of cross_entropy_bwd: dlogits = (softmax - target distribution) * dloss * scale / max(count, 1). */
 typedef struct te__cross_entropy_bwd_kargs {
     struct te__outside *outside;
     const void *logits, *target;
@@ -46,7 +46,7 @@ typedef struct te__cross_entropy_bwd_kargs {
     int logits_dt, target_dt, dlogits_dt;
 } te__cross_entropy_bwd_kargs;
 
-/* Arguments of mse_fwd, which writes partial sums, of mse_sum, which adds them up, and of mse_bwd, which writes dx. */
+/* The arguments of three kernels: mse_fwd writes partial sums, mse_sum adds them up, and mse_bwd writes dx. */
 typedef struct te__mse_kargs {
     const void *x, *target;
     void *dx;

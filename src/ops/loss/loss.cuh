@@ -1,22 +1,23 @@
-// ops/loss/loss.cuh: a row of logits: its aligned middle, and whether its target counts; and a row's loss from its
-// sums.
+// ops/loss/loss.cuh: functions for one row of logits. They find the part that can be read in vectors, and whether the
+// target counts. They compute the loss from the sums of the row.
 #pragma once
 #include "device/outside.cuh"
 
-// Returns e^d, to about 2 units in the last place; e^-inf is 0 and NaN stays NaN.
+// Returns e^d with an error of about 2 units in the last place. e^-inf is 0, and NaN stays NaN.
 TE_DEV float te_loss_exp(float d) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(d * 1.44269504f));
     return e;
 }
 
-// Returns the target of a row, or -1 if the target does not count.
+// Returns the target of a row. Returns -1 if it does not count, because it is ignore_index or not in 0 .. v - 1.
 TE_DEV te_i64 te_loss_target(const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
     te_i64 t = te_load_index(target, row, dt);
     return t == ignore_index || t < 0 || t >= v ? -1 : t;
 }
 
-// Reports a row's target that does not count, unless the target is ignore_index.
+// Reports the target of a row as outside of the vocabulary, unless it is ignore_index. The caller must know already
+// that the target does not count.
 TE_DEV void te_loss_tell(te__outside *to, const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
     te_i64 t = te_load_index(target, row, dt);
     if (t != ignore_index) te_tell_outside(to, t, row, v);
@@ -28,8 +29,8 @@ TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, t
 }
 TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 
-// The part of a row that can be read in vectors of eight: elements head .. head + 8 * vectors - 1; `tail` is behind it.
-// Rows of an odd vocabulary start at any alignment.
+// The part of a row that can be read in vectors of eight: elements head .. head + 8 * vectors - 1. `tail` is the first
+// element behind it. In a vocabulary of odd size, rows start at any alignment.
 struct te_loss_span {
     te_i64 head, vectors, tail;
 };

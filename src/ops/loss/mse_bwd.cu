@@ -1,9 +1,9 @@
-// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).
+// ops/loss/mse_bwd.cu: computes dx = (x - target) * (2 dloss / count).
 //
 // Benchmark: "mean squared error backward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(count / 2048). With options: count a multiple of 8, dx of X_DT, all pointers
-//         aligned to 16 bytes. Without options: anything.
+// Launch: block of 256 threads, grid ceil(count / 2048). With options, count is a multiple of 8, dx has the format
+// X_DT, and all pointers are aligned to 16 bytes. Without options, anything is allowed.
 //
 // te:baseline
 // te:row X_DT=3 T_DT=3

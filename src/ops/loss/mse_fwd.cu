@@ -1,11 +1,12 @@
-// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.
+// ops/loss/mse_fwd.cu: computes partial sums of (x - target)^2.
 //
 //   block b of B sums elements b * 2048 .. b * 2048 + 2047, then those B * 2048 further on, and so on; B depends on the
 //   count alone
 //
 // Benchmark: "mean squared error forward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid `parts`. With options: count a multiple of 8, x and target aligned to 16 bytes.
+// Launch: block of 256 threads, grid `parts`. With options, count is a multiple of 8, and x and target are aligned to
+// 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3 T_DT=3

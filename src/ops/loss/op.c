@@ -1,4 +1,5 @@
-/* ops/loss/op.c: the front door of the losses: defaults and checks. Knows tensors; must not know which backend runs. */
+/* ops/loss/op.c: sets the default values of the losses and checks their calls. This part may use tensors. It must not
+ * depend on the backend. */
 
 static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits,
                                                 const te_tensor *target, const te_tensor *lse, const te_tensor *count,

@@ -1,8 +1,9 @@
-// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.
+// ops/math/axpby.cu: computes out = alpha * x + beta * y in f32. Each product is rounded by itself, so the bits equal
+// those of the CPU.
 //
 // Benchmark: "sum of two" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: all arrays aligned to 16 bytes.
+// Launch: block 256; a block handles 2048 elements, a thread eight. With `vector` all arrays are aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3 OUT_DT=3

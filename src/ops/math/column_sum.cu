@@ -26,8 +26,8 @@
 #define RESIDENT 1
 #endif
 
-// Returns true, in every thread of the block, if the block is the last of `count` to end. The last block sees the
-// writes of all these blocks, and the counter is 0 again.
+// Returns whether this block is the last of `count` blocks to end; all its threads get the same answer. The last block
+// sees the writes of all these blocks, and sets the counter back to 0.
 TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     __shared__ bool last;
     __syncthreads();
@@ -40,7 +40,7 @@ TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     return last;
 }
 
-// Loads four columns of a row of partial; 0 beyond the end.
+// Loads four columns of a row of `partial`. Columns and rows that do not exist give 0.
 TE_DEV float4 te_column_part(const te__column_sum_kargs &a, te_i64 chunk, te_i64 col) {
     const float *p = a.partial + chunk * a.n + col;
     if (chunk >= a.chunks) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -48,8 +48,8 @@ TE_DEV void te_convert(const te__copy_kargs &a, te_i64 from, te_i64 to) {
     else te_store_integer(a.dst, to, DST_DT, te_truncate(te_load(a.src, from, SRC_DT), DST_DT));
 }
 
-// Gives the positions of item i in src and dst. 32-bit divisions are used if the numbers fit: they are much faster than
-// 64-bit ones.
+// Sets `from` and `to` to the positions of item i in src and dst. It divides in 32 bits if the numbers fit, which is
+// much faster than in 64 bits.
 TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &to) {
     from = to = 0;
     if (a.ndim == 1) {
@@ -64,8 +64,8 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         i = rest;
     }
 }
-// Gives the positions of a thread's four items before anything is loaded: a 64-bit division is a call, across which
-// loaded values would have to be saved.
+// Computes the positions of a thread's four items before anything is loaded. A 64-bit division is a function call, and
+// loaded values would have to be saved across it.
 TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);

@@ -1,8 +1,8 @@
-/* ops/math/cpu.c: reference of copy, fill, random, axpby, sums, embedding. Plain loops; sums in double unless the order
- * of f32 additions is part of the operation. The shape alone decides how work is divided, so the number of threads
- * changes no bit. */
+/* ops/math/cpu.c: the reference of copy, fill, random, axpby, sums and embedding, in plain loops. Sums are in double,
+ * unless the order of f32 additions is part of the operation. How the work is divided depends on the shape alone, so
+ * the number of threads changes no bit. */
 
-/* Elements of a piece of flat work: f32 copies of three pieces fit the first-level cache. */
+/* The number of elements in a piece of work. Three pieces in f32 fit into the first-level cache. */
 enum { TE__MATH_PIECE = 2048 };
 
 /* ---- copy ---- */
@@ -55,7 +55,8 @@ static void te__copy_convert(const te__copy_job *j, const char *src, int64_t src
         for (i = 0; i < n; i++) te__store_row(dst, j->dst_dtype, i * dst_stride, 1, row + i);
     }
 }
-/* Copies pieces begin .. end - 1. A piece is TE__MATH_PIECE elements of run piece / pieces. */
+/* Copies pieces `begin` to `end` - 1. A run is one line along the last dimension, and has `pieces` pieces of
+ * TE__MATH_PIECE elements. So piece number i lies in run i / pieces. */
 static void te__copy_pieces(void *user, int64_t begin, int64_t end) {
     const te__copy_job *j = (const te__copy_job *)user;
     const te__copy_walk *w = &j->walk;
@@ -238,7 +239,7 @@ static te_result te__cpu_row_dot(te_ctx *te, const te_op_row_dot_args *a) {
     return TE_OK;
 }
 
-/* The array is cut into so many parts, whatever the number of threads. */
+/* The number of parts into which the array is cut, whatever the number of threads. */
 enum { TE__SUM_PARTS = 64 };
 typedef struct te__sum_job {
     const te_op_sum_args *a;
@@ -307,7 +308,7 @@ static te_result te__cpu_column_sum(te_ctx *te, const te_op_column_sum_args *a) 
 
 /* ---- embedding ---- */
 
-/* Copies src[from .. from + n) to dst[to .. to + n), converted through f32 if formats differ. */
+/* Copies n elements from src[from] on to dst[to] on. If the formats differ, they are converted through f32. */
 static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *dst, int64_t to, int64_t n) {
     float v[TE__MATH_PIECE];
     int64_t at;
@@ -322,7 +323,7 @@ static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *ds
         te__store_row(te__data(dst), dst->dtype, to + at, size, v);
     }
 }
-/* Returns the row of the table that id i stands for, which may be outside the table. */
+/* Returns the row of the table for id number i. This row may lie outside the table. */
 static int64_t te__embedding_row(const te_tensor *ids, int64_t i, bool from_end, int64_t size, int64_t start) {
     const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
     return (from_end && id < 0 ? id + size : id) - start;
@@ -352,8 +353,8 @@ static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_arg
     return TE_OK;
 }
 
-/* order: the tokens sorted by id, and within an id by number. The tokens of id v are order[start[v] .. start[v + 1] -
- * 1]. */
+/* order: the tokens sorted by id; tokens with the same id are in ascending order. The tokens of id v are
+ * order[start[v]] to order[start[v + 1] - 1]. */
 typedef struct te__embedding_job {
     const te_op_embedding_bwd_args *a;
     int64_t *start, *order;
@@ -396,8 +397,9 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         te__free(te, j.start, start_bytes);
         return TE_ERR_OUT_OF_MEMORY;
     }
-    /* A counting sort. The counts of id are kept at start[id + 2]. After the sums, start[id + 1] is where id begins;
-     * after the second pass, where id ends, which is where the next id begins. */
+    /* This is a counting sort. The first pass counts the tokens of each id in start[id + 2]. After the counts are
+     * summed, start[id + 1] is the place where id begins. The second pass moves start[id + 1] to the end of id, which
+     * is the place where the next id begins. */
     for (i = 0; i < tokens; i++) {
         id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;

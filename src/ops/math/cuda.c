@@ -1,14 +1,16 @@
-/* ops/math/cuda.c: plans of the math operations. Knows the kernels' contracts; must not know what they compute. */
+/* ops/math/cuda.c: plans of the math operations. This part knows how each kernel must be launched. It must not depend
+ * on what the kernels compute. */
 
 static bool te__math_aligned(const te_tensor *x) { return ((uintptr_t)te__data(x) & 15u) == 0; }
-/* Returns whether rows of `cols` elements all start at multiples of 16 bytes. */
+/* Returns whether all rows of x start at multiples of 16 bytes if a row has `cols` elements. */
 static bool te__math_aligned_rows(const te_tensor *x, int64_t cols) {
     return te__math_aligned(x) && cols * te__dtype_size(x->dtype) % 16 == 0;
 }
 
 /* ---- copy ---- */
 
-/* Returns the widest unit, in bytes, in which a raw copy can go along w. size: bytes of an element. */
+/* Returns the size in bytes of the largest unit that a raw copy can move at a time. `w` has the dimensions of the copy,
+ * and `size` is the size of an element in bytes. */
 static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src, const te_tensor *dst) {
     uintptr_t all = (uintptr_t)te__data(src) | (uintptr_t)te__data(dst) | 16u;
     int last = w->ndim - 1, d, unit = size;
@@ -18,13 +20,13 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* Returns how many neighbours a thread converts at a time: 16 bytes of the wider format, so that each load or store of
- * a warp is contiguous. */
+/* Returns how many neighbouring elements a thread converts at a time: 16 bytes of the wider format, so that each load
+ * or store of a warp is contiguous. */
 static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
 }
-/* Returns te__copy_width's number if all runs of w allow it, else 1. */
+/* Returns the result of te__copy_width if all runs of w allow it, and 1 otherwise. */
 static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
     int last = w->ndim - 1, width = te__copy_width(src, dst), d;
     if (!te__math_aligned(src) || !te__math_aligned(dst)) return 1;
@@ -34,8 +36,8 @@ static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, cons
     return width;
 }
 
-/* Plans one launch, for a part of a flat copy, or for a whole strided one. `offset`: elements to skip in src and in
- * dst. */
+/* Plans one launch for a whole strided copy, or for a part of a flat one. `offset` is the number of elements to skip in
+ * both src and dst. */
 static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor *src, const te_tensor *dst,
                             int64_t offset, int unit, int width) {
     te__launch *l = te__plan_launch(p, "math", "copy");
@@ -59,7 +61,7 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     for (d = 0; d < w->ndim; d++) {
         bool last = d == w->ndim - 1;
         k->shape[d] = last ? w->shape[d] / per_item : w->shape[d];
-        /* Neighbouring items of the last dimension are `per_item` elements apart. */
+        /* In the last dimension, an item is per_item elements, so strides are multiplied by it. */
         k->src_stride[d] = (last ? w->src[d] * per_item : w->src[d]) / stride_unit;
         k->dst_stride[d] = (last ? w->dst[d] * per_item : w->dst[d]) / stride_unit;
         k->items *= k->shape[d];
@@ -67,11 +69,13 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
-/* Rows and columns of a block's two tiles, for elements of `size` bytes. */
+/* Two functions: the number of rows and of columns that the two tiles of a block have together, for elements of `size`
+ * bytes. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
-/* Plans transposes of matrices of elements of t->size bytes. Fills in the fields that follow from the rest of t. */
+/* Plans transposes of matrices with elements of t->size bytes. Sets the fields of *t that follow from its other
+ * fields. */
 static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size),
               dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
@@ -94,9 +98,9 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     te__plan_why(p, "tiles through shared memory, 16 bytes a store");
 }
 
-/* Plans a raw copy as transposes, and returns true, if src has neighbours along another dimension than dst, and the
- * matrices fill at least an eighth of the tiles. Else returns false. Element by element is six times slower than full
- * tiles. */
+/* Tries to plan a raw copy as transposes, which is possible if src and dst have their adjacent elements along different
+ * dimensions. Returns true if it did. Returns false if it is not possible, or if the matrices would fill less than an
+ * eighth of the tiles. With full tiles, transposes are six times faster than a copy element by element. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
@@ -131,7 +135,7 @@ static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     te__copy_walk_make(&w, a->src, a->dst);
     flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
     if (flat) {
-        /* The bulk goes in the widest items, the rest one by one. */
+        /* Most elements are copied in items of the largest width, and the rest one by one. */
         bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
         width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {
@@ -285,8 +289,8 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     args.x = te__data(a->x);
     args.out = (float *)te__data(a->out);
     args.n = te__numel(a->x);
-    args.partials = te__max(1, te__div_up(args.n, TE__SUM_CHUNK)); /* at least one, also if x is empty: the sum is 0
-                                                                    * then */
+    args.partials = te__max(1, te__div_up(args.n, TE__SUM_CHUNK)); /* at least one: if x is empty, the sum is still
+                                                                    * written, as 0 */
     args.scale = a->scale;
     args.x_dt = a->x->dtype;
     args.vector = te__math_aligned(a->x);
@@ -315,8 +319,8 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x = x;
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* As many blocks as 132 multiprocessors run at once, but none for fewer than 32 rows. The number follows from the
-     * shape alone, and so do the bits. */
+    /* There are as many blocks as 132 multiprocessors can run at once, and at least 32 rows for each block. The number
+     * depends on the shape alone, so the bits do too. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
@@ -333,7 +337,7 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
     return TE_OK;
 }
-/* Plans the column sums of f32 in one pass without a workspace, for at most some thousand rows. */
+/* Plans column sums of f32 in a single pass without a workspace, for at most some thousand rows. */
 static void te__plan_column_sum_short(te__plan *p, const float *x, int64_t m, int64_t n, te_tensor *out,
                                       bool accumulate) {
     te__launch *l = te__plan_launch(p, "math", "column_sum_short");

@@ -22,7 +22,7 @@
 #define DTABLE_DT a.dtable_dt
 #endif
 
-// Loads elements i .. i+7, of which `n` exist. whole: all of them exist, and i is a multiple of eight.
+// Loads elements i .. i+7, of which only n exist. `whole` says that all eight exist and i is a multiple of eight.
 TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, float out[8]) {
     if (whole) return te_load8(p, i, dt, out);
 #pragma unroll
@@ -30,8 +30,8 @@ TE_DEV void te_load_part(const void *p, te_i64 i, int dt, bool whole, te_i64 n, 
         if (k < n) out[k] = te_load(p, i + k, dt);
 }
 
-// Adds up columns col .. col + 7 for an id whose tokens are order[begin .. end - 1]. All lanes must call, even beyond
-// the last column.
+// Adds up columns col .. col + 7 of dy for one id, whose tokens are order[begin] to order[end - 1]. All 32 threads of
+// the warp must call this function, even those beyond the last column.
 TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32 begin, te_u32 end, te_i64 col) {
     te_i64 there = a.h - col; // columns of this lane that exist; with `vector` eight or more, or none
     bool whole = a.vector && there > 0;
@@ -40,8 +40,8 @@ TE_DEV void te_embedding_add(const te__embedding_bwd_kargs &a, te_i64 id, te_u32
     for (te_u32 base = begin; base < end; base += 32) {
         int rows = end - base < 32 ? (int)(end - base) : 32, r = 0;
         te_u32 token = lane < rows ? a.order[base + lane] : 0;
-        // Eight rows are in flight at once: the additions of a frequent id depend on each other, so that only its loads
-        // can overlap.
+        // Eight rows are loaded at once. The additions of a frequent id depend on each other, so only its loads can
+        // overlap.
         for (; a.vector && r + 8 <= rows; r += 8) {
             te_u32 row[8];
             te_raw<TE_ANY, 8> bits[8];

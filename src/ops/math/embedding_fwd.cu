@@ -1,10 +1,10 @@
-// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros for an id of another part of
-// the vocabulary, and for an id outside the vocabulary, which is reported.
+// ops/math/embedding_fwd.cu: copies the rows `ids` of table [vocab, h] to y [tokens, h]. An id of another part of the
+// vocabulary gives zeros. An id outside of the vocabulary gives zeros too, and is reported.
 //
 // Benchmark: "embedding forward" in tests/bench/h200.csv.
 //
-// Launch: block 256: one warp a token; grid: tokens / 8 rounded up. `vector`: rows of table and y start at multiples of
-//         16 bytes.
+// Launch: block 256, one warp for each token; grid tokens / 8, rounded up. With `vector` the rows of table and y start
+// at multiples of 16 bytes.
 //
 // te:baseline
 // te:row TABLE_DT=3 Y_DT=3

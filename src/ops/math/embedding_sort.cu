@@ -1,15 +1,16 @@
-// ops/math/embedding_sort.cu: lists the tokens of each id, in order: a counting sort that is stable and needs no
-// atomics between blocks.
+// ops/math/embedding_sort.cu: lists the tokens of each id in ascending order. It is a stable counting sort without
+// atomics between blocks. A bucket is a range of `bucket` ids.
 //
-//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice
-//   warp w      reads the w-th of 32 equal stretches of the tokens
+//   block b     sorts the bucket of ids from b * bucket on. It reads all ids, some of them twice.
+//   warp w      reads the w-th of 32 equal stretches of the tokens.
 //
-//   pass 1      count[w][i]: tokens of id i in stretch w; below: tokens of smaller ids, which is where this bucket
-//               begins
-//   between     each count becomes the position of the first token of (i, w): by id, then by stretch
-//   pass 2      each token is written to its position; match_any counts its rank among equal ids within 32 tokens of a
-//               warp. Of the first 64 groups of 32 tokens of a stretch, only those with a token of the bucket are read
-//               again: few, unless the vocabulary is small
+//   pass 1      Counts the tokens of id i in stretch w: place[w][i]. `below` counts the tokens of smaller ids; their
+//               number is where this bucket begins.
+//   between     Turns each count into the position of the first token of id i in stretch w. Positions are ordered by
+//               id, then by stretch.
+//   pass 2      Writes each token to its position. match_any ranks equal ids among 32 tokens of a warp. Of the first 64
+//               groups of 32 tokens of a stretch, only those with a token of the bucket are read again. These are few,
+//               unless the vocabulary is small.
 //
 // Launch: block 1024; grid: vocab / bucket rounded up. Shared: static.
 //
@@ -17,13 +18,13 @@
 #include "device/outside.cuh"
 #include "ops/math/kargs.h"
 
-// Returns the row of the table for token t's id; -1 beyond the last token.
+// Returns the row of the table for the id of token t, or -1 if t is beyond the last token.
 TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end) {
     return t < end ? te_from_begin(te_load_index(a.ids, t, a.ids_dt), a.all, a.from_end) - a.first : -1;
 }
 
-// Reports the ids that are out of range; each block does a part of all ids. Not inlined, so that the kernel needs few
-// registers.
+// Reports ids that are outside of the vocabulary. Each block checks a part of all ids. The function is not inlined, so
+// that the kernel needs few registers.
 static __device__ __noinline__ void te_tell_ids(const void *ids, int dt, te_i64 tokens, te_i64 all, int from_end,
                                                 te__outside *to) {
     for (te_i64 t = (te_i64)blockIdx.x * 1024 + threadIdx.x; t < tokens; t += (te_i64)gridDim.x * 1024) {
@@ -48,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
 
     for (int i = lane; i < ids; i += 32) place[warp][i] = 0;
     __syncwarp();
-    // All lanes have the same number of iterations, for the warp votes. Four groups of ids are in flight at once.
+    // All lanes have the same number of iterations, because of the warp votes. Four groups of 32 ids are loaded at
+    // once.
     for (te_i64 t = begin; t < end; t += 128) {
         te_i64 id[4];
 #pragma unroll
@@ -68,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
     if (lane == 0) below[warp] = smaller;
     __syncthreads();
 
-    // Thread i sums up id i over the stretches; a scan over the ids gives the position of each id's first token.
+    // Thread i sums the counts of id i over all stretches. A scan over the ids then gives the position of the first
+    // token of each id.
     __shared__ te_u32 warp_total[32];
     te_u32 base = 0, mine = 0;
     for (int w = 0; w < 32; w++) base += below[w];

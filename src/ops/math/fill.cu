@@ -1,8 +1,8 @@
-// ops/math/fill.cu: every element of a contiguous array gets the same bits.
+// ops/math/fill.cu: sets every element of a contiguous array to the same bits.
 //
 // Benchmark: "fill" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 16 KiB. dst aligned to its element; to 16 bytes if `vector`.
+// Launch: block 256, one block for each 16 KiB. dst is aligned to its elements, and to 16 bytes if `vector`.
 //
 // te:baseline
 #include "device/base.cuh"

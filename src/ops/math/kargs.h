@@ -1,8 +1,9 @@
-/* ops/math/kargs.h: the arguments of the math kernels. The host's compiler and the kernels' compiler both read it:
- * plain structs alone. */
+/* ops/math/kargs.h: the arguments of the math kernels. The host's compiler and the kernels' compiler both read this
+ * file, so it has plain structs alone. */
 
-/* Arguments of copy, for `items` items. Raw: an item is `unit` bytes, and strides count items. Converting (unit 0): an
- * item is `width` neighbours along the last dimension, and strides count elements. */
+/* The arguments of the kernel copy, which copies `items` items. In a raw copy an item is `unit` bytes, and strides
+ * count items. In a converting copy (unit is 0) an item is `width` neighbours along the last dimension, and strides
+ * count elements. */
 typedef struct te__copy_kargs {
     const void *src;
     void *dst;
@@ -14,21 +15,21 @@ typedef struct te__copy_kargs {
     int src_dt, dst_dt;
 } te__copy_kargs;
 
-/* Arguments of transpose. A block does two tiles of 128 / size rows and 64 columns of a matrix: beside each other if
- * elements are bytes, else above each other. */
+/* The arguments of the kernel transpose. A block transposes two tiles of a matrix; each has 128 / size rows and 64
+ * columns. The tiles lie side by side if elements are bytes, and otherwise one above the other. */
 typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
     long long m, n, lds, ldd;
-    long long filled; /* columns of dst that are written: elements that src does not have become 0 */
-    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, along `dims` dimensions, the last one
-                                             * fastest */
+    long long filled; /* number of columns of dst that are written; those that src does not have become 0 */
+    long long src_stride[6], dst_stride[6]; /* strides from one matrix to the next, in elements; there are `dims`
+                                             * dimensions of matrices, and the last changes fastest */
     unsigned shape[6];
-    unsigned tiles, tiles_n; /* tiles: pairs of tiles of a matrix; tiles_n: of a row of tiles */
+    unsigned tiles, tiles_n; /* tiles: pairs of tiles in a matrix; tiles_n: pairs of tiles along n */
     int dims;
     int size;       /* bytes of an element: 1, 2 or 4 */
-    int vector_src; /* rows of src start at multiples of 16 bytes (8 for bytes) */
-    int vector_dst; /* rows of dst start at multiples of 16 bytes */
+    int vector_src; /* whether rows of src start at multiples of 16 bytes (8 if elements are bytes) */
+    int vector_dst; /* whether rows of dst start at multiples of 16 bytes */
 } te__transpose_kargs;
 
 typedef struct te__fill_kargs {
@@ -60,18 +61,18 @@ typedef struct te__axpby_kargs {
     int vector; /* x, y and out are aligned to 16 bytes */
 } te__axpby_kargs;
 
-/* Arguments of mul and row_dot. */
+/* The arguments of the kernels mul and row_dot. */
 typedef struct te__mul_kargs {
     const void *x, *y; /* [m, n]; mul with by_rows: y is [m] */
     void *out;         /* mul: [m, n]; row_dot: [m] */
     long long m, n;
     int by_rows;
     int x_dt, y_dt, out_dt;
-    int vector; /* rows start at multiples of 16 bytes; mul without by_rows: the arrays start there */
+    int vector; /* whether rows start at multiples of 16 bytes; for mul without by_rows, whether the arrays do */
 } te__mul_kargs;
 
-/* Arguments of sum. Block b adds the elements from b * TE__SUM_CHUNK on into partial[b], or, if it is the only block,
- * into out. */
+/* The arguments of the kernel sum. Block b adds up TE__SUM_CHUNK elements from b * TE__SUM_CHUNK on and writes the sum
+ * to partial[b]. If it is the only block, it writes to `out`. */
 #define TE__SUM_CHUNK 16384
 typedef struct te__sum_kargs {
     const void *x;
@@ -83,8 +84,9 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* Arguments of column_sum. Block (column block, row chunk) adds up its rows into a row of partial [chunks, n]; the last
- * block of a group of column blocks adds up the group's rows of partial. */
+/* The arguments of the kernel column_sum. Each block adds up one chunk of rows of 256 columns, and writes the sums to
+ * its row of partial [chunks, n]. The blocks of columns are divided into `groups` groups. The last block of a group to
+ * end adds up the group's columns of `partial`. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
@@ -98,7 +100,7 @@ typedef struct te__column_sum_kargs {
     int accumulate;
 } te__column_sum_kargs;
 
-/* Arguments of column_sum_short: f32 with at most some thousand rows, in one pass. */
+/* The arguments of the kernel column_sum_short: f32 with at most some thousand rows, in one pass. */
 typedef struct te__column_sum_short_kargs {
     const float *x; /* [m, n] */
     void *out;      /* [n] */
@@ -111,26 +113,26 @@ typedef struct te__embedding_fwd_kargs {
     void *y;                 /* [tokens, h] */
     struct te__outside *outside;
     long long tokens, vocab, h;
-    long long all, first; /* the table is rows first .. first + vocab - 1 of a vocabulary of `all` rows */
+    long long all, first; /* the table is rows first .. first + vocab - 1 of a vocabulary with `all` rows */
     int ids_dt, table_dt, y_dt;
-    int from_end; /* negative ids count from the end of the vocabulary */
-    int vector;   /* rows of table and y start at multiples of 16 bytes */
+    int from_end; /* whether negative ids count from the end of the vocabulary */
+    int vector;   /* whether rows of table and y start at multiples of 16 bytes */
 } te__embedding_fwd_kargs;
 
-/* Arguments of embedding_sort, which orders the tokens by id and within an id by number, and of embedding_bwd, which
- * adds up each id's rows. */
+/* The arguments of two kernels. embedding_sort orders the tokens by id; tokens with the same id are in ascending order.
+ * embedding_bwd adds up the rows of each id. */
 typedef struct te__embedding_bwd_kargs {
     const void *ids, *dy; /* [tokens], [tokens, h] */
     void *dtable;         /* [vocab, h] */
-    unsigned *start;      /* [vocab + 1]: tokens of id v are order[start[v] .. start[v + 1] - 1] */
+    unsigned *start;      /* [vocab + 1]: the tokens of id v are order[start[v]] to order[start[v + 1] - 1] */
     unsigned *order;      /* [tokens] */
     struct te__outside *outside;
     long long tokens, vocab, h;
     long long all, first; /* as in te__embedding_fwd_kargs */
-    int splits; /* warps of embedding_bwd that share an id's columns */
-    int bucket; /* ids that a block of embedding_sort owns, at most TE__EMBEDDING_BUCKET */
+    int splits; /* number of warps of embedding_bwd that share the columns of an id */
+    int bucket; /* number of ids that a block of embedding_sort sorts, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;
     int accumulate, from_end;
-    int vector; /* rows of dy and dtable start at multiples of 16 bytes, and h is a multiple of eight */
+    int vector; /* whether rows of dy and dtable start at multiples of 16 bytes and h is a multiple of eight */
 } te__embedding_bwd_kargs;
 #define TE__EMBEDDING_BUCKET 256

@@ -1,6 +1,5 @@
-/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends need to
- * know about it.
- * Knows tensors; must not know which backend runs. */
+/* ops/math/op.c: checks the calls of copy, fill, random, axpby, sums and embedding, and computes what both backends
+ * need. This part may use tensors. It must not depend on the backend. */
 
 /* ---- copy ---- */
 
@@ -24,8 +23,9 @@ static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     return TE_OK;
 }
 
-/* The way through two arrays of one shape: sizes of 1 are dropped, dimensions that both sides allow to merge are
- * merged, and dimensions are ordered so that dst's fastest is last. At least one dimension. */
+/* How to go through two arrays of the same shape, in as few dimensions as possible, but at least one. Dimensions of
+ * size 1 are dropped. Dimensions are merged if both arrays allow it. The last dimension is the one where dst has its
+ * smallest stride. */
 typedef struct te__copy_walk {
     int ndim;
     int64_t shape[TE_MAX_DIMS], src[TE_MAX_DIMS], dst[TE_MAX_DIMS];
@@ -61,12 +61,12 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
     w->ndim = merged + 1;
 }
 
-/* How src and dst lie to each other. They overlap if the ranges of their bytes meet, even if no byte belongs to
- * both. */
+/* Whether src and dst share memory. They overlap if the ranges of their bytes overlap, even if no single byte belongs
+ * to both. */
 typedef enum te__copy_sides {
     TE__COPY_APART,
     TE__COPY_OVERLAPS,
-    TE__COPY_SAME /* each element is copied onto itself: nothing to do */
+    TE__COPY_SAME /* each element would be copied onto itself, so there is nothing to do */
 } te__copy_sides;
 
 static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
@@ -81,14 +81,16 @@ static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
     return same ? TE__COPY_SAME : TE__COPY_OVERLAPS;
 }
 
-/* A copy whose sides overlap, done as two copies whose sides lie apart: from src to other memory, then to dst. */
+/* A copy between overlapping src and dst. It is done as two copies: from src to separate memory, and from there to
+ * dst. */
 typedef struct te__copy_detour {
     te_tensor between;
     te__buffer memory;
     te_op_copy_args there, back;
 } te__copy_detour;
 
-/* Returns the format of the memory between: the narrower of the two, since values are converted once in any case. */
+/* Returns the dtype of the separate memory of a te__copy_detour: that of src or of dst, whichever is narrower. In both
+ * cases values are converted only once. */
 static te_dtype te__copy_between(const te_op_copy_args *a) {
     return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
 }
@@ -117,9 +119,9 @@ static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, v
 
 /* ---- fill, random ---- */
 
-/* Returns the bits of `value` in a format: rounded once, to nearest even; for integers truncated and saturated, with
- * NaN as 0. An f32 in between is rounded to odd, so that the second rounding sees on which side of a tie the value
- * is. */
+/* Returns the bits of `value` in the format `dtype`. Floats are rounded once, to nearest even. Integers are truncated
+ * and saturated, and NaN becomes 0. If a double becomes a short float, it first becomes an f32 that is rounded to odd,
+ * so that the second rounding knows on which side of a tie the value is. */
 static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);
@@ -171,7 +173,8 @@ static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
                         (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
-/* Returns the largest uniform number: a + u (b - a) in f32 may round to b, and then becomes the next number below. */
+/* Returns the largest number that a uniform random number may be. a + u (b - a) may round to b in f32; then the next
+ * number below b is used. */
 static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */
@@ -182,7 +185,7 @@ static te_result te__check_axpby(te_ctx *te, te_op_axpby_args *a) {
     if (result == TE_OK) result = te__want_numel(te, "axpby", "alpha_device", a->alpha_device, 1);
     return result == TE_OK ? te__want_numel(te, "axpby", "divide_device", a->divide_device, 1) : result;
 }
-/* Returns whether y has one factor for each row of x, rather than one for each element. */
+/* Returns whether y has one factor for each row of x. If not, it has one for each element. */
 static bool te__mul_by_rows(const te_op_mul_args *a) { return te__numel(a->y) != te__numel(a->x); }
 static te_result te__check_mul(te_ctx *te, te_op_mul_args *a) {
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
@@ -209,7 +212,7 @@ static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
 
 /* ---- embedding ---- */
 
-/* Checks an embedding: table [V, H], and rows [.., H] with one row for each id. */
+/* Checks the tensors of an embedding: `table` must be [V, H], and `rows` must be [.., H] with one row for each id. */
 static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor *ids, const char *table_name,
                                      const te_tensor *table, const char *rows_name, const te_tensor *rows,
                                      int64_t *vocab_size, int64_t vocab_start) {

@@ -1,9 +1,10 @@
-// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the
-// CPU's.
+// ops/math/random.cu: fills an array with uniform or normal random numbers. Element i comes from word i % 4 of Philox
+// block i / 4. The bits equal those of the CPU.
 //
 // Benchmark: "normal random" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 1024 elements, one Philox block a thread. Any alignment of at least an element.
+// Launch: block 256; a block handles 1024 elements, a thread one Philox block. Any alignment of at least one element is
+// allowed.
 //
 // te:baseline
 // te:row DT=3

@@ -1,7 +1,8 @@
-// ops/math/row_dot.cu: out [m] = the dot product of each row of x and of y [m, n], summed in f32.
+// ops/math/row_dot.cu: computes out [m]: out[i] is the dot product of row i of x [m, n] and row i of y [m, n], summed
+// in f32.
 //
-// Launch: block 256: one warp a row; grid: m / 8 rounded up. `vector`: x and y are aligned to 16 bytes, n is a multiple
-//         of 8.
+// Launch: block 256, one warp for each row; grid m / 8, rounded up. With `vector` x and y are aligned to 16 bytes, and
+// n is a multiple of 8.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3

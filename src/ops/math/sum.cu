@@ -1,4 +1,4 @@
-// ops/math/sum.cu: partial sums of an array, one for each block.
+// ops/math/sum.cu: computes partial sums of an array, one for each block.
 //
 //   block b      elements [b * 16384, (b + 1) * 16384)
 //   thread t     its groups of eight: t, t + 256, ..., one after another; then the threads in te_block_sum's order
@@ -8,7 +8,7 @@
 //
 // Benchmark: "sum of all" in tests/bench/h200.csv.
 //
-// Launch: block 256; grid: one block for each partial sum. `vector`: x is aligned to 16 bytes.
+// Launch: block 256; grid: one block for each partial sum. With `vector` x is aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3

@@ -1,4 +1,5 @@
-// ops/math/sum_final.cu: out = scale * the sum of the partial sums, added in an order that their indices decide.
+// ops/math/sum_final.cu: out = scale * the sum of the partial sums. The order of the additions depends on the indices
+// alone.
 //
 // Launch: one block of 1024 threads.
 //

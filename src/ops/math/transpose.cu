@@ -39,7 +39,7 @@ TE_DEV void te_transpose_load8(const void *p, te_i64 i, int size, te_u32 w[8]) {
         }
     }
 }
-// Loads eight elements from any alignment; only n of them exist, the rest become 0.
+// Loads n elements, at most eight, from an address of any alignment. The rest of the eight elements become 0.
 TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u32 w[8]) {
 #pragma unroll
     for (int k = 0; k < 8; k++) w[k] = 0;
@@ -52,7 +52,7 @@ TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u3
     }
 }
 
-// Loads a thread's words of the tile at (first_row, first_col) of src.
+// Loads the elements of one thread for the tile of src that starts at row first_row and column first_col.
 TE_DEV void te_transpose_ask(const te__transpose_kargs &a, const void *src, te_i64 first_row, te_i64 first_col,
                              te_u32 w[4][8]) {
     const int rows = 4 / SIZE; // rows in a word

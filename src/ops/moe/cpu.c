@@ -1,5 +1,5 @@
-/* ops/moe/cpu.c: reference of maps, permutation, auxiliary loss and sums by groups. Plain loops; sums in f32 in the
- * order of the copies, long ones in double. */
+/* ops/moe/cpu.c: the reference of the maps, the permutation, the auxiliary loss and the sums by groups, in plain loops.
+ * Sums over the copies of a token are in f32, in the order of the copies. Long sums are in double. */
 
 /* ---- maps ---- */
 
@@ -17,7 +17,7 @@ static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) 
     (void)te;
     for (i = 0; i < n; i++) {
         int64_t given = a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i];
-        /* limited, so that the sum stays within 64 bits for any sizes */
+        /* limited, so that the sum fits in 64 bits for any sizes */
         int64_t size = te__min(te__max(0, given), INT64_MAX - a->align), padded = te__round_up(size, a->align);
         te__store_index(a->padded, i, padded);
         if (a->offsets) te__store_index(a->offsets, i, offset);
@@ -42,7 +42,7 @@ static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args 
         }
         if (a->tokens_per_expert) te__store_index(a->tokens_per_expert, e, next - begin);
     }
-    for (t = 0; t < tokens; t++) { /* each token's list of experts ascends by now: reverses the list */
+    for (t = 0; t < tokens; t++) { /* the list of experts of each token is ascending now; this reverses it */
         int32_t *row = map + t * (2 * experts + 1), n = row[2 * experts], i;
         for (i = 0; i < n / 2; i++) {
             int32_t dst = row[i], expert = row[experts + i];
@@ -56,7 +56,7 @@ static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args 
     return TE_OK;
 }
 
-/* Orders 64-bit numbers that have a key in the upper half and a place in the lower half. */
+/* Compares two 64-bit numbers for qsort. The upper half of a number is a key, and the lower half is a place. */
 static int te__moe_compare(const void *x, const void *y) {
     uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
     return (a > b) - (a < b);
@@ -93,8 +93,8 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
     }
     return TE_OK;
 }
-/* Limits a count or an offset of rows to the range of i32, which maps hold. Numbers far outside stay outside, and sums
- * of them stay within 64 bits. */
+/* Limits a count or an offset of rows to the range of i32, which is the type in maps. A number far outside of the valid
+ * rows stays outside. Sums of such numbers fit in 64 bits. */
 static int64_t te__moe_bounded(int64_t x) { return te__max(-(int64_t)INT32_MAX, te__min(x, INT32_MAX)); }
 static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
@@ -140,8 +140,8 @@ static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, i
     r.rows = rows;
     return r;
 }
-/* te__moe_count returns how many copies token t may have. te__moe_row returns the row of copy i of token t, or -1, and
- * in *place the copy's place among the token's probabilities. */
+/* te__moe_count returns how many copies token t may have. te__moe_row returns the row of copy i of token t, or -1. It
+ * also sets *place to the position of the copy among the token's probabilities. */
 static int64_t te__moe_count(const te__moe_route *r, int64_t t) {
     int64_t experts = r->m.experts;
     return experts ? te__min(te__max(r->map[t * (2 * experts + 1) + 2 * experts], 0), experts) : r->m.copies;
@@ -161,8 +161,8 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
     return row >= 0 && row < r->rows ? row : -1;
 }
 
-/* Returns for each row the copy that the map moves to it, as token * copies + place, or -1. NULL: out of memory. The
- * caller frees the array of *bytes bytes. */
+/* Returns an array with one number for each row: the copy that the map moves to this row, as token * copies + place, or
+ * -1. The caller frees the array, which has *bytes bytes. Returns NULL if memory is short. */
 static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
     int32_t *source;
     int64_t t, i, row;
@@ -324,7 +324,7 @@ static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute
 
 /* ---- auxiliary loss, sums ---- */
 
-/* The two functions compute coeff * num_experts / (topk * total^2) in the same steps as the kernels. */
+/* These two functions compute coeff * num_experts / (topk * total^2), with the same steps as the kernels. */
 static float te__moe_loss_factor(float coeff, int experts, int topk) { return (float)experts * coeff / (float)topk; }
 static float te__moe_coefficient(float factor, const te_tensor *total_device, int64_t total) {
     float t = total_device ? (float)*(const int64_t *)te__data(total_device) : (float)total;

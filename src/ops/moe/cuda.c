@@ -1,5 +1,5 @@
-/* ops/moe/cuda.c: plans of the operations of mixtures of experts. Knows the kernels' contracts; must not know what they
- * compute. */
+/* ops/moe/cuda.c: plans of the operations of mixtures of experts. This part knows how each kernel must be launched. It
+ * must not depend on what the kernels compute. */
 
 /* ---- maps ---- */
 
@@ -30,8 +30,8 @@ static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_ma
     int i;
     k.tokens = te__rows(a->routing_map);
     k.experts = te__cols(a->routing_map);
-    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; the counts are
-                                                       * integers, so the map does not depend on the chunk */
+    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors. The counts are
+                                                       * integers, so the map does not depend on the size of a chunk */
     k.chunks = te__div_up(k.tokens, k.chunk);
     k.routing = te__data(a->routing_map);
     k.map = (int *)te__data(a->row_id_map);
@@ -142,8 +142,8 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
 
 /* ---- permute ---- */
 
-/* Plans the kernels that find the copy of each row: fill and moe_invert. Fills in the map's fields of k; the caller has
- * filled in all others. */
+/* Plans the kernels fill and moe_invert, which find the copy that is moved to each row. Sets the fields of *k that
+ * describe the map. The caller must have set all other fields. */
 static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk,
                                 const te_tensor *pad_offsets) {
     te__moe_map m;
@@ -196,7 +196,7 @@ static te_result te__cuda_plan_moe_permute(te__plan *p, const te_op_moe_permute_
     return TE_OK;
 }
 
-/* Returns the fields that moe_unpermute and moe_dot share: those of the map and of x. */
+/* Returns arguments with the fields that moe_unpermute and moe_dot have in common: those of the map and of x. */
 static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map, int64_t topk,
                                         const te_tensor *pad_offsets, const te_tensor *x) {
     te__moe_sum_kargs k = TE_ZERO;
@@ -267,7 +267,7 @@ static te_result te__cuda_plan_moe_unpermute_bwd(te__plan *p, const te_op_moe_un
 
 /* ---- router ---- */
 
-/* Plans a kernel of the router, with as many warps a block as 48 KiB of shared memory have room for, at most 8. */
+/* Plans a kernel of the router. A block has at most 8 warps, and only as many as fit in 48 KiB of shared memory. */
 static void te__plan_moe_router(te__plan *p, const char *kernel, const te__moe_router_kargs *k, int64_t bytes_a_warp) {
     te__launch *l = te__plan_launch(p, "moe", kernel);
     int64_t warps = te__max(1, te__min(8, 48 * 1024 / bytes_a_warp));

@@ -1,4 +1,4 @@
-// ops/moe/grouped_column_sum.cu: out [groups, n] = the column sums of each group's rows of x [m, n].
+// ops/moe/grouped_column_sum.cu: out [groups, n] = the column sums of x [m, n] over the rows of each group.
 //
 // A block has 32 columns of one group. Its 8 warps take the rows in turn, and the warps' sums are added in order.
 //

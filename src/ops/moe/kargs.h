@@ -1,8 +1,8 @@
 /* ops/moe/kargs.h: the arguments of the kernels of mixtures of experts. The host's compiler and the kernels' compiler
- * both read it: plain structs alone. */
+ * both read this file, so it has plain structs alone. */
 
-/* SORT_CHUNK: items that a block of moe_sort takes. SCAN: numbers that a thread of moe_scan takes at a time.
- * SORT_BUCKETS: buckets of a pass of the sort. */
+/* Sizes of the kernels: the items of one block of moe_sort, the numbers that a thread of moe_scan reads at a time, and
+ * the buckets in one pass of the sort. */
 #define TE__MOE_SORT_CHUNK 1024
 #define TE__MOE_SCAN 8
 #define TE__MOE_SORT_BUCKETS 256
@@ -15,14 +15,14 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* Arguments of moe_count, moe_scan and moe_rows, which make a mask map. In each pass of the sort of an index map
- * moe_scan runs too, between moe_sort_count and moe_sort. */
+/* The arguments of moe_count, moe_scan and moe_rows, which together make a mask map. moe_scan also runs between
+ * moe_sort_count and moe_sort in each pass of the sort of an index map. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */
     void *counts_out;    /* [experts], or NULL */
-    int *counts;         /* [experts, chunks]: tokens of each chunk that each expert gets; moe_scan replaces each count
-                          * by the row where these tokens begin */
+    int *counts;         /* [experts, chunks]: how many tokens of each chunk go to each expert. moe_scan replaces each
+                          * count by the row where these tokens begin */
     int *rows;           /* [tokens, experts] */
     long long tokens, experts, chunks, chunk; /* chunk: tokens of one chunk */
     int routing_dt, counts_dt;
@@ -38,13 +38,14 @@ typedef struct te__moe_local_kargs {
     int count, experts_dt;
 } te__moe_local_kargs;
 
-/* One pass of the sort: orders items by eight bits of their key, and keeps the order of items with equal bits. */
+/* The arguments of one pass of the sort. A pass orders items by eight bits of their key. Items with equal bits keep
+ * their order. */
 typedef struct te__moe_sort_kargs {
     const void *experts;             /* [items]: the keys, if `from` is NULL */
-    const int *from;                 /* [2, items]: keys and places, as the pass before has left them; NULL in the first
+    const int *from;                 /* [2, items]: keys and places as the previous pass left them; NULL in the first
                                       * pass */
     int *to;                         /* [2, items]: keys and places in their new order; NULL in the last pass, which
-                                      * writes the map */
+                                      * writes the map instead */
     int *map;                        /* [topk, tokens] */
     int *counts;                     /* [256, chunks] */
     long long items, chunks, tokens, topk, kept;
@@ -57,11 +58,11 @@ typedef struct te__moe_chunk_map_kargs {
     int *map;                                   /* [tokens] */
     long long n, tokens;
     int sizes_dt, sorted_dt, offsets_dt;
-    int numbers; /* the map gets numbers of chunks, in place of rows */
+    int numbers; /* whether the map gets numbers of chunks instead of rows */
 } te__moe_chunk_map_kargs;
 
-/* moe_invert finds for each row the copy that is moved to it: source[row] = token * copies + place, or the -1 written
- * before. moe_gather moves rows by `source`. */
+/* The arguments of moe_invert and moe_gather. moe_invert sets source[row] = token * copies + place for the copy that is
+ * moved to each row. Rows without a copy keep the -1 that was written before. moe_gather moves rows by `source`. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */
@@ -73,12 +74,13 @@ typedef struct te__moe_rows_kargs {
     long long tokens, copies, rows, h;
     int experts; /* 0: the map is an index map */
     int offsets_dt, x_dt, y_dt, probs_dt;
-    int unit;    /* bytes of a unit: rows are moved as they are, h units each; 0: rows of h elements are multiplied by
-                  * probs */
-    int zeroes;  /* a copy whose probability is 0 becomes a row of zeros */
+    int unit;    /* if not 0, rows are moved as they are, and have h units of so many bytes; if 0, rows of h elements
+                  * are multiplied by probs */
+    int zeroes;  /* whether a copy with probability 0 becomes a row of zeros */
 } te__moe_rows_kargs;
 
-/* moe_unpermute: one warp a token. moe_dot: one warp a token, for the dot products of all its copies. */
+/* The arguments of moe_unpermute and moe_dot. Both have one warp for each token. The warp of moe_dot computes the dot
+ * products of all copies of the token. */
 typedef struct te__moe_sum_kargs {
     const int *map;
     const void *pad_offsets;    /* [experts], or NULL */
@@ -91,7 +93,7 @@ typedef struct te__moe_sum_kargs {
     long long tokens, copies, rows, h;
     int experts;
     int offsets_dt, x_dt, y_dt, merging_dt, permuted_dt, probs_dt, dy_dt;
-    int vector; /* rows of x, y and dy start at multiples of 16 bytes */
+    int vector; /* whether rows of x, y and dy start at multiples of 16 bytes */
 } te__moe_sum_kargs;
 
 typedef struct te__moe_router_kargs {
@@ -99,17 +101,17 @@ typedef struct te__moe_router_kargs {
     const void *logits, *bias; /* [tokens, experts], [experts] or NULL */
     void *probs;               /* [tokens, experts], or NULL; in the backward pass: dlogits */
     void *topk_probs;          /* [tokens, topk], or NULL */
-    const void *dprobs;        /* [tokens, experts], or with indices [tokens, topk] */
-    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 rounded up]; may be NULL; the backward pass
-                                * reads the map */
-    void *indices;             /* [tokens, topk], or NULL; the backward pass reads them */
+    const void *dprobs;        /* [tokens, experts]; if there are indices, [tokens, topk] */
+    unsigned char *map, *bits; /* [tokens, experts] and [tokens, experts / 8 rounded up]; either may be NULL. The
+                                * backward pass reads the map */
+    void *indices;             /* [tokens, topk], or NULL; read by the backward pass */
     long long tokens;
     float scaling;
     int experts, topk, groups, group_topk, group_best;
     int score;                 /* te_score_function */
-    int pre_softmax, all_scores, normalise, biased; /* biased: the bias is added to the scores before they become
-                                                     * probabilities */
-    int zero_groups;           /* experts of groups that are not chosen get the key 0 */
+    int pre_softmax, all_scores, normalise, biased; /* biased: whether the bias is added to the scores before they
+                                                     * become probabilities */
+    int zero_groups;           /* whether experts in groups that are not chosen get the key 0 */
     int logits_dt, bias_dt, probs_dt, topk_probs_dt, dprobs_dt, indices_dt;
 } te__moe_router_kargs;
 

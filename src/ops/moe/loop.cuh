@@ -1,5 +1,5 @@
-// ops/moe/loop.cuh: included by every kernel of this family: how loops are compiled, and how single numbers are read
-// and written.
+// ops/moe/loop.cuh: says how loops are compiled, and how single numbers are read and written. Every kernel of this
+// family includes it.
 //
 // In embedded PTX (TE_SMALL) loops are not unrolled, and numbers are read and written by function calls that know only
 // the formats of this family.
@@ -12,7 +12,7 @@
 #define TE_LOOP
 #endif
 
-// Read and write one number: te_load and te_store, for f32, f16 and bf16; te_get also reads i32 and i64.
+// te_get reads one number, and te_put writes one: f32, f16 or bf16. te_get can also read i32 and i64.
 #ifdef TE_SMALL
 static __device__ __noinline__ float te_get(const void *p, te_i64 i, int dt) {
     if (dt == TE_F32) return ((const float *)p)[i];

@@ -1,4 +1,4 @@
-// ops/moe/moe.cuh: finds the rows of a token's copies, by either form of map.
+// ops/moe/moe.cuh: finds the rows of a token's copies in a map of either form, mask map or index map.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/moe/loop.cuh"
@@ -9,7 +9,7 @@ TE_DEV te_i64 te_moe_count(const int *map, te_i64 t, te_i64 copies, int experts)
     int n = map[t * (2 * experts + 1) + 2 * experts];
     return n < 0 ? 0 : n < experts ? n : experts;
 }
-// Returns the row of copy i of token t, or -1, and in *place the copy's place among the token's probabilities.
+// Returns the row of copy i of token t, or -1. Sets *place to the position of the copy among the token's probabilities.
 TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i,
                               te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {
     te_i64 row;

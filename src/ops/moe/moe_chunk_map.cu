@@ -1,7 +1,7 @@
-// ops/moe/moe_chunk_map.cu: for each token, the row that it gets when whole chunks are sorted, or when padding is put
-// between chunks; or the number of its chunk.
+// ops/moe/moe_chunk_map.cu: computes for each token its new row, if whole chunks are sorted or padding is put between
+// chunks. It can also write the number of the token's chunk instead.
 //
-// Launch: block 256, a thread a token; grid: tokens / 256 rounded up.
+// Launch: block 256, one thread for each token; grid: tokens / 256 rounded up.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"

@@ -1,7 +1,7 @@
-// ops/moe/moe_count.cu: counts[e][c] = the number of tokens of chunk c that are routed to expert e. The first of three
-// kernels that make a mask map.
+// ops/moe/moe_count.cu: sets counts[e][c] to the number of tokens of chunk c that are routed to expert e. This is the
+// first of three kernels that make a mask map.
 //
-// Launch: block 256, a thread an expert; grid: chunks of tokens.
+// Launch: block 256, one thread for each expert; grid: chunks of tokens.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"

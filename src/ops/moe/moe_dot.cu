@@ -1,8 +1,8 @@
-// ops/moe/moe_dot.cu: probs [tokens, copies] = the dot product of a token's row of dy [tokens, h] and each of its
-// copies' rows of x [rows, h]; 0 where there is no copy.
+// ops/moe/moe_dot.cu: sets probs [tokens, copies] to dot products: of a token's row of dy [tokens, h] with the row of x
+// [rows, h] of each of its copies. Where there is no copy, the result is 0.
 //
-// Launch: block 256: one warp a token; grid: tokens / 8 rounded up. `vector`: rows of dy and of x start at multiples of
-//         16 bytes.
+// Launch: block 256, one warp for each token; grid: tokens / 8 rounded up. `vector`: rows of dy and x start at
+//         multiples of 16 bytes.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

@@ -1,8 +1,8 @@
-// ops/moe/moe_gather.cu: each row of y [rows, h] = the row of x [tokens, h] that moe_invert has found for it, or 0 if
-// there is none. Rows are moved as they are, in units of `unit` bytes, or, with unit 0, multiplied by the copy's
-// probability.
+// ops/moe/moe_gather.cu: fills each row of y [rows, h] with the row of x [tokens, h] that moe_invert has found for it.
+// A row of y without one becomes 0. If `unit` is not 0, rows are moved as they are, in units of `unit` bytes. If it is
+// 0, they are multiplied by the probability of the copy.
 //
-// Launch: block 256: one warp a row; grid: rows / 8 rounded up.
+// Launch: block 256, one warp for each row; grid: rows / 8 rounded up.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

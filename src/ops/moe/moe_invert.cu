@@ -1,7 +1,7 @@
-// ops/moe/moe_invert.cu: source[row] = the copy that a map moves to this row, as token * copies + place. Rows without a
-// copy keep the -1 that was there before.
+// ops/moe/moe_invert.cu: sets source[row] to the copy that a map moves to this row, as token * copies + place. Rows
+// without a copy keep the -1 that was there before.
 //
-// Launch: block 256, a thread a token and copy; grid: tokens * copies / 256 rounded up.
+// Launch: block 256, one thread for each token and copy; grid: tokens * copies / 256 rounded up.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"
@@ -11,6 +11,6 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_invert(const __grid_con
     te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x, t = at / a.copies, i = at % a.copies, place;
     if (t >= a.tokens || i >= te_moe_count(a.map, t, a.copies, a.experts)) return;
     te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);
-    // if a wrong map moves two copies to one row, the same copy wins each time
+    // if a wrong map moves two copies to the same row, the copy with the larger number always wins
     if (row >= 0) atomicMax(a.source + row, (int)(t * a.copies + place));
 }

@@ -1,4 +1,5 @@
-// ops/moe/moe_loss_bwd.cu: dprobs [rows, cols] = coefficient * counts [cols] * dloss; coefficient = factor / total^2.
+// ops/moe/moe_loss_bwd.cu: dprobs [rows, cols] = coefficient * counts [cols] * dloss, where coefficient = factor /
+// total^2.
 //
 // Launch: block 256; grid: rows * cols / 1024 rounded up.
 //

@@ -1,7 +1,7 @@
-// ops/moe/moe_loss_fwd.cu: loss = coefficient * sum over rows and columns of probs [rows, cols] times counts [cols];
-// coefficient = factor / total^2.
+// ops/moe/moe_loss_fwd.cu: loss = coefficient * the sum of probs [rows, cols] * counts [cols] over all rows and
+// columns, where coefficient = factor / total^2.
 //
-// Block b adds up `chunk` rows into partial[b]; the block that ends last adds the partial sums in their order.
+// Block b adds up `chunk` rows into partial[b]. The block that ends last adds the partial sums in their order.
 //
 // Launch: block 256; grid: rows / chunk rounded up, at least 1.
 //

@@ -1,10 +1,10 @@
-// ops/moe/moe_router_bwd.cu: te_op_moe_router_bwd: the gradient of the logits, from the gradient g of the probabilities
-// and the forward pass's choice. Scores s are computed again.
+// ops/moe/moe_router_bwd.cu: the kernel of te_op_moe_router_bwd. It computes dx, the gradient of the logits, from g,
+// the gradient of the probabilities, and from the experts that the forward pass chose. The scores s are computed again.
 //
 //   normalised      y = s / sum s (s includes the bias if `biased`):  ds = g / sum s - (sum g s) / (sum s)^2
-//   not normalised  ds = g; in both cases 0 for experts that were not chosen
+//   not normalised  ds = g. In both cases, ds is 0 for experts that were not chosen.
 //   softmax         dx = s (ds - sum ds s), over all experts or over the chosen ones
-//   other scores    dx = ds * slope
+//   other scores    dx = ds * slope of the score function
 //
 // Launch: block 32 * warps, a warp a token; grid: tokens / warps rounded up. Shared: 9 bytes an expert and warp.
 //

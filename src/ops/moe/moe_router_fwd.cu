@@ -1,9 +1,9 @@
-// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their
-// probabilities; te_op_moe_router_fwd has the formulas.
+// ops/moe/moe_router_fwd.cu: computes scores from logits [tokens, experts], and chooses the topk experts of each token
+// and their probabilities. The formulas are at te_op_moe_router_fwd.
 //
-// Each warp has one token. Shared memory holds the token's scores, the keys by which experts are chosen, and marks. The
-// best of the experts that are left is taken topk times: each lane looks for the best of its own experts, then the warp
-// compares them. Of equal keys the lower expert wins.
+// Each warp has one token. Shared memory holds the token's scores, the keys by which experts are chosen, and marks for
+// chosen experts. The warp takes the best of the remaining experts topk times: each lane finds the best of its own
+// experts, then the lanes compare these. Of equal keys the lower expert wins.
 //
 // Launch: block 32 * warps, a warp a token; grid: tokens / warps rounded up. Shared, for each warp: 9 bytes an expert,
 //         5 a group.
@@ -11,12 +11,12 @@
 // te:baseline
 #include "ops/moe/router.cuh"
 
-// Returns whether expert `index` is taken before expert `other`; an index of -1 is no expert.
+// Returns whether expert `index` is taken before expert `other`. A number of -1 stands for no expert.
 TE_DEV bool te_expert_before(float key, int index, float other_key, int other) {
     if (index < 0 || other < 0) return index >= 0;
     return key > other_key || (!(other_key > key) && index < other);
 }
-// Returns the best expert of key[0 .. n-1] that is not marked, or -1.
+// Returns the index of the largest of key[0 .. n-1] that `taken` does not mark, or -1 if there is none.
 TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {
     int lane = threadIdx.x & 31, best = -1;
     float top = 0.0f;
@@ -31,7 +31,8 @@ TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {
     }
     return best;
 }
-// Marks the `count` best experts and returns the sum of their keys. indices: gets their numbers, from `at` on, or NULL.
+// Marks the `count` best experts and returns the sum of their keys. If `indices` is not NULL, their numbers are written
+// to it, from element `at` on.
 TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {
     int lane = threadIdx.x & 31;
     float sum = 0.0f;
@@ -53,7 +54,8 @@ TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int co
     return sum;
 }
 
-// Turns scores into probabilities: of the experts that `taken` marks, and 0 elsewhere; or of all if it is NULL.
+// Turns scores into probabilities. Experts that `taken` does not mark get 0. If `taken` is NULL, all experts get their
+// probability.
 TE_DEV_CALL void te_expert_finish(const te__moe_router_kargs &a, float *score, const te_u8 *taken, int n) {
     int lane = threadIdx.x & 31;
     float sum = 0.0f;
@@ -114,7 +116,7 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
         if (a.probs) te_put(a.probs, t * n + e, a.probs_dt, score[e]);
         if (a.map) a.map[t * n + e] = taken[e];
     }
-    __syncwarp(); // indices and scores have been written by other lanes
+    __syncwarp(); // other lanes have written the indices and scores
     TE_LOOP
     for (int i = lane; a.topk_probs && i < a.topk; i += 32)
         te_put(a.topk_probs, t * a.topk + i, a.topk_probs_dt,

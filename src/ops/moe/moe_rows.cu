@@ -1,8 +1,10 @@
-// ops/moe/moe_rows.cu: fills in a mask map, given the row at which each expert's tokens of each chunk begin.
+// ops/moe/moe_rows.cu: fills in a mask map. Its input is, for each chunk and expert, the row where the chunk's tokens
+// of the expert begin.
 //
-//   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 if t is not routed to e
-//   pass 2   a warp takes a token, its experts from the last one down, 32 at a time; the experts routed to are moved
-//            together, and then counted
+//   pass 1   Thread e walks through the chunk's tokens and numbers those of expert e: rows[t][e], or -1 if token t is
+//            not routed to e.
+//   pass 2   A warp takes a token and goes through its experts from the last one down, 32 at a time. The lanes whose
+//            experts get the token move their entries in one step. Then the warp counts these experts.
 //
 // Launch: block 256; grid: chunks of tokens.
 //

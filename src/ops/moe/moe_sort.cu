@@ -1,7 +1,7 @@
-// ops/moe/moe_sort.cu: moves a chunk's items, in their order, to where the chunk's part of their bucket begins. The
-// last pass writes the map in place of the items.
+// ops/moe/moe_sort.cu: moves the items of a chunk to their buckets, in the order of the items. Within each bucket,
+// moe_scan has computed where the part of this chunk begins. The last pass writes the map instead of the items.
 //
-// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
+// Launch: block 256, one thread for each bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
 //
 // te:baseline
 #include "ops/moe/sort.cuh"

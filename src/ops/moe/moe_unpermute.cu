@@ -1,8 +1,8 @@
-// ops/moe/moe_unpermute.cu: y [tokens, h] = for each token the sum of its copies' rows of x, each times its
-// probability, in the order of the map.
+// ops/moe/moe_unpermute.cu: computes y [tokens, h]. The row of a token is the sum of those rows of x that are copies of
+// the token, each multiplied by its probability. The order of the sum is that of the map.
 //
-// Launch: block 256: one warp a token; grid: tokens / 8 rounded up. `vector`: rows of x and of y start at multiples of
-//         16 bytes.
+// Launch: block 256, one warp for each token; grid tokens / 8, rounded up. With `vector` the rows of x and y start at
+// multiples of 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3

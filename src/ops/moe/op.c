@@ -1,5 +1,5 @@
-/* ops/moe/op.c: mixtures of experts: the checks of each call, and what both backends need to know about it. Knows
- * tensors; must not know which backend runs. */
+/* ops/moe/op.c: checks the calls for mixtures of experts, and computes what both backends need. This part may use
+ * tensors. It must not depend on the backend. */
 
 /* ---- maps ---- */
 
@@ -21,7 +21,7 @@ static te_result te__check_moe_splits(te_ctx *te, te_op_moe_splits_args *a) {
     return TE_OK;
 }
 
-/* Checks that x has at most 2^31 - 1 elements: maps hold rows as i32. */
+/* Checks that x has at most 2^31 - 1 elements, since maps store rows as i32. */
 static te_result te__moe_want_countable(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (te__numel(x) <= INT32_MAX) return TE_OK;
@@ -78,7 +78,7 @@ static te_result te__check_moe_chunk_map(te_ctx *te, te_op_moe_chunk_map_args *a
 /* The sizes of a map of either form. */
 typedef struct te__moe_map {
     int64_t tokens, experts; /* experts: 0 for an index map */
-    int64_t copies;          /* places for copies of each token: E with a mask map, topk with an index map */
+    int64_t copies;          /* the most copies of a token: E with a mask map, topk with an index map */
 } te__moe_map;
 
 static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row_id_map, int64_t topk,
@@ -111,7 +111,7 @@ static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row
                         te__shape_text(row_id_map, text));
     return te__want_numel(te, op, "pad_offsets", pad_offsets, m->experts);
 }
-/* Checks that x is NULL, or has one number for each token and place. */
+/* Checks that x is NULL, or has one number for each token and each of its possible copies. */
 static te_result te__moe_want_probs(te_ctx *te, const char *op, const char *name, const te_tensor *x,
                                     const te__moe_map *m, const te_tensor *map) {
     return x ? te__want_matrix(te, op, name, x, m->tokens, m->copies, "row_id_map", map) : TE_OK;

@@ -1,5 +1,5 @@
-/* ops/moe/router_cpu.c: reference of the router: scores of experts, the choice of experts, probabilities, and their
- * gradient. Computes in f32, sums in double. */
+/* ops/moe/router_cpu.c: the reference of the router: scores of experts, the choice of experts, probabilities, and their
+ * gradient. It computes in f32, and sums in double. */
 
 static float te__score_of(te_score_function f, float x) {
     if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
@@ -10,7 +10,8 @@ static float te__score_slope(te_score_function f, float x, float score) {
     if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
     return (x > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-x))) / (2.0f * score + 1e-20f);
 }
-/* Computes the softmax over the elements that `map` marks, or over all if it is NULL; y is 0 elsewhere. */
+/* Computes the softmax over the elements that `map` marks, or over all elements if it is NULL. The other elements of y
+ * become 0. */
 static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float *y) {
     float top = -INFINITY;
     double sum = 0.0;
@@ -24,8 +25,9 @@ static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float 
     for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
 }
 
-/* Writes the indices of the `count` largest of key[0 .. n-1] to which[]; of equal keys the lower index comes first.
- * Keys must not be NaN: te__route_token makes NaN the smallest key. taken: room for n; marks the chosen ones. */
+/* Writes the indices of the `count` largest of key[0 .. n-1] to `which`. Of equal keys, the lower index comes first.
+ * `taken` is memory of n bytes, in which the function marks the chosen keys. Keys must not be NaN; te__route_token has
+ * replaced NaN by the smallest key. */
 static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
     int64_t e;
     int i;
@@ -46,8 +48,8 @@ typedef struct te__router_room {
     int32_t which[TE_MOE_MAX_EXPERTS];
 } te__router_room;
 
-/* Keeps only the experts of the best groups: all other keys become the smallest, or, with zero_other_groups, 0, which
- * is above negative keys. */
+/* Keeps only the experts of the best groups. The keys of all other experts become -infinity. With zero_other_groups
+ * they become 0 instead, which is above negative keys. */
 static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     int64_t size = experts / a->num_groups, e;
     int best = a->group_best, g, i;
@@ -61,8 +63,8 @@ static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room 
         if (!m->taken[e / size]) m->key[e] = a->zero_other_groups && m->key[e] > -INFINITY ? 0.0f : -INFINITY;
 }
 
-/* Turns scores into probabilities: of the experts that the map marks, and 0 elsewhere; with all_scores, of all
- * experts. */
+/* Turns scores into probabilities. Experts that the map does not mark get 0. With all_scores, all experts get their
+ * probability. */
 static void te__finish_scores(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     double sum = 1e-20;
     int64_t e;

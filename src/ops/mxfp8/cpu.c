@@ -1,5 +1,5 @@
-/* ops/mxfp8/cpu.c: reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. Every GPU gives the same bytes.
- * Knows rows of floats; must not know the kernels. */
+/* ops/mxfp8/cpu.c: the reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. Every GPU gives the same
+ * bytes as this code. This part may use rows of floats. It must not depend on the kernels. */
 
 enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };
 
@@ -17,15 +17,16 @@ typedef struct te__mx_quantize_job {
     float max_inverse;
 } te__mx_quantize_job;
 
-/* Returns the larger of `most` and |x|, both as bits: non-negative floats have the order of their bits, and integer
- * maxima vectorize; NaN counts as 0. */
+/* Returns the maximum of `most` and |x|, both as the bits of a float. A NaN counts as 0. Non-negative floats have the
+ * same order as their bits, and the compiler vectorizes integer maxima. */
 static int32_t te__mx_larger(int32_t most, float x) {
     int32_t a = (int32_t)(te__f32_bits(x) & 0x7fffffffu);
     a = a > 0x7f800000 ? 0 : a;
     return a > most ? a : most;
 }
 
-/* One tile of x, with zeros where x ends: its values, and the E8M0 codes of its groups' scales. */
+/* One tile of x, with zeros beyond the edges of x. It holds the values, and the E8M0 codes of the scales of all groups
+ * in the tile. */
 typedef struct te__mx_tile {
     int64_t first_row, first_col;
     int rows, cols; /* rows and columns that exist */
@@ -56,7 +57,8 @@ static void te__mx_tile_load(const te__mx_quantize_job *j, te__mx_tile *t) {
         t->col_e[i] = te__mxfp8_exponent(te__bits_f32((uint32_t)col_most[i]), j->max_inverse);
 }
 
-/* Writes the codes of row r to one copy; the zeros beyond x become the copy's padding. */
+/* Writes the codes of row r of the tile to one copy. The tile's zeros beyond the edges of x become the padding of the
+ * copy. */
 static void te__mx_store_codes(const te__mx_quantize_job *j, const te__mx_tile *t, te_tensor *copy, int64_t ld, int r,
                                const float *multiplier) {
     float scaled[TE__MX_COLUMNS];

@@ -1,6 +1,8 @@
-/* ops/mxfp8/cuda.c: plans of the MXFP8 casts. Knows the kernels' contracts; must not know what they compute. */
+/* ops/mxfp8/cuda.c: plans of the MXFP8 casts. This part knows how each kernel must be launched. It must not depend on
+ * what the kernels compute. */
 
-/* Returns whether rows of ld elements all start at multiples of `bytes`. */
+/* Returns whether every row of x starts at an address that is a multiple of `bytes`, if rows are `ld` elements
+ * apart. */
 static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
 }

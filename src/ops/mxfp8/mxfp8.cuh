@@ -1,5 +1,5 @@
-// ops/mxfp8/mxfp8.cuh: which elements each thread has in a block's tile of 32 rows and 256 columns, the same in both
-// casts. Knows lanes; must not know formats.
+// ops/mxfp8/mxfp8.cuh: says which elements each thread has in a block's tile of 32 rows and 256 columns. Both casts use
+// it. This part may use lanes and warps. It must not depend on formats.
 //
 //                256 columns: 8 a lane
 //            +----+----+----+----+-  -+----+----+
@@ -21,7 +21,8 @@ struct te_mx_place {
     int lane, warp;
     te_i64 row, col; // the thread's first element
 
-    // The grid has tiles along n in x, and tiles along m in y and, beyond the limit of y, in z.
+    // In the grid, x counts tiles along n, and y counts tiles along m. If these are more than y can count, z continues
+    // the count.
     TE_DEV te_mx_place() {
         first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS,
         first_col = (te_i64)blockIdx.x * TE__MX_COLS;
@@ -30,14 +31,14 @@ struct te_mx_place {
     }
 };
 
-// Returns how many of `size` rows or columns are left from `at` on: 0 to `most`.
+// Returns how many rows or columns are left from `at` on if there are `size` in all: 0 to `most`.
 TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {
     te_i64 left = size - at;
     return left > most ? most : left < 0 ? 0 : (int)left;
 }
 
-// Returns the position of the scale of a line's group, as te__mx_scale_at of op.c does on the host. lines: padded to
-// 128; groups: padded to 4.
+// Returns the position of the scale of group `group` in line `line`, the same as te__mx_scale_at of op.c on the host.
+// `lines` is the number of lines rounded up to 128, and `groups` the number of groups in a line rounded up to 4.
 TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
     return te__group_scale_at(swizzled, columnwise, columnwise && !swizzled ? lines : groups, line, group);
 }

@@ -36,8 +36,8 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
 
-// Find the maxima of |x| over each of the thread's rows, and over each of its columns. Maxima start at 0, so none ends
-// as NaN. Elements of 16 bits are compared two at a time, packed.
+// Two functions: they compute the maxima of |x| over each of the thread's rows, and over each of its columns. The
+// maxima start at 0, so none becomes NaN. Elements of 16 bits are compared two at a time, packed.
 TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -71,8 +71,8 @@ TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8])
         }
     }
 }
-// Returns the maximum of row lane % 4 over the four lanes of a group. In each step two lanes exchange halves, and each
-// keeps one half.
+// Returns the maximum of row number lane % 4 over the four lanes of a group. In each step, pairs of lanes exchange half
+// of their values, and each lane keeps the maxima of one half.
 TE_DEV float te_mx_group_most(const float v[4], int lane) {
     bool up = lane & 2;
     float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));
@@ -81,8 +81,8 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
     return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
-// Writes the codes of the thread's elements to one copy, which has room for `there` of the columns. `scale` holds a
-// factor for each column, or, in its first four, for each row.
+// Writes the codes of the thread's elements to one copy. Only `there` of the eight columns exist in this copy. If
+// columnwise, `scale` has a factor for each column. Otherwise its first four elements are the factors of the rows.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
                               const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
         if (a.two_dimensional) amax = te_warp_max(amax);
         te_u8 e = te__mxfp8_exponent(amax, max_inverse);
         factors[threadIdx.x] = (te_u16)(__float_as_uint(te__mxfp8_multiplier(e)) >> 16);
-        // A 32 x 32 tile's scale is repeated for the rows and columns that exist, and for no others.
+        // The scale of a 32 x 32 block is repeated for each row and column, but only for those that exist.
         te_i64 col = p.first_col + threadIdx.x, row = p.first_row + p.lane, group = p.first_row / 32;
         if (a.col && col < a.scale_cols && p.first_row < a.scale_rows)
             a.col_scale[te_mx_scale_at(col, group, a.scale_cols, a.scale_rows / 32, true, a.swizzled)] =

@@ -1,13 +1,14 @@
-/* ops/mxfp8/op.c: MXFP8 casts: the checks of each call, and where each scale lies. Knows tensors; must not know which
- * backend runs. */
+/* ops/mxfp8/op.c: checks the calls of the MXFP8 casts, and says where each scale lies. This part may use tensors. It
+ * must not depend on the backend. */
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */
-    TE__MX_LINES = 128 /* scales are padded to a multiple of so many lines: rows of a row-wise copy, columns of a
-                        * column-wise copy */
+    TE__MX_LINES = 128 /* the scales are padded to a multiple of so many lines; a line is a row of a row-wise copy, or a
+                        * column of a column-wise copy */
 };
 
-/* The padded sizes of one copy's scales: `lines` rows (column-wise: columns) of x, with `groups` groups along each. */
+/* The padded sizes of the scales of one copy. There are `lines` lines (rows of x; in a column-wise copy, columns of x),
+ * each with `groups` groups. */
 typedef struct te__mx_layout {
     int64_t lines, groups;
     bool columnwise, swizzled;
@@ -21,8 +22,8 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
     l.swizzled = swizzled;
     return l;
 }
-/* Returns the byte at which the scale of a line's group lies. Swizzled: 128 x 4 scales are 512 bytes, as one
- * instruction of Blackwell's tensor cores reads them. */
+/* Returns the byte where the scale of group `group` in line `line` lies. Swizzled scales lie in tiles of 128 x 4, which
+ * are 512 bytes. One instruction of Blackwell's tensor cores reads such a tile. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
     return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line,
                               group);
@@ -76,7 +77,7 @@ static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_a
     return r;
 }
 
-/* Returns RN(1 / largest number of the codes), by which an amax is multiplied. */
+/* Returns 1 / the largest number of the format `codes`, rounded to nearest. An amax is multiplied by it. */
 static float te__mx_max_inverse(te_dtype codes) {
     return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;
 }

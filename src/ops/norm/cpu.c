@@ -1,7 +1,8 @@
-/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. Knows rows of numbers; must not know CUDA.
+/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This part may use rows of numbers (cpu/rows.c). It must not
+ * depend on CUDA.
  *
- * Rows are read in runs of TE__NORM_RUN, once for each pass. Sums are in double, in eight interleaved parts, so that
- * the loop vectorizes and the order is the same for any number of threads. */
+ * Each pass reads a row in runs of TE__NORM_RUN elements. Sums are in double, in eight interleaved parts. So the loop
+ * vectorizes, and the order of the sums is the same for any number of threads. */
 
 enum { TE__NORM_RUN = 512, TE__NORM_COLUMNS = 64 };
 
@@ -37,7 +38,8 @@ static double te__norm_dot(const float *x, const float *y, int64_t n) {
     return te__norm_add_lanes(s);
 }
 
-/* Returns gamma' [n] in f32, and behind it beta [n] (zeros without a beta). The caller frees 2 * n floats. */
+/* Returns an array of 2 * n floats: gamma' [n], and behind it beta [n], which is 0 if there is no beta. The caller
+ * frees the array. */
 static float *te__norm_weights(te_ctx *te, const te_tensor *gamma, const te_tensor *beta, bool zero_centered,
                                int64_t n) {
     float *w = (float *)te__alloc_zero(te, (size_t)(2 * n) * sizeof(float));
@@ -56,8 +58,8 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* amax: of each row of the f32 result, or of y as it is stored if y is a float; NULL: not
-                         * wanted */
+    float scale, *amax; /* amax: NULL, or the amax of each row. It is taken of y as it is stored if y is a float, and
+                         * otherwise of the f32 result */
 } te__norm_fwd_job;
 
 /* Rounds n elements, at most TE__NORM_RUN, to `dtype`. */
@@ -166,7 +168,7 @@ typedef struct te__norm_bwd_job {
     const float *gamma;
 } te__norm_bwd_job;
 
-/* Loads xhat and dy of columns i .. i + count - 1 of one row. */
+/* Loads xhat and dy for columns i .. i + count - 1 of one row. */
 static void te__norm_bwd_load(const te__norm_bwd_job *job, int64_t row, int64_t i, int64_t count, float *xhat,
                               float *dy) {
     const te_norm_bwd_args *a = job->a;
@@ -198,7 +200,8 @@ static void te__norm_bwd_row(const te__norm_bwd_job *job, int64_t row) {
         te__norm_bwd_load(job, row, i, count, xhat, g);
         for (k = 0; k < count; k++) g[k] = rstd * (g[k] * job->gamma[i + k] - c2 - c1 * xhat[k]);
         if (a->add) {
-            if (a->rounded) { /* rounds to dx's format, in separate memory, since dx may be add */
+            if (a->rounded) { /* rounds to dx's format, but not in the memory of dx, since dx may be the same tensor as
+                               * a->add */
                 te__store_row(add, a->dx->dtype, 0, count, g);
                 te__load_row(add, a->dx->dtype, 0, count, g);
             }
@@ -222,8 +225,8 @@ static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t
     for (k = 0; k < count; k++) run[k] = (float)((double)run[k] + sums[k]);
     te__store_row(te__data(out), out->dtype, first, count, run);
 }
-/* Sums dgamma and dbeta of bands begin .. end - 1. A thread has a band of columns through all rows, so each column is
- * summed in the order of the rows. */
+/* Computes dgamma and dbeta for bands `begin` to `end` - 1. A band is TE__NORM_COLUMNS columns of all rows. One thread
+ * sums a whole band, so each column is summed in the order of the rows. */
 static void te__norm_bwd_columns(void *user, int64_t begin, int64_t end) {
     const te__norm_bwd_job *job = (const te__norm_bwd_job *)user;
     float xhat[TE__NORM_COLUMNS], dy[TE__NORM_COLUMNS];
@@ -253,7 +256,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     weights = te__norm_weights(te, a->gamma, NULL, a->norm.zero_centered_gamma, job.n);
     if (!weights) return TE_ERR_OUT_OF_MEMORY;
     job.gamma = weights;
-    /* Before dx is written, which may be in place of dy or x. */
+    /* This must be done before dx is written, since dx may be the same tensor as dy or x. */
     if (a->dgamma || a->dbeta)
         te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)),
                          te__norm_bwd_columns, &job);

@@ -1,18 +1,20 @@
-/* ops/norm/cuda.c: LayerNorm and RMSNorm: the choice of a kernel, and its launch. Knows plans; must not know the
- * driver. */
+/* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This part may make plans. It must not
+ * call the CUDA driver. */
 
-/* Returns the threads of a block of the general kernels: one for every four elements of a row, so that short rows get
- * small blocks. */
+/* Returns the number of threads in a block of the general kernels: one for every four elements of a row, so that short
+ * rows get small blocks. */
 static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
 
-/* How norm_fwd and norm_bwd hold a row of n elements: WARPS x 32 threads with CHUNKS vectors of 8 elements each. */
+/* How norm_fwd and norm_bwd hold a row in registers: in `warps` warps, with `chunks` vectors of 8 elements in each
+ * thread. */
 typedef struct te__norm_tiling {
     int warps, chunks;
-    bool full; /* no thread has a vector too many */
+    bool full; /* the row fills the vectors of all threads */
 } te__norm_tiling;
 
-/* Returns the tiling of a row with the fewest warps, at most `most` vectors a thread. Up to twice as many warps are
- * taken if these share the row out evenly. warps is 0 if no tiling holds the row. */
+/* Returns the tiling with the fewest warps that holds a row with at most `most` vectors in each thread. It takes up to
+ * twice as many warps if all their threads then have the same number of vectors. Sets `warps` to 0 if no tiling holds
+ * the row. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -29,13 +31,13 @@ static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     return t;
 }
 
-/* Returns the bytes of shared memory that one block may have (CUDA programming guide, technical specifications). */
+/* Returns how many bytes of shared memory one block may have (CUDA programming guide, technical specifications). */
 static int64_t te__norm_shared_limit(int sm) {
     return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
 }
 
-/* Returns whether norm_fwd_queue is to be used: 32 MB of x or more, in rows of 4 to 16 KB. A longer row would have a
- * multiprocessor for itself. The choice between the two kernels changes no bit. */
+/* Returns whether to use norm_fwd_queue instead of norm_fwd: if x has 32 MB or more, in rows of 4 to 16 KB. A longer
+ * row would need a whole multiprocessor. Both kernels give the same bits. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
     return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;
@@ -97,8 +99,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
-            /* 36 or 24 warps run at once on a multiprocessor; with rows of more than 8,192 elements that is two
-             * blocks. */
+            /* A multiprocessor runs 36 warps at once if `packed`, and 24 if not. If a row has more than 8,192 elements,
+             * these are two blocks. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
             bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
@@ -139,8 +141,9 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, besides its tiling: GROUPS rows of a block at once, STAGES of them in flight, sums over rows in
- * shared memory or in registers. */
+/* How norm_bwd runs, in addition to its tiling. `groups` is the number of rows that a block has at once, and `stages`
+ * the number of rows that are in flight. sums_shared says that the sums over rows are in shared memory, not in
+ * registers. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;
@@ -160,7 +163,7 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
-    /* After the rows, the ring's memory holds the sums of a group, or norm_parts.cuh's sums. */
+    /* After the last row, the memory of the ring holds the sums of a group, or the sums of norm_parts.cuh. */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;
@@ -180,8 +183,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     if (n == 0) return TE_OK;
     fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
-    /* As many parts as an H100 has multiprocessors, if there are rows enough. The number follows from the shape alone,
-     * and so do the bits. */
+    /* If there are enough rows, there are as many parts as an H100 has multiprocessors. The number depends on the shape
+     * alone, so the bits do too. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {

@@ -1,12 +1,12 @@
-/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. Knows rows of numbers
- * and plans. */
+/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. This part may use rows
+ * of numbers (cpu/rows.c) and plans. */
 
 enum { TE__L2_RUN = 512 };
 
 typedef struct te__l2_job {
     const te_tensor *x, *dy; /* dy: NULL in the forward pass */
     te_tensor *y;
-    float *rnorm; /* read by the backward pass; written by the forward pass, unless NULL */
+    float *rnorm; /* the forward pass writes it unless it is NULL; the backward pass reads it */
     float eps;
 } te__l2_job;
 

@@ -1,12 +1,13 @@
-// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.
+// ops/norm/l2normalize.cu: L2 normalization of rows. With dy it is the backward pass.
 //
 //   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm
 //   dx = rnorm * (dy - x * rnorm^2 * sum(x * dy))
 //
-// The second pass over a row finds it in a cache.
+// There are two passes over a row. In the second one the row is in a cache.
 //
-// Launch: block 128: a warp a row; any grid: blocks step through the rows. Any n and alignment; y may be x, dx may be
-//         dy.
+// Launch: block 128, one warp for each row; any grid: blocks step through the rows. Any n and alignment. y may be x,
+// and
+//         dx may be dy.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,5 +1,5 @@
-// ops/norm/norm_amax.cu: writes y_amax after norm_fwd: the largest |y| of all blocks, rounded as y was, which keeps the
-// order. Sets `amax` back to 0 for the next kernel.
+// ops/norm/norm_amax.cu: writes y_amax after norm_fwd: the largest |y| of all blocks. It is rounded to the format of y,
+// which does not change which |y| is the largest. The kernel then sets `amax` to 0 for the next kernel.
 //
 // Launch: one block of 32 threads.
 //

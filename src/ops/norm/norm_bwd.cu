@@ -38,7 +38,7 @@
 #include "device/vector.cuh"
 #include "ops/norm/norm_parts.cuh"
 
-// Returns v rounded to the format of dx if `rounded` is set, else v.
+// Returns v, rounded to the format of dx if `rounded` is set.
 TE_DEV float te_norm_stored(float v, int rounded, int dt) {
     if (rounded && dt == TE_BF16) return te_bf16_to_f32(te_f32_to_bf16(v));
     if (rounded && dt == TE_F16) return te_f16_to_f32(te_f32_to_f16(v));
@@ -51,9 +51,9 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory, each for one row of every group: STREAMS * CHUNKS vectors of 8 for each thread. A
-// thread reads back only bytes that it copied itself, so no barrier is needed. The 16 bytes of neighbouring threads are
-// neighbours.
+// A ring of slots in shared memory. A slot holds one row of each group: STREAMS * CHUNKS vectors of 8 elements for each
+// thread. A thread reads back only bytes that it has copied itself, so no barrier is needed. The 16-byte pieces of
+// neighbouring threads lie side by side.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;
@@ -79,7 +79,7 @@ struct te_norm_ring {
     }
 };
 
-// A thread's share of the sums over rows: kind 0 is dgamma, 1 is dbeta.
+// The sums over rows in one thread's columns. Kind 0 is dgamma, kind 1 is dbeta.
 struct te_norm_sums {
 #if SUMS_SHARED
     float4 *sums; // [KINDS][CHUNKS][2][THREADS], behind the ring: neighbouring threads use neighbouring banks
@@ -112,8 +112,8 @@ struct te_norm_sums {
 #endif
 };
 
-// Returns both sums over the row, with the only barrier of a row's threads. scratch alternates from row to row, so that
-// no thread overwrites sums that others still read.
+// Returns the sums of both components of v over the row. This function has the only barrier between the threads of a
+// row. The next row must use another `scratch`, so that no thread overwrites sums that others still read.
 TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
     if (LAYERNORM) v = te_warp_sum2(v);
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
             next_rstd = a.rstd[row + step];
             if (LAYERNORM) next_mean = a.mean[row + step];
         }
-        // d = x - mean and g = dy gamma', so xhat is d rstd. Where a row has no vector, x, dy and gamma are 0.
+        // Here d = x - mean and g = dy gamma', so xhat is d rstd. Where the row has no vector, x, dy and gamma are 0.
         float2 s = make_float2(0.0f, 0.0f);
         te_raw<X_DT> x[CHUNKS], dy[CHUNKS];
         te_cp_async_wait<STAGES - 1>();
@@ -238,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
     if (!a.partial) return;
     te_cp_async_wait<0>();
 #if GROUPS > 1
-    // Adds up the groups' sums, in their order, through the memory of the ring, which is free now.
+    // Adds up the sums of the groups in order. They pass through the memory of the ring, which is free now.
     float4 *shared = (float4 *)te_norm_shared + t;
     for (int g = 1; g < GROUPS; g++) {
         __syncthreads();
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_const
     __shared__ float2 scratch[2][32];
     int turn = 0;
     float centre = a.zero_centered ? 1.0f : 0.0f;
-    // Only this thread touches its columns of the block's row of partial sums.
+    // In the block's row of partial sums, only this thread touches these columns.
     float *dgamma = a.partial ? a.partial + (te_i64)blockIdx.x * (a.layernorm ? 2 : 1) * a.n : 0;
     if (a.partial)
         for (te_i64 i = threadIdx.x; i < a.n; i += blockDim.x) {

@@ -1,20 +1,21 @@
-// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.
+// ops/norm/norm_fwd.cu: the forward pass of LayerNorm and RMSNorm, into a float format or FP8.
 //
 //   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)
 //   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)
 //   y = (x - mean) * rstd * gamma' + beta;   ROUNDED: (x - mean) * rstd is rounded to x's format first;
 //   FP8: q = saturate(y * scale), amax = max |y|
 //
-// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp issues CHUNKS loads of 16 bytes a lane
-// before it waits, and several rows are in flight on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed
-// from pass to pass, and weights are loaded where they are used, which leaves room for more blocks. Many long rows are
-// norm_fwd_queue's.
+// With CHUNKS, a row is read once and stays in registers (norm_row.cuh). Each lane of a warp issues CHUNKS loads of 16
+// bytes before the warp waits. A multiprocessor has RESIDENT blocks, so several rows are in flight. With PACKED,
+// elements stay packed from pass to pass, and weights are loaded where they are used. This saves registers, so more
+// blocks fit. If there are many long rows, norm_fwd_queue handles them.
 //
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
-// Launch: CHUNKS: a block for every row, of 32 WARPS threads; WARPS = 1: 128 threads, a block for every four rows. n
-//         and ld multiples of 8 (FULL: ld = n); x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8). Without
-//         CHUNKS: any n, any alignment; block of up to 512, a multiple of 32; grid: any, blocks step through the rows.
+// Launch with CHUNKS: one block of 32 WARPS threads for each row; if WARPS is 1, one block of 128 threads for every
+// four rows. n and ld are multiples of 8 (with FULL, ld = n). x, gamma and beta are aligned to 16 bytes, y to 16 (8 for
+// FP8). Launch without CHUNKS: blocks of up to 512 threads, a multiple of 32, and any grid, since blocks step through
+// the rows. Any n and any alignment are allowed.
 //
 // te:baseline
 // te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3

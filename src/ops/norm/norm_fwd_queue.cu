@@ -38,22 +38,22 @@ constexpr int te_row_bytes = THREADS * CHUNKS * 16;
 
 struct te_norm_queue {
     __align__(8) te_u64 bars[STAGES];
-    int rows[STAGES]; // a row; or m: there is none, and none will follow
+    int rows[STAGES]; // a row, or m if there is no row and none will follow
 };
 
-// The state of the queue's producer, the block's first thread.
+// The state of the producer of the queue. The producer is the first thread of the block.
 struct te_norm_feed {
-    int row, left;  // the next row, and how many rows of its unit are left, this row included
+    int row, left;  // row: the next row; left: how many rows of its unit are left, with this row
     int taken;      // units taken so far
-    te_u32 granted; // the counter's answer, requested one unit ahead
+    te_u32 granted; // what the last increment of the counter returned; it is requested one unit ahead
 
     TE_DEV void fill(const te__norm_fwd_kargs &a, te_norm_queue &queue, te_u32 places, int place) {
         te_u32 bar = te_smem(&queue.bars[place]);
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // A block asks the counter when it takes its last own unit, and again for each later unit. All blocks
-            // together ask `questions` times, after which the counter is 0 again.
+            // A block increments the counter when it takes the last of its own units, and again for each later unit.
+            // After `questions` increments by all blocks together, the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }
         queue.rows[place] = row;
@@ -78,7 +78,7 @@ template <int DT> TE_DEV te_raw<DT> te_raw_shared(te_u32 at) {
     return r;
 }
 
-// Loads weights as f32; they stay in registers from the first to the last row.
+// Loads eight weights as f32. They stay in registers through all rows.
 TE_DEV te_raw<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
     te_raw<W_DT> w = p ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(p, i) : te_raw_zero<W_DT>();
     te_raw<TE_F32> r;
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         for (int c = 0; c < CHUNKS; c++)
             r.x[c] = te_raw_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
         float2 sum = r.add(r.share(t, CHUNKS * THREADS, 0.0f), scratch.sums[turn]);
-        // r.add has a barrier, behind which all threads have read the place
+        // after the barrier in r.add, all threads have read their part of the row, so its memory can be filled again
         if (t == 0) feed.fill(a, queue, places, place);
         r.finish(sum, t, CHUNKS * THREADS, 1.0f / (CHUNKS * THREADS * 8), a.eps, scratch);
         te_norm_stats(a, row, t, r);

@@ -1,14 +1,14 @@
-// ops/norm/norm_parts.cuh: computes dgamma and dbeta from the rows of norm_bwd's partial sums, which every kernel adds
-// up in the same order. Knows te__norm_bwd_sum_kargs.
+// ops/norm/norm_parts.cuh: computes dgamma and dbeta from the rows of norm_bwd's partial sums. Every kernel that
+// includes it adds them up in the same order. This part may use te__norm_bwd_sum_kargs.
 //
-//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are
-//   added in the order of w
+//   A unit is 32 V neighbouring columns; a lane has V of them. There are 16 shares: share w adds the rows w, w + 16,
+//   w + 32 ... Then the shares are added in the order of w.
 #pragma once
 #include "device/base.cuh"
 #include "ops/norm/kargs.h"
 
-// Computes one unit of dgamma (kind 0) or dbeta (kind 1). All threads of the block must call. sums: 512 V floats of
-// shared memory. V = 4: n is a multiple of 4.
+// Computes one unit of dgamma (kind 0) or dbeta (kind 1). All threads of the block must call this function. `sums` is
+// 512 V floats of shared memory. If V is 4, n must be a multiple of 4.
 template <int V> TE_DEV void te_norm_add_parts(const te__norm_bwd_sum_kargs &a, int kind, te_i64 unit, float *sums) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     void *out = kind ? a.dbeta : a.dgamma;

@@ -1,40 +1,41 @@
-// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and the
-// kernels' options; must not know how rows are loaded. With CHUNKS, a row lies in the registers of T = 32 WARPS
-// threads, as V <= T * CHUNKS vectors of 8 elements; FULL: V = T * CHUNKS. The bits are the same in each kernel:
+// ops/norm/norm_row.cuh: common parts of the forward kernels of LayerNorm and RMSNorm. This part may use
+// te__norm_fwd_kargs and the kernels' options. It must not depend on how rows are loaded. With CHUNKS, a row lies in
+// the registers of T = 32 WARPS threads, as V <= T * CHUNKS vectors of 8 elements; with FULL, V = T * CHUNKS. All these
+// kernels give the same bits:
 //
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
-// Sums of x and x^2 need one pass and one barrier. If the mean is larger than the spread, the difference that gives the
-// variance has lost digits: then a second pass sums x less the mean.
+// The sums of x and x^2 need one pass and one barrier. The variance is a difference of them. If the mean is larger than
+// the standard deviation, this difference has lost digits. Then a second pass sums x - mean and its square.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/norm/kargs.h"
 
-// Returns v as the float format `dt` stores it.
+// Returns v rounded to the float format `dt`.
 TE_DEV float te_norm_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
 }
-// Raises amax to the largest |y|. Most warps read a larger value there, and need no atomic.
+// Raises amax to the largest |y| of the warp. Most warps find a larger value there, and need no atomic operation.
 TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {
     largest = te_warp_max(largest);
-    largest = te_norm_rounded(largest, y_dt); // the maximum of the values as they are stored
+    largest = te_norm_rounded(largest, y_dt); // now it is the maximum of the values that are stored
     if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
 }
 
 #ifdef CHUNKS
 #ifndef ROUNDED
-#define ROUNDED 0 /* 1: RMSNorm; x rstd is rounded to X_DT, of 16 bits, before the product with gamma' */
+#define ROUNDED 0 /* 1: RMSNorm rounds x rstd to X_DT, a 16-bit format, before it multiplies by gamma' */
 #endif
 #define THREADS (WARPS * 32) /* threads of a row */
 constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
 constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;
 
-// Sums that the warps of a row exchange: two copies, used in turns, so that no warp overwrites sums that others still
-// read.
+// The sums that the warps of a row exchange. There are two copies, used in turns, so that no warp overwrites sums that
+// others still read.
 struct __align__(16) te_norm_scratch {
     float sums[2][2][WARPS], again[2][WARPS];
 };
@@ -43,7 +44,7 @@ struct te_norm_row {
     te_raw<X_DT> x[CHUNKS];
     float mean, rstd;
 
-    // Returns a thread's share of the sums of x - shift and of (x - shift)^2.
+    // Returns the sums of x - shift and of (x - shift)^2 over the elements of this thread.
     TE_DEV float2 share(int t, int vectors, float shift) const {
         float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -60,7 +61,7 @@ struct te_norm_row {
         }
         return sum;
     }
-    // Returns the row's sums of both components of v, added in the order of the warps.
+    // Returns the sums of both components of v over all threads of the row, added in the order of the warps.
     static TE_DEV float2 add(float2 v, float (&scratch)[2][WARPS]) {
         int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         if (LAYERNORM) v = te_warp_sum2(v);
@@ -86,7 +87,7 @@ struct te_norm_row {
         if (LAYERNORM) {
             mean = sum.x * one_nth;
             variance = fmaf(-mean, mean, variance);
-            // also if the sum of squares is beyond f32: the variance need not be
+            // the second pass is needed too if the sum of squares overflows f32, since the variance may still fit
             if (!(mean * mean <= variance) || !(sum.y <= TE_FLT_MAX)) {
                 sum = add(share(t, vectors, mean), scratch.again);
                 sum.x *= one_nth;

@@ -1,7 +1,7 @@
-/* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which
- * backend runs. */
+/* ops/norm/op.c: sets the default values of LayerNorm and RMSNorm and checks their calls. This part may use tensors. It
+ * must not depend on the backend. */
 
-/* Do the options go with the operation? Fills the defaults in. */
+/* Checks that the options suit the operation, and fills in default values. */
 static te_result te__check_norm_options(te_ctx *te, const char *op, te_norm_options *o, bool layernorm) {
     const te_normalization own = layernorm ? TE_LAYERNORM : TE_RMSNORM;
     if (o->normalization && o->normalization != own)

@@ -1,10 +1,11 @@
-/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Compiled by the host and in
- * kernels, with the same bits. Knows base/; must not know where the elements lie. */
+/* ops/nvfp4/arithmetic.h: the transform, the rounding and the errors of the 16 elements of a block. The host and the
+ * kernels both compile this file, and get the same bits. This part may use base/. It must not depend on where the
+ * elements lie. */
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H
 
-/* Returns a * b, rounded, even if a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0
- * changes nothing. */
+/* Returns a * b, rounded. The host's compiler may fuse a plain product with a sum that follows, so that the product is
+ * not rounded. It cannot do this with te__fma. Adding -0 changes nothing. */
 TE__BOTH float te__nvfp4_product(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -21,7 +22,7 @@ TE__BOTH float te__nvfp4_sum(float a, float b) {
 }
 TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x7fffffffu); }
 
-/* Signs of the random Hadamard transform: bit i is set if element i is negated. */
+/* The signs of the random Hadamard transform: element i is negated if bit number i is set. */
 #define TE__NVFP4_SIGNS 0xd7e8u
 
 #ifdef __CUDA_ARCH__
@@ -30,8 +31,8 @@ TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x
 #define TE__NVFP4_UNROLL
 #endif
 
-/* Replaces v by H v / 4 in f32, where H is the Sylvester matrix of order 16. This is also the inverse of the transform.
- * The factor is applied first, so that no sum overflows unless its result does. */
+/* Replaces v by H v / 4 in f32, where H is the Sylvester (Hadamard) matrix of order 16. The inverse of this transform
+ * is the transform itself. v is divided by 4 first, so that no partial sum overflows unless the result does. */
 TE__BOTH void te__nvfp4_hadamard(float v[16]) {
     TE__NVFP4_UNROLL
     for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
@@ -61,11 +62,13 @@ TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
     return s < 0 ? -(float)(int32_t)m : (float)(int32_t)m;
 #endif
 }
-/* Replaces v by H v / 4, rounded to bf16: the transform of the column-wise copy. Sums are those of the tensor cores on
- * which TransformerEngine computes the transform (mma.sync on Hopper and Blackwell, tcgen05.mma): no product is
- * rounded; the 16 products of a sum are cut to 25 bits below the leading bit of the largest and added up exactly; the
- * sum is cut to f32. All products of v have the magnitudes of v / 4, so integers give these sums in any order.
- * Infinities and NaNs in v alone decide the result: all finite elements count as 0 then. */
+/* Replaces v by H v / 4, rounded to bf16. This is the transform of the column-wise copy. The sums are those of the
+ * tensor cores on which TransformerEngine computes it (mma.sync on Hopper and Blackwell, tcgen05.mma):
+ * - No product is rounded.
+ * - The 16 products of a sum are cut to 25 bits below the leading bit of the largest one, and added up exactly.
+ * - The sum is cut to f32.
+ * All products have the magnitudes of v / 4, so sums of integers give the same result in any order. If v has infinities
+ * or NaNs, all its finite elements count as 0. */
 TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     uint32_t top = 0;
     int32_t t[16];
@@ -113,12 +116,12 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     }
 }
 
-/* Returns y's code by stochastic rounding: the largest code not above |y| + k / 256 of the step at |y|, with y's sign.
- * k: a random byte. NaN gives 6. The product is exact. */
+/* Returns the code of y by stochastic rounding. It is the largest code that is not above |y| + k / 256 of the step at
+ * |y|, with the sign of y. `k` is a random byte. NaN becomes 6. The product of k and the step is exact. */
 TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
     float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
-    /* from 1 on, a code is the exponent and the first fraction bit of t */
+    /* for t of 1 or more, the code is made of the exponent and the first fraction bit of t */
     uint32_t code = t < 1.0f ? t >= 0.5f : (te__f32_bits(t) - (126u << 23)) >> 22;
     if (code > 7u) code = 7u;
     return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);
@@ -128,17 +131,17 @@ TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
     return words[t >> 2] >> (8 * (t & 3)) & 0xffu;
 }
 
-/* Returns the error of quantizing x to `code`, |e| or e * e, for 4-over-6. d: the block's scale; most: 6 F, F being the
- * largest block scale. Only this function decodes with a division by `most`, not by S: the amax may be so small that S
- * is no multiple of 1 / amax. */
+/* Returns the error e of quantizing x to `code`, as |e| or e * e, for 4-over-6. d is the scale of the block. `most` is
+ * 6 F, where F is the largest block scale. Other functions decode with the tensor's scale S. This one divides by `most`
+ * instead, because S is not a multiple of 1 / amax if the amax is very small. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 
-/* Returns the factor that decodes a block's codes: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S =
- * 1. */
+/* Returns the factor that decodes the codes of a block: d * amax / (6 F). `most` is 6 F. If the amax is 0, the tensor
+ * was quantized with S = 1, so `most` replaces the amax. */
 TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
     return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
 }
@@ -147,8 +150,8 @@ TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_
     return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));
 }
 
-/* Returns where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled scales lie
- * in tiles of 128 x 4. */
+/* Returns the position of the scale of row i and group j, in scales of shape [rows, groups]. `groups` is a multiple of
+ * 4. Swizzled scales lie in tiles of 128 x 4. */
 TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
     return te__group_scale_at(swizzled, 0, groups, i, j);
 }

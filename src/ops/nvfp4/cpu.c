@@ -1,5 +1,5 @@
-/* ops/nvfp4/cpu.c: reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes. A strip of 16 rows is one
- * piece of work: its codes fill whole bytes of both copies. */
+/* ops/nvfp4/cpu.c: the reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes as this code. A piece of
+ * work is a strip of 16 rows, since the codes of 16 rows fill whole bytes in both copies. */
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
 
@@ -15,7 +15,7 @@ static float te__nvfp4_largest(const float *x, int n, float largest) {
 
 typedef float te__nvfp4_tile[16][16];
 
-/* Groups of rows, each with an amax of its own. */
+/* Groups of rows. Each group has its own amax. */
 typedef struct te__nvfp4_row_groups {
     const int32_t *of_row; /* [rows]: the group of each row; NULL: no groups */
     int64_t rows, count;
@@ -32,14 +32,15 @@ static int64_t te__nvfp4_group(const te__nvfp4_row_groups *g, int64_t row) {
     return row < g->rows && g->of_row[row] < g->count ? g->of_row[row] : -1;
 }
 
-/* Loads the 16 x 16 elements at (16 strip, 16 group) of x; zeros beyond the edges. */
+/* Loads 16 x 16 elements of x, from row 16 * strip and column 16 * group on. Elements beyond the edges of x become
+ * 0. */
 static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te__nvfp4_tile v) {
     int64_t m = te__rows(x), n = te__cols(x), r, size = te__max(0, te__min(16, n - 16 * group));
     memset(v, 0, sizeof(te__nvfp4_tile));
     for (r = 0; r < 16 && 16 * strip + r < m; r++)
         te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
 }
-/* Makes the input of the column-wise copy: the transpose of v, transformed. */
+/* Sets `turned` to the input of the column-wise copy: v transposed, and then transformed if `transform` is not 0. */
 static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
     int r, c;
     for (r = 0; r < 16; r++)
@@ -86,7 +87,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
         j->col[part] = transform ? col : row;
     }
 }
-/* Finds the amaxes of the single columns 16 begin .. 16 end - 1. */
+/* Computes the amax of each of the columns 16 * begin to 16 * end - 1. */
 static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
     const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     int64_t n = te__cols(a->x), strips = te__div_up(te__rows(a->x), 16), group, strip, c;
@@ -104,7 +105,7 @@ static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
             cols[16 * group + c] = te__nvfp4_largest(each + c, 1, a->keep ? cols[16 * group + c] : 0.0f);
     }
 }
-/* Finds the amaxes of groups begin .. end - 1. Each strip of 16 rows belongs to one group. */
+/* Computes the amaxes of groups `begin` to `end` - 1. All rows of a strip of 16 rows belong to the same group. */
 static void te__nvfp4_amax_by_group(void *user, int64_t begin, int64_t end) {
     const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     const te__nvfp4_row_groups g = te__nvfp4_groups_of(a->groups, a->amax_row ? a->amax_row : a->amax_col);
@@ -163,8 +164,8 @@ typedef struct te__nvfp4_rounding {
     uint64_t seed, offset;
 } te__nvfp4_rounding;
 
-/* Quantizes 16 elements under the block scale d to codes. block: the block's number in the copy, for the random
- * bytes. */
+/* Quantizes 16 elements to codes with the block scale d. `block` is the number of the block in the copy, which selects
+ * the random bytes. */
 static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale,
                             uint64_t block, uint8_t code[16]) {
     float multiplier = te__nvfp4_multiplier(d, tensor_scale);
@@ -191,15 +192,15 @@ static float te__nvfp4_error(const te__nvfp4_rounding *how, const float v[16], u
         sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], scale, amax, most, how->four == TE_4OVER6_MSE));
     return sum;
 }
-/* Adds up the errors of a tile's 16 runs, in the order in which the lanes of a warp add them. */
+/* Returns the sum of the errors of a tile's 16 rows, added in the same order as in a warp of the kernel. */
 static float te__nvfp4_tile_sum(float e[16]) {
     int half, i;
     for (half = 8; half; half /= 2)
         for (i = 0; i < half; i++) e[i] = te__nvfp4_sum(e[i], e[i + half]);
     return e[0];
 }
-/* Returns the block scale of `rows` runs of 16 elements. rows: 1, or 16 for a tile, whose runs are blocks `stride`
- * apart. amax: the tensor's. */
+/* Returns the block scale for `rows` runs of 16 elements. For a 16 x 16 tile `rows` is 16, and otherwise 1. Each run of
+ * a tile is a block of codes; their block numbers are `stride` apart. `amax` is that of the tensor. */
 static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
                                 uint64_t stride) {
     float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
@@ -220,10 +221,11 @@ static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v,
     return te__nvfp4_tile_sum(four) < te__nvfp4_tile_sum(six) ? stretched : d;
 }
 
-/* One copy: `rows` rows of codes, with `blocks` blocks of elements in each, and the scales. */
+/* One copy, codes and scales. It has `rows` rows, and each row has `blocks` blocks of 16 elements. */
 typedef struct te__nvfp4_copy {
     uint8_t *q, *scale;
-    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: columns that hold elements, transformed ones too */
+    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: number of columns that hold elements, with those
+                                                            * that the transform has added */
     bool swizzled;
     te__nvfp4_rounding how;
 } te__nvfp4_copy;
@@ -249,7 +251,7 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args
     c->scale_rows = te__round_up(rows, 128);
     c->groups = te__nvfp4_groups(cols);
 }
-/* Writes block (i, j) of a copy: its codes as far as they exist, and its scale. amax: that of the tensor, or of the
+/* Writes the scale of block (i, j) of a copy, and as many of its codes as exist. `amax` is that of the tensor or of the
  * row. */
 static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float amax) {
     uint8_t code[16];
@@ -265,8 +267,9 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
-/* Writes the 16 runs of tile (strip, group) of a copy, as they lie in the copy. amax: one for all; per_row: one for
- * each row of the copy; by_group: one for each group of rows of x. */
+/* Writes a 16 x 16 tile of a copy, which lies at (strip, group). The rows of v are the rows of the copy. `amax` holds
+ * one number for all rows. With per_row it holds one for each row of the copy, and with by_group one for each group of
+ * rows of x. */
 static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v,
                                const float *amax, bool per_row, const te__nvfp4_row_groups *by_group, bool turned,
                                bool two) {
@@ -287,7 +290,7 @@ static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t g
 typedef struct te__nvfp4_job {
     const te_op_nvfp4_quantize_args *a;
     te__nvfp4_copy row, col;
-    int64_t groups; /* groups of 16 columns that either copy or its scales reach */
+    int64_t groups; /* number of groups of 16 columns that the copies or their scales have */
     const float *amax_row, *amax_col;
     bool per_row, per_col;
     te__nvfp4_row_groups by_group;

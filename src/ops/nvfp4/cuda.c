@@ -1,7 +1,7 @@
-/* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. Knows the kernels' contracts; must not know what they
- * compute. */
+/* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. This part knows how each kernel must be launched. It must not
+ * depend on what the kernels compute. */
 
-/* Returns whether rows of `bytes` bytes all start at multiples of `unit`. */
+/* Returns whether every row of x starts at a multiple of `unit` bytes, if a row has `bytes` bytes. */
 static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) {
     return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0;
 }
@@ -65,8 +65,8 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     tiles = reach_m / 128 * (reach_n / columns);
     amax_row = te__nvfp4_row_amax(a);
     amax_col = te__nvfp4_col_amax(a);
-    if (te__numel(amax_row) == 0) amax_row = amax_col; /* a copy without rows has no amax: the kernel reads this value,
-                                                        * and does not use it */
+    if (te__numel(amax_row) == 0) amax_row = amax_col; /* a copy without rows has no amax; the kernel then reads the
+                                                        * other copy's, but does not use it */
     if (te__numel(amax_col) == 0) amax_col = amax_row;
     at_once = a->measure && tiles > 0 && !te__nvfp4_is_vector(a->amax_row) && !te__nvfp4_is_vector(a->amax_col);
     blocks = at_once ? te__min(tiles, te__plan_resident(p, 256, SHARED, PER_SM)) : tiles;

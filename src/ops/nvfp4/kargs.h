@@ -1,58 +1,63 @@
-/* ops/nvfp4/kargs.h: the arguments of the NVFP4 kernels. The host's compiler and the kernels' compiler both read it:
- * plain structs alone. */
+/* ops/nvfp4/kargs.h: the arguments of the NVFP4 kernels. The host's compiler and the kernels' compiler both read this
+ * file, so it has plain structs alone. */
 
 typedef struct te__nvfp4_amax_kargs {
     const void *x;       /* [m, n] */
-    float *row, *col;    /* outputs: each [1]; or row [m], col [n]; either may be NULL */
-    float *row_part, *col_part; /* [blocks]: the blocks' maxima; the last block reduces them to row [1] and col [1] */
+    float *row, *col;    /* the outputs, each [1] or NULL; with per_row, row is [m]; with per_col, col is [n] */
+    float *row_part, *col_part; /* [blocks]: the maximum of each block; the last block reduces them to row [1] and col
+                                 * [1] */
     unsigned *counter;   /* for te_last_block */
     const float *noop;
-    const int *groups;   /* [m]: the group of each row, the same for each 16 rows; row and col are then [count]; NULL:
-                          * no groups */
+    const int *groups;   /* [m], or NULL: the group of each row, the same in each 16 rows. With groups, row and col are
+                          * [count] */
     long long m, n;
-    unsigned across;     /* pieces of 128 columns in a row of pieces */
+    unsigned across;     /* number of pieces of 128 columns along n */
     long long pieces;    /* number of pieces of 16 rows and 128 columns */
     int x_dt;
     int per_row;         /* row is [m] */
     int per_col;         /* col is [n] */
-    int rht;             /* input of col: 0: x itself, 1: transformed, 2: transformed without signs */
-    int vector;          /* rows of x start at multiples of four elements */
-    int keep;            /* row and col are maxima with the values already there */
+    int rht;             /* col is the amax of x itself (0), of x transformed with signs (1), or of x transformed
+                          * without signs (2) */
+    int vector;          /* whether rows of x start at multiples of four elements */
+    int keep;            /* whether row and col are maxima with the values already there */
     int count;           /* number of groups */
 } te__nvfp4_amax_kargs;
 
-/* Arguments of nvfp4_quantize. A tile has 128 rows and 256 bytes of each. */
+/* The arguments of nvfp4_quantize. A tile of x has 128 rows of 256 bytes. */
 typedef struct te__nvfp4_quantize_kargs {
     const void *x;               /* [m, n] */
     unsigned char *row;          /* [m, ld] codes, or NULL */
     unsigned char *row_scale;    /* [round_up(m, 128), row_groups] */
     unsigned char *col;          /* [n, ldc] codes, or NULL */
     unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
-    const float *amax_row, *amax_col; /* amaxes of the two copies; may be the same; not read if part is given */
-    float *out_row, *out_col;   /* with part: receive the amaxes; or NULL */
-    float *part;                /* [2, blocks]: the blocks' maxima, if the kernel finds the amaxes itself (MEASURE);
-                                 * else NULL */
+    const float *amax_row, *amax_col; /* the amaxes of the two copies, which may be the same array; not read if `part`
+                                       * is given */
+    float *out_row, *out_col;   /* if `part` is given, the kernel writes the amaxes here; or NULL */
+    float *part;                /* [2, blocks]: the maxima of each block. It is given if the kernel computes the amaxes
+                                 * itself (MEASURE); otherwise NULL */
     unsigned *counter;          /* for te_grid_wait, with part */
     const float *noop;
-    const int *groups;          /* [m]: the group of each row; amax_row and amax_col are then [count], and per_row and
-                                 * per_col set; NULL: no groups */
+    const int *groups;          /* [m], or NULL: the group of each row. With groups, amax_row and amax_col are [count],
+                                 * and per_row and per_col are set */
     long long m, n, ld, ldc, row_groups, col_groups;
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
-    unsigned tiles, tiles_n; /* tiles: of x; tiles_n: of a row of tiles */
+    unsigned tiles, tiles_n; /* tiles: number of tiles of x; tiles_n: number of tiles along n */
     float code_max;   /* the largest block scale: 448 or 256 */
     int x_dt;
     int per_row;      /* amax_row is [m] */
     int per_col;      /* amax_col is [n] */
     int two;          /* blocks of 16 x 16 */
-    int rht;          /* as in te__nvfp4_amax_kargs; if set, a NaN makes the scales of its blocks NaN, in the row-wise
-                       * copy too */
+    int rht;          /* as in te__nvfp4_amax_kargs. If it is not 0, a NaN in x makes the scale of its block NaN, in
+                       * both copies */
     int stochastic;
     int four;         /* te_4over6_error */
     int swizzled;
-    int vector_x;     /* rows of x start at multiples of 16 bytes */
-    int vector_row;   /* rows of codes start at multiples of 16 bytes, and rows of `row_scale` at even addresses */
-    int vector_col;   /* rows of codes start at multiples of 16 bytes, and rows of `col_scale` at multiples of four */
+    int vector_x;     /* whether rows of x start at multiples of 16 bytes */
+    int vector_row;   /* whether rows of `row` start at multiples of 16 bytes, and rows of `row_scale` at even
+                       * addresses */
+    int vector_col;   /* whether rows of `col` start at multiples of 16 bytes, and rows of `col_scale` at multiples of
+                       * four bytes */
     int count;        /* number of groups */
     int pad;
 } te__nvfp4_quantize_kargs;
@@ -61,7 +66,7 @@ typedef struct te__nvfp4_dequantize_kargs {
     const unsigned char *q;     /* [m, ld], or column-wise [n, ld] */
     const unsigned char *scale; /* [.., groups] */
     const float *amax;
-    const int *group_of;        /* [m]: the group of each row; amax is then [count]; NULL: no groups */
+    const int *group_of;        /* [m], or NULL: the group of each row. With groups, amax is [count] */
     void *y;                    /* [m, n] */
     long long m, n, ld, groups;
     unsigned tiles_n;
@@ -71,7 +76,7 @@ typedef struct te__nvfp4_dequantize_kargs {
     int columnwise;
     int rht;
     int swizzled;
-    int vector_q; /* rows of q start at multiples of 8 bytes */
-    int vector_y; /* rows of y start at multiples of 16 bytes */
+    int vector_q; /* whether rows of q start at multiples of 8 bytes */
+    int vector_y; /* whether rows of y start at multiples of 16 bytes */
     int count;    /* number of groups */
 } te__nvfp4_dequantize_kargs;

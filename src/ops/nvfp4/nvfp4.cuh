@@ -1,11 +1,11 @@
-// ops/nvfp4/nvfp4.cuh: turns 16 elements into 16 codes and their scale. Knows arithmetic.h; must not know where the
-// elements lie.
+// ops/nvfp4/nvfp4.cuh: turns 16 elements into 16 codes and their scale. This part may use arithmetic.h. It must not
+// depend on where the elements lie.
 #pragma once
 #include "device/base.cuh"
 #include "ops/nvfp4/arithmetic.h"
 #include "ops/nvfp4/kargs.h"
 
-// Returns the larger of a and b, NaN if either is NaN.
+// Returns the larger of a and b, or NaN if one of them is NaN.
 TE_DEV float te_nvfp4_max_nan(float a, float b) {
     float r;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -18,7 +18,7 @@ TE_DEV float te_nvfp4_largest(const float v[16]) {
     return largest;
 }
 
-// Return a * b, and a * b + c, clamped to 0 .. 1, by one instruction each.
+// Two functions: they return a * b and a * b + c, clamped to 0 .. 1, with one instruction.
 TE_DEV float te_nvfp4_mul_sat(float a, float b) {
     float r;
     asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -29,10 +29,11 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
     asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
     return r;
 }
-// Rounds four magnitudes y (>= 0, no NaN) to codes in the low 16 bits, the first in the lowest four. E2M1's codes are
-// piecewise linear: 2 y up to 2, then y + 2, then y / 2 + 4 up to 6. The clamped products cut out the three pieces
-// exactly. Their sum with 2^23 rounds to an integer: to the nearest, ties to even and so to even codes; or with `down`
-// to the code below. At most one of the pieces has a fraction. A factor of 16 makes room for the next code.
+// Rounds four magnitudes y (>= 0, no NaN) to codes in the low 16 bits; the first code is in the lowest four bits. As a
+// function of y, the code is piecewise linear: 2 y up to 2, then y + 2 up to 4, then y / 2 + 4 up to 6. Each of the
+// three clamped products is exactly one piece. They are added to 2^23, where an f32 holds only integers, so the sum
+// rounds: to nearest with ties to even codes, or with `down` to the code below. Only one of the pieces can have a
+// fraction. The factor of 16 makes space for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -47,7 +48,7 @@ template <bool down> TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {
     }
     return __float_as_uint(r);
 }
-// Returns the sign bits of eight numbers, at the places that they have in eight codes.
+// Returns the signs of eight numbers, each at the place of the sign bit in its code.
 TE_DEV te_u32 te_nvfp4_signs8(const float v[8]) {
     te_u32 w[8];
 #pragma unroll
@@ -56,17 +57,17 @@ TE_DEV te_u32 te_nvfp4_signs8(const float v[8]) {
     te_u32 odd = __byte_perm(__byte_perm(w[1], w[3], 0x0073), __byte_perm(w[5], w[7], 0x0073), 0x5410);
     return (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
 }
-// Returns eight codes of v * multiplier, the first in the lowest four bits. No v is a NaN.
+// Returns the codes of eight products v * multiplier. The first code is in the lowest four bits. No v may be NaN.
 TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);
     return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);
 }
-// Returns eight codes as te_nvfp4_pack8 does, but rounded like te__nvfp4_stochastic, by eight bytes k of `random`: to
-// the code below |y| + k / 256 of the step at |y|. The step is half the power of two at or below |y|, and 0.5 below 2;
-// above 8 it does not matter. A byte k, put into the last bits of 16384, makes 16384 + k / 512; the subtraction of
-// 16384 is exact.
+// Returns eight codes as te_nvfp4_pack8 does, but with the stochastic rounding of te__nvfp4_stochastic: down to the
+// code below |y| + k / 256 of the step at |y|. `random` has a byte k for each element. The step is 0.5 for |y| < 2.
+// Otherwise it is half of the largest power of two that is not above |y|; for |y| > 8 it does not matter. If the byte k
+// is put into the last bits of the float 16384, the float becomes 16384 + k / 512. Subtracting 16384 is exact.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
 #pragma unroll
@@ -79,8 +80,9 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
-// Factors of a tensor, hoisted out of the loop over blocks. The functions that take them do what te__nvfp4_block_code,
-// _step and _multiplier do, by cvt instructions where the GPU has them. No amax is a NaN.
+// Factors that are the same for all blocks of a tensor. The functions that take them do the same as
+// te__nvfp4_block_code, te__nvfp4_step and te__nvfp4_multiplier, but with cvt instructions where the GPU has them. No
+// amax may be NaN.
 struct te_nvfp4_tensor {
     float sixth, inverse;    // S / 6 and 1 / S
     float scale, amax, most; // S, the amax that S comes from, and 6 F; only 4-over-6 reads them
@@ -108,8 +110,8 @@ TE_DEV float te_nvfp4_multiplier(te_u8 d, const te_nvfp4_tensor &s) {
     return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // never NaN: a step is finite and not negative
 }
 
-// Returns the maximum magnitudes of both halves of two words of 16-bit floats; NaN if there is one. The signs of the
-// result have no meaning.
+// Compares two words with two 16-bit floats each. Returns a word with the larger magnitude of the two lower halves and
+// of the two upper halves, or NaN where one is NaN. The signs of the result have no meaning.
 TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
     te_u32 r;
 #if __CUDA_ARCH__ >= 860
@@ -122,13 +124,14 @@ TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
 #endif
     return r;
 }
-// Returns an element of a word: its f32, or one of its two halves.
+// Returns one element of a word. If dt is f32, it is the whole word. Otherwise it is the lower (half = 0) or upper
+// half.
 TE_DEV float te_nvfp4_of_word(te_u32 w, int half, int dt) {
     if (dt == TE_F32) return __uint_as_float(w);
     if (dt == TE_BF16) return __uint_as_float(__byte_perm(w, 0, half ? 0x3244 : 0x1044));
     return te_f16_to_f32((te_u16)(w >> (16 * half)));
 }
-// Returns the largest magnitude of 16 elements; NaN if there is one.
+// Returns the largest magnitude of 16 elements, or NaN if one of them is NaN.
 TE_DEV float te_nvfp4_amax(const float v[16]) {
     float amax = fabsf(v[0]);
 #pragma unroll
@@ -145,7 +148,8 @@ struct te_nvfp4_rounding {
     const void *rng; // te__rng_read
 };
 
-// Draws a block's 16 random bytes. Reads seed and offset again for each block, since registers are scarce.
+// Draws the 16 random bytes of a block. The seed and the offset are read again for each block, because registers are
+// scarce.
 TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 random[4]) {
     uint64_t seed = how.seed, offset = how.offset;
     te__rng_read(how.rng, &seed, &offset);
@@ -155,8 +159,8 @@ TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 ran
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
-// Quantizes one code at a time: for blocks with a NaN, and, with stochastic rounding, for blocks with an infinite
-// product.
+// Quantizes 16 elements one by one. This is used for blocks with a NaN, and with stochastic rounding also for blocks
+// with an infinite product.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll
@@ -172,7 +176,7 @@ TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], flo
                           te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));
     return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));
 }
-// Returns the error of quantizing 16 elements with the block scale d.
+// Returns the error (see te__nvfp4_loss) of quantizing 16 elements with the block scale d.
 TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s,
                             const te_u32 random[4]) {
     float multiplier = te_nvfp4_multiplier(d, s), scale = te_nvfp4_scale_value(d), sum = 0.0f;
@@ -183,8 +187,8 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
     }
     return sum;
 }
-// Returns the better of 4-over-6's two scales for 16 elements, whose block has this amax. tile: the block is a tile of
-// 16 lanes, whose errors are summed.
+// Returns the better of the two block scales that 4-over-6 compares, for 16 elements. `amax` is the amax of their
+// block. `tile` says that the block is a 16 x 16 tile in 16 lanes; then the errors of all 16 lanes are summed.
 TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax,
                                     const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
     float base = te__nvfp4_base(amax, s.scale), least = 0.0f;
@@ -200,9 +204,9 @@ TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[
     }
     return best;
 }
-// Returns the codes of one block of 16, and its scale in *scale. amax: te_nvfp4_amax's. tile: the block is part of a
-// tile, whose scale is tile_code. block: its number in the copy. multipliers: those of the tensor's 128 block scales,
-// or NULL.
+// Returns the codes of one block of 16 elements, and writes its scale to *scale. `amax` is the result of te_nvfp4_amax.
+// `tile` says that the block is part of a 16 x 16 tile, which has the scale tile_code. `block` is the number of the
+// block in the copy. `multipliers` is NULL, or has the multiplier for each of the 128 possible block scales.
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s,
                             const float *multipliers, bool tile, const int &tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];
@@ -222,9 +226,10 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
                           nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
-// Transforms 16 elements of format dt for the column-wise copy; rht: 0: not at all, 1: with signs, 2: without. If the
-// magnitudes are close together, as they nearly always are, each sum fits into 24 bits: then f32 sums are exact, and
-// equal those of te__nvfp4_transform_bf16. Both ways pass a NaN on.
+// Transforms 16 elements of format dt for the column-wise copy. `rht` is 0 for no transform, 1 for the transform with
+// random signs, and 2 for the transform without them. Usually the magnitudes are so close together that each sum fits
+// in 24 bits. Then plain f32 sums are exact and equal to those of te__nvfp4_transform_bf16. Otherwise the function
+// calls te__nvfp4_transform_bf16. Either way, NaN stays NaN.
 TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
     if (!rht) return;
     if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);
@@ -232,7 +237,7 @@ TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
 #pragma unroll
     for (int i = 1; i < 16; i++) most = fmaxf(most, fabsf(v[i])), least = fminf(least, fabsf(v[i]));
     te_u32 top = __float_as_uint(most) >> 23, spread = top - (__float_as_uint(least) >> 23);
-    // a sum of 16 takes 4 bits, beside the 8 of bf16 or 11 of f16
+    // a sum of 16 numbers has 4 bits more than the numbers, which have 8 (bf16) or 11 (f16)
     if (dt == TE_F32 || spread > (dt == TE_BF16 ? 12 : 9) || top > 249) return te__nvfp4_transform_bf16(v);
 #pragma unroll
     for (int h = 1; h < 16; h *= 2)

@@ -1,22 +1,22 @@
-// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of the tensor or of each row; col = max(col, max |x'|), of the
-// tensor or of each column. x' is x, or its transform for the column-wise copy. One read of x. NaN ignored, infinity
-// kept.
+// ops/nvfp4/nvfp4_amax.cu: finds amaxes for NVFP4, in one read of x. It raises `row` to the largest |x| of the tensor
+// or of each row. It raises `col` to the largest |x'| of the tensor or of each column, where x' is x after the
+// transform for the column-wise copy, if there is one. NaN is ignored, infinity is kept.
 //
 //            128 columns: 4 a lane
 //          +-----------------------+
 //    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform
 //   rows   +-----------------------+
 //
-// The block that ends last reduces the maxima of all blocks. The maxima of single rows and columns are raised by
-// atomics, which always give the same bits, after nvfp4_amax_zero; most warps read a larger value there, and need no
-// atomic.
+// For amaxes of the tensor, the block that ends last reduces the maxima of all blocks. Amaxes of single rows and
+// columns are set to 0 by nvfp4_amax_zero and then raised by atomic maxima, which give the same bits in any order. Most
+// warps find a larger value there and need no atomic.
 //
 // Benchmark: "nvfp4 amaxes plain and transformed" in tests/bench/h200.csv.
 //
-// GROUPS: each piece belongs to one group of rows, whose maxima are raised like those of rows.
+// With GROUPS each piece belongs to one group of rows. The amaxes of groups are raised like those of single rows.
 //
-// Launch: block 256; grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces.
-//         Any size, any alignment.
+// Launch: block 256; at most as many blocks as run at the same time. Each block loops over groups of eight neighbouring
+// pieces. Any size and any alignment are allowed.
 //
 // te:baseline
 // te:row X_DT=3 RHT=0 PER_ROW=0 PER_COL=0

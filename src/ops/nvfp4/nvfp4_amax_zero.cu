@@ -1,7 +1,8 @@
-// ops/nvfp4/nvfp4_amax_zero.cu: sets to 0 the amaxes of single rows and columns, of groups, or of an x without
-// elements, unless the noop flag is set.
+// ops/nvfp4/nvfp4_amax_zero.cu: sets amaxes to 0, unless the noop flag is set. The amaxes are those of single rows and
+// columns, those of groups, or those of an x without elements.
 //
-// Launch: block 256; grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.
+// Launch: block 256. The grid has one thread for each element of the longer of amax_row and amax_col, and at least one
+// block.
 //
 // te:baseline
 #include "device/base.cuh"

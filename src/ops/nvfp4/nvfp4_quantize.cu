@@ -1,5 +1,5 @@
-// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from
-// one read of x.
+// ops/nvfp4/nvfp4_quantize.cu: quantizes x to e2m1 codes and e4m3 block scales. It makes the row-wise copy, the
+// column-wise copy (transposed), or both, from one read of x.
 //
 //              128 columns (64 of f32)
 //            +-----------------------+   by rows:     a thread casts 32 neighbours: 16 bytes of codes, two scales ->row
@@ -9,19 +9,23 @@
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
 //
-// The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond
-// the edges of x the tile holds zeros, whose codes and scales are 0. Tiles reach over all padding, so the padding is
-// written too.
-// Blocks of 16 x 16: a pass over the tile finds the 64 scales first; with 4-over-6 two passes, since each copy chooses
-// scales of its own.
-// MEASURE, a cooperative launch: blocks go over their tiles for the amaxes, wait for each other, and cast in reverse
-// order, since the last tile is still in shared memory.
-// PER_LINE: amaxes of single rows and columns, or of groups of rows, where each 16 rows of a column are of one group.
+// A row of the tile has 272 bytes. So eight threads that read two chunks in each of four rows use all 32 banks. A warp
+// reads a row by words. Beyond the edges of x the tile holds zeros, whose codes and scales are 0. Tiles cover all
+// padding, so the padding is written too.
+//
+// With blocks of 16 x 16 a pass over the tile first finds the 64 scales. With 4-over-6 there are two such passes, since
+// each copy chooses its own scales.
+//
+// With MEASURE the launch is cooperative. Blocks first go over their tiles to find the amaxes, and wait for each other.
+// Then they cast their tiles in reverse order, since the last tile is still in shared memory.
+//
+// With PER_LINE each row and column has its own amax, or each group of rows has. A group then holds
+// whole blocks of 16 rows in each column.
 //
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, consecutive along a row of tiles; MEASURE: any number that runs at once. Any size,
-//         any alignment.
+// Launch: block 256; the grid has one block for each tile, consecutive along a row of tiles. With MEASURE it has any
+// number of blocks that run at the same time. Any size and any alignment are allowed.
 //
 // te:baseline
 // te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
@@ -55,7 +59,7 @@
 #define TE_STRIDE 272 // bytes of a row of the tile
 #define TE_TURNED 72  // bytes of a column of the transposed codes
 
-// Loads 16 neighbours of a row of the tile, and returns the largest magnitude among them.
+// Loads 16 neighbouring elements of a row of the tile. Returns the largest magnitude among them.
 TE_DEV float te_nvfp4_row16(const te_u8 *p, int dt, float v[16]) {
     if (dt == TE_F32) {
         te_load8(p, 0, dt, v);
@@ -76,7 +80,7 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
         if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
 }
 
-// Returns the index of the amax of the group of row `row`; rows of no group take the first.
+// Returns the index of the amax of row `row`. This is the index of the row's group, or 0 for a row of no group.
 TE_DEV te_i64 te_nvfp4_group(const te__nvfp4_quantize_kargs &a, te_i64 row) {
     int group = row < a.m ? a.groups[row] : 0;
     return group > 0 && group < a.count ? group : 0;
@@ -101,7 +105,7 @@ struct te_nvfp4_tile {
     TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;
 };
 
-// Issues the loads of the tile. Before the tile is read, te_cp_async_wait<0>() and a barrier are needed.
+// Issues the loads of the tile. The caller must call te_cp_async_wait<0>() and pass a barrier before it reads the tile.
 TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
     int t = threadIdx.x;
     if (a.vector_x && first_row + 128 <= a.m && first_col + TE_COLUMNS <= a.n) {
@@ -134,7 +138,8 @@ TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
     }
 }
 
-// Raises of_row to the tile's largest |x|, and of_col to the largest magnitude of its transformed columns.
+// Raises of_row to the largest |x| of the tile. Raises of_col to the largest magnitude in the tile after the transform
+// of its columns.
 TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_row, float &of_col) const {
 #pragma unroll 1
     for (int i = threadIdx.x; i < 2048 / TE_SIZE; i += 256) { // 16 rows of a column
@@ -147,8 +152,8 @@ TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_
     }
 }
 
-// Finds the scales of the tile's 16 x 16 blocks, for the row-wise or the column-wise copy. 16 lanes have the rows, or
-// columns, of a block.
+// Finds the scales of the tile's 16 x 16 blocks, for the column-wise copy if `columns` is set, else for the row-wise
+// copy. 16 lanes share a block; each has one of its rows (or columns).
 TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns,
                                   te_i64 blocks) const {
     const int groups = TE_COLUMNS / 16; // blocks in a row of the tile
@@ -247,7 +252,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
 #pragma unroll 1
     for (int i = t; i < 512; i += 256) {
         int word = i & 63, g = i >> 6;
-        // with the transform there are no registers for the words, which are read again for each column
+        // With the transform the registers do not suffice for the words. They are then read again for each column.
         te_u32 w[16], most = 0;
         const te_u8 *from = tile + 16 * g * TE_STRIDE + 4 * word;
         if (!RHT) {

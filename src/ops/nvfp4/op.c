@@ -1,7 +1,8 @@
-/* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
+/* ops/nvfp4/op.c: the checks of calls that find NVFP4 amaxes or cast to NVFP4. This part may use tensors. It must not
+ * depend on the backend. */
 
-/* te__nvfp4_groups returns how many scales a row of `cols` codes has, padding included. te__nvfp4_check_scale checks
- * the scales of a copy. */
+/* te__nvfp4_groups returns the number of scales of a row of `cols` codes, padding included. te__nvfp4_check_scale
+ * checks the shape of a copy's scales. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
 static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale,
                                        int64_t rows, int64_t cols) {
@@ -18,10 +19,11 @@ static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *na
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text),
                     (long long)m);
 }
-/* Returns the step before the column-wise copy: 0: none, 1: the transform, 2: the transform without signs. */
+/* Returns which transform comes before the column-wise copy: 0 for none, 1 for the Hadamard transform with random
+ * signs, 2 for the one without signs. */
 static int te__nvfp4_transform(bool rht, bool no_random_sign_mask) { return !rht ? 0 : no_random_sign_mask ? 2 : 1; }
 
-/* Checks that each group of rows has an amax, and that both copies have the same number of amaxes. */
+/* Checks that every group of rows has its amax, and that amax_row and amax_col have equally many amaxes. */
 static te_result te__nvfp4_check_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t m,
                                         const te_tensor *amax_row, const te_tensor *amax_col, const te_tensor *noop) {
     te_result result = te__want_groups(te, op, groups, m, "amax_row", amax_row);
@@ -30,9 +32,10 @@ static te_result te__nvfp4_check_groups(te_ctx *te, const char *op, const te_ten
     return result == TE_OK && noop ? te__fail(te, TE_ERR_INVALID, "%s: groups with noop; leave one of them out", op)
                                    : result;
 }
-/* Returns whether there is one amax for each row of the copy, instead of one for the tensor. */
+/* Returns true if `amax` has one amax for each row of the copy, false if it has one for the whole tensor. */
 static bool te__nvfp4_is_vector(const te_tensor *amax) { return amax && te__numel(amax) != 1; }
-/* Return the amaxes of the row-wise and of the column-wise copy. */
+/* te__nvfp4_row_amax returns the amaxes of the row-wise copy. te__nvfp4_col_amax returns those of the column-wise
+ * copy. */
 static const te_tensor *te__nvfp4_row_amax(const te_op_nvfp4_quantize_args *a) {
     return a->amax_row ? a->amax_row : a->amax_col;
 }
@@ -94,7 +97,7 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args 
     return TE_OK;
 }
 
-/* Returns the arguments of the amaxes that a cast with `measure` finds first. */
+/* Returns the arguments of nvfp4_amax, the operation that finds the amaxes before a cast with the option `measure`. */
 static te_op_nvfp4_amax_args te__nvfp4_measures(const te_op_nvfp4_quantize_args *a) {
     te_op_nvfp4_amax_args m = TE_ZERO;
     m.x = a->x;

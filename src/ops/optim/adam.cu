@@ -5,25 +5,27 @@
 //   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)
 //   unbias = 1 / (1 - beta^step)
 //
-// p is the f32 master if there is one, and the parameter is then the rounded master. Every operation is rounded by
-// itself, as on the CPU. The usual pairs of formats have code of their own, chosen by the block; all others are
-// processed element by element.
+// p is the f32 master if there is one; the parameter then becomes the rounded master. Every operation is rounded by
+// itself, as on the CPU. The usual pairs of formats have code of their own, which the block selects. All other pairs
+// are processed element by element.
 //
-// Memory is the bound: 28 bytes an element (bf16 parameter and gradient, f32 master and moments). Many short blocks
-// come near that bound: a thread loads its four elements of each array, computes, stores and ends. Loops over larger
-// chunks, more elements a thread, bulk copies through shared memory and hints to the caches were all slower.
+// Memory bandwidth is the limit: a step moves 28 bytes for each element (bf16 parameter and gradient, f32 master and
+// moments). Many short blocks come near that limit: a thread loads its four elements of each array, computes, stores
+// and ends. Loops over larger chunks, more elements a thread, bulk copies through shared memory and hints to the caches
+// were all slower.
 //
 // Benchmark: "adam bf16 with f32 states" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: chunks of 1024 elements, four a thread. found_inf != 0: nothing is written.
+// Launch: block 256; the grid has one block for each chunk of 1024 elements, four elements for each thread. If
+// found_inf is not 0, nothing is written.
 //
 // te:baseline
 #include "device/vector.cuh"
 #include "ops/optim/adam.cuh"
 #include "ops/optim/multi.cuh"
 
-// Steps the thread's four elements of the chunk at `begin`, if all four are before `end`. Returns where the chunk's
-// whole groups of four end.
+// Does the step for four elements of the chunk begin .. end - 1: the four that belong to this thread. Does nothing if
+// they are not all before `end`. Returns the end of the last whole group of four in the chunk.
 template <int G, int P, bool MASTER>
 TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
     te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;

@@ -1,5 +1,6 @@
-// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded
-// by itself, as on the CPU. Knows kargs.h's tables; must not know how elements are shared among threads.
+// ops/optim/adam.cuh: the arithmetic of Adam for one element, and the states of Adam in any format. Every operation is
+// rounded by itself, as on the CPU. This part may use the tables of kargs.h. It must not depend on how threads share
+// the elements.
 #pragma once
 #include "device/base.cuh"
 #include "ops/optim/arithmetic.h"
@@ -13,7 +14,8 @@ struct te_adam_step {
         if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));
         m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));
         v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));
-        // A reciprocal, since a division of 0 branches to a slow path, and gradients of embeddings have many zeros.
+        // This multiplies by a reciprocal instead of dividing. A division of 0 branches to a slow path, and gradients
+        // of embeddings have many zeros.
         float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));
         if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));
         p = __fsub_rn(p, __fmul_rn(lr, update));
@@ -26,8 +28,8 @@ TE_DEV te_adam_step te_adam_begin(const te__adam_numbers &a) {
     return step;
 }
 
-// Computes element i of tensor t's states as they are after the step. x[TE__STATE_MASTER] is the parameter if there is
-// no master.
+// Computes the states of element i of tensor t after the step. If there is no master, x[TE__STATE_MASTER] is the
+// parameter.
 TE_DEV void te_adam_element(const te__adam_states_kargs &a, const te_adam_step &step, int t,
                             const float scale[TE__STATES], te_i64 i, float x[TE__STATES]) {
     const void *master = a.state[TE__STATE_MASTER][t];

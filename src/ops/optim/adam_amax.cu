@@ -1,7 +1,7 @@
-// ops/optim/adam_amax.cu: for each chunk of many tensors, the largest magnitude that each state will have after the
-// step; NaN left out. Writes no state.
+// ops/optim/adam_amax.cu: finds the largest magnitude that each state will have after the step, for each chunk of many
+// tensors. NaN is ignored. No state is written.
 //
-// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.
+// Launch: block 256; the grid has one block for each chunk of 4096 elements. If found_inf is not 0, nothing is written.
 //
 // te:baseline
 #include "ops/optim/adam.cuh"

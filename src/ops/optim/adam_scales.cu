@@ -1,8 +1,8 @@
-// ops/optim/adam_scales.cu: computes the new scales of a tensor's states from the amaxes of its chunks. adam_states
-// reads the states by their old scales, and stores them by multipliers from the new ones: both are left in the
-// workspace.
+// ops/optim/adam_scales.cu: computes the new scales of a tensor's states from the amaxes of its chunks. It leaves two
+// numbers for each state in the workspace, for adam_states: the old scale, which decodes the stored state, and the
+// multiplier of the new scale, by which the new state is encoded.
 //
-// Launch: block 256, grid: tensors. found_inf != 0: nothing is written.
+// Launch: block 256; the grid has one block for each tensor. If found_inf is not 0, nothing is written.
 //
 // te:baseline
 #include "ops/optim/adam.cuh"

@@ -1,10 +1,10 @@
-// ops/optim/adam_states.cu: one Adam or AdamW step (see adam.cu) over many tensors whose states are not all in f32:
-// states of 16 bits, of FP8, and remainders of masters.
+// ops/optim/adam_states.cu: one Adam or AdamW step (see adam.cu) over many tensors whose states are not all in f32. A
+// state may be in a 16-bit format or in FP8, and a master may be stored as its remainders (see arithmetic.h).
 //
-// A state with a scale is measured before it is stored (adam_amax, adam_scales), so the step is computed twice, and
-// there is never an f32 copy of a state.
+// A state with a scale is measured before it is stored (adam_amax, adam_scales). So the step is computed twice, and an
+// f32 copy of a state is never needed.
 //
-// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.
+// Launch: block 256; the grid has one block for each chunk of 4096 elements. If found_inf is not 0, nothing is written.
 //
 // te:baseline
 #include "ops/optim/adam.cuh"

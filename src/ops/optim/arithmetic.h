@@ -1,25 +1,26 @@
-/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits represents f32. Compiled by the host and in kernels,
- * with the same bits. Knows base/; must not know where the elements lie. */
+/* ops/optim/arithmetic.h: how the state of an optimizer represents f32 numbers in 16 or 8 bits. The host and the
+ * kernels compile this code and get the same bits. This part may use base/. It must not depend on where the elements
+ * lie. */
 #ifndef TE__OPTIM_ARITHMETIC_H
 #define TE__OPTIM_ARITHMETIC_H
 
-/* Returns the largest magnitude of a scaled state: e4m3's largest code, or half of f16's largest number, so that a sum
- * of two stays within f16. */
+/* Returns the largest magnitude that a state with a scale may store. For e4m3 this is the largest code. For f16 it is
+ * half of the largest number, so that the sum of two states stays finite in f16. */
 TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
-/* Returns the factor by which elements are multiplied before they are rounded. With an amax of 0 all elements are 0, so
- * that either result gives zeros. */
+/* Returns the factor by which elements are multiplied before they are rounded. An amax of 0 gives 1 or 0; either is
+ * right, since all elements are then 0. */
 TE__BOTH float te__state_multiplier(float amax, int e4m3) {
     float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));
     if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;
     return multiplier;
 }
-/* Returns the factor that decodes the stored elements: for FP8 the inverse of the multiplier, as FP8 tensors have
- * it. */
+/* Returns the factor that decodes the stored elements. For FP8 this is the inverse of the multiplier, as for FP8
+ * tensors. */
 TE__BOTH float te__state_scale(float amax, int e4m3) {
     return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
 }
 
-/* Updates the scale of a loss after a step. The scale grows only if the larger scale is finite. */
+/* Updates the loss scale after a step. The scale grows only if the larger scale is finite. */
 TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth,
                               float backoff, float interval) {
     if (*found_inf != 0.0f) {
@@ -34,8 +35,9 @@ TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, fl
     *found_inf = 0.0f;
 }
 
-/* te__join_master returns an f32 master from a bf16 parameter and the 16 bits that the parameter lacks: the parameter
- * was rounded up if the highest of these bits is set. te__split_master is the inverse. */
+/* te__join_master makes an f32 master from a bf16 parameter and a remainder: the 16 bits of the master that the
+ * parameter lacks. If the highest of these bits is set, the parameter was rounded up. te__split_master is the
+ * inverse. */
 TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
     return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
 }

@@ -1,16 +1,17 @@
-/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is cut into one sequence of
- * pieces, so that many small tensors keep all threads busy. Pieces depend on shapes alone. */
+/* ops/optim/cpu.c: the CPU's reference of Adam, SGD, the gradient norm and the scaling of tensors. A list of tensors is
+ * cut into one sequence of pieces, so that many small tensors keep all threads busy. The pieces depend only on the
+ * shapes. */
 
 enum { TE__OPTIM_PIECE = 8192, TE__OPTIM_ROW = 512 };
 
-/* first[t]: the first piece of tensor t; first[num]: the number of pieces. */
+/* The pieces of a list of tensors. first[t] is the first piece of tensor t. first[num] is the number of pieces. */
 typedef struct te__pieces {
     int64_t *first;
     int num;
 } te__pieces;
 
-/* Cuts a list into pieces. tensor(list, t) returns any tensor of entry t that has the entry's size. Returns false if
- * there is no memory. */
+/* Cuts a list into pieces. The callback tensor(list, t) returns a tensor of entry t, any one that has the size of the
+ * entry. Returns false if memory is exhausted. */
 static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t),
                             const void *list) {
     int t;
@@ -24,7 +25,8 @@ static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor 
 static void te__pieces_free(te_ctx *te, te__pieces *p) {
     te__free(te, p->first, (size_t)(p->num + 1) * sizeof(int64_t));
 }
-/* Returns the tensor of a piece, and in *begin where in that tensor the piece begins. */
+/* Returns the index of the tensor to which a piece belongs. Sets *begin to the first element of the piece in that
+ * tensor. */
 static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) {
     int low = 0, high = p->num - 1;
     while (low < high) {
@@ -40,8 +42,8 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* For the states of one entry: their scales before the step, and the multipliers of the new numbers before these are
- * rounded. */
+/* Factors for the states of one entry. `scale` has the scales before the step. `multiplier` has the factors by which
+ * new values are multiplied before they are rounded. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
 } te__adam_factors;
@@ -49,14 +51,15 @@ typedef struct te__adam_factors {
 typedef struct te__adam_job {
     const te_op_adam_args *a;
     te__pieces pieces;
-    te__adam_factors *factors;        /* of each entry; NULL: no entry has a scale */
-    float (*amax)[TE__STATES];   /* of each piece; if given, the states after the step are measured and not stored */
+    te__adam_factors *factors;        /* for each entry; NULL if no entry has a scale */
+    float (*amax)[TE__STATES];   /* amaxes of each piece; if not NULL, the states after the step are measured and not
+                                  * stored */
     float grad_scale;
 } te__adam_job;
 
 static const te_tensor *te__adam_entry(const void *list, int t) { return ((const te_adam_tensor *)list)[t].param; }
 
-/* An entry's numbers in a step. */
+/* The numbers of an entry in a step. */
 typedef struct te__adam_step {
     te_adam_numbers is;
     float unbias1, unbias2;
@@ -89,7 +92,7 @@ static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const fl
         p[i] -= lr * update;
     }
 }
-/* Return state k of an entry, and its scale. */
+/* te__adam_state returns state k of an entry. te__adam_scale returns the scale of that state. */
 static te_tensor *te__adam_state(const te_adam_tensor *t, int k) {
     return k == TE__STATE_M ? t->m : k == TE__STATE_V ? t->v : t->master;
 }
@@ -97,8 +100,9 @@ static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) {
     return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale;
 }
 
-/* Returns n elements of a state as f32, or of the parameter if there is no master: in the state's own memory if the
- * step may write there, else copied to `row`. */
+/* Returns n elements of state k as f32. If k is the master and there is none, these are elements of the parameter. The
+ * pointer returned leads into the state's own memory if the step may write there; else the elements are copied to
+ * `row`. */
 static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
     const te_adam_tensor *t = &j->a->tensors[entry];
     const te_tensor *x = te__adam_state(t, k);
@@ -159,7 +163,7 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
         }
     }
 }
-/* Computes the scales that the states will have, from the largest magnitudes of their pieces. */
+/* Computes the scales that the states have after the step, from the largest magnitudes of the pieces. */
 static void te__adam_rescale(te__adam_job *j) {
     int entry, k;
     int64_t piece;

@@ -1,5 +1,5 @@
-/* ops/optim/cuda.c: plans of the multi-tensor operations: a list is cut into as many launches as its tables need. Knows
- * the kernels' contracts; must not know what they compute. */
+/* ops/optim/cuda.c: plans of the multi-tensor operations. A list of tensors is cut into as many launches as the tables
+ * of the kernels need. This part may use the kernels' arguments. It must not depend on what the kernels compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
 typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 &&
@@ -8,12 +8,13 @@ typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__ad
                                      ? 1
                                      : -1];
 
-/* Returns whether x is NULL, or starts at a multiple of `elements` elements. */
+/* Returns true if x is NULL or its address is a multiple of the size of `elements` elements. */
 static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-/* Returns whether entry i needs a new launch: all entries of a launch have the same numbers. */
+/* Returns true if entry i needs a new launch, since its numbers differ from those of the entry before. All entries of a
+ * launch have the same numbers. */
 static bool te__adam_turns(const te_op_adam_args *a, int i) {
     const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
     if (i == 0) return false;
@@ -73,7 +74,7 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     }
 }
 
-/* Plans the kernels of one table: all three if a state has a scale, else adam_states alone. */
+/* Plans the kernels of one table. These are all three if a state has a scale, else adam_states alone. */
 static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, int64_t chunks, bool scales) {
     static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
     int i;
@@ -248,7 +249,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     float *partial;
     unsigned *first_chunk;
     int i;
-    /* An empty tensor has one chunk, which records where the tensor would begin. */
+    /* An empty tensor has one chunk too. It records at which chunk the tensor begins. */
     for (i = 0; i < a->num_tensors; i++) all += te__max(1, te__div_up(te__numel(a->tensors[i]), TE__NORM_CHUNK));
     partial = (float *)te__plan_workspace(p, te__max(1, all) * 4);
     first_chunk = (unsigned *)te__plan_workspace(p, ((int64_t)a->num_tensors + 1) * 4);

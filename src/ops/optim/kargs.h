@@ -1,13 +1,13 @@
-/* ops/optim/kargs.h: the arguments of the multi-tensor kernels: tables of tensors by value. The host's compiler and the
- * kernels' compiler both read it: plain structs alone, at most 4,000 bytes each.
+/* ops/optim/kargs.h: the arguments of the multi-tensor kernels. They are tables of tensors, passed by value. The host's
+ * compiler and the kernels' compiler both read this file. So it has plain structs only, of at most 4,000 bytes each.
  *
  * The work of a launch is cut into chunks of TE__*_CHUNK elements. Chunk c belongs to the last tensor i with first[i]
  * <= c. */
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias point to the place of this
-                                                      * launch's tensors */
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL. lr_device and unbias point to the numbers of this
+                                                      * launch, inside tables for all groups of parameters. */
     const float *unbias; /* [2]: replaces unbias1 and unbias2; or NULL */
     float lr, beta1, beta2, eps, weight_decay;
     float unbias1, unbias2; /* 1 / (1 - beta^step) */
@@ -29,9 +29,9 @@ typedef struct te__adam_kargs {
     int tensors;
 } te__adam_kargs;
 
-/* Arguments for tensors whose states are not all in f32. States with scales take three kernels: adam_amax, one block a
- * chunk, leaves the largest magnitudes that the new states will have; adam_scales, one block a tensor, makes scales of
- * them; adam_states does the step. Without scales adam_states runs alone. */
+/* Arguments for tensors whose states are not all in f32. If states have scales, three kernels run. adam_amax (one block
+ * for each chunk) finds the largest magnitudes that the new states will have. adam_scales (one block for each tensor)
+ * makes scales from them. adam_states does the step. Without scales adam_states runs alone. */
 #define TE__ADAM_STATES_MAX 44
 #define TE__ADAM_STATES_CHUNK 4096
 enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };
@@ -43,15 +43,15 @@ typedef struct te__adam_states_kargs {
     long long n[TE__ADAM_STATES_MAX];
     te__adam_numbers numbers;
     float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */
-    float *factor; /* [tensors of this launch][2][TE__STATES]: the scales before the step, then the multipliers after
-                    * it */
+    float *factor; /* [tensors of this launch][2][TE__STATES]: first the scales before the step, then the multipliers
+                    * after the step */
     unsigned first[TE__ADAM_STATES_MAX];
     unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX],
         state_dt[TE__STATES][TE__ADAM_STATES_MAX];
     int tensors;
 } te__adam_states_kargs;
 
-/* Arguments of store_state: computes state and scale from x and its amax. */
+/* Arguments of store_state, which computes `state` and `scale` from x and the amax of x. */
 typedef struct te__store_state_kargs {
     const void *x;
     const float *amax; /* [1] */
@@ -75,8 +75,8 @@ typedef struct te__sgd_kargs {
     int nesterov, wd_after_momentum, tensors;
 } te__sgd_kargs;
 
-/* Arguments of l2norm_partial, one block a chunk: partial[c] = the sum of x^2 of chunk c, and first_chunk[t] for
- * l2norm_tensor. */
+/* Arguments of l2norm_partial, which has one block for each chunk. It writes partial[c], the sum of x^2 of chunk c, and
+ * first_chunk[t], the first chunk of tensor t; l2norm_tensor reads both. */
 #define TE__NORM_MAX 180
 #define TE__NORM_CHUNK 65536
 typedef struct te__l2norm_kargs {
@@ -85,15 +85,15 @@ typedef struct te__l2norm_kargs {
     const float *inv_scale;        /* [1], or NULL */
     float *partial;                /* [all chunks of the operation] */
     unsigned *first_chunk;         /* [all tensors + 1] */
-    unsigned chunk, tensor;        /* the first chunk and the first tensor of this launch */
+    unsigned chunk, tensor;        /* `chunk` and `tensor` are the first chunk and the first tensor of this launch */
     unsigned first[TE__NORM_MAX];
     unsigned char dt[TE__NORM_MAX];
     unsigned char vector[TE__NORM_MAX]; /* x starts at a multiple of 16 bytes */
     int tensors;
     int last; /* this is the last launch of the operation */
 } te__l2norm_kargs;
-/* Arguments of l2norm_tensor, one block a tensor, which adds up the tensor's partial sums, and of l2norm_final, which
- * adds up the tensors. */
+/* Arguments of two kernels. l2norm_tensor has one block for each tensor and adds up the partial sums of that tensor.
+ * l2norm_final adds up the sums of all tensors. */
 typedef struct te__l2norm_final_kargs {
     const float *partial;
     const unsigned *first_chunk;
@@ -118,7 +118,7 @@ typedef struct te__multi_scale_kargs {
     int tensors;
 } te__multi_scale_kargs;
 
-/* Arguments of step_numbers: one block, a thread for each of 2 * places numbers. */
+/* Arguments of step_numbers. It has one block; a thread computes each of the 2 * places bias corrections. */
 typedef struct te__step_numbers_kargs {
     float *found_inf, *skipped;       /* [1]; found_inf may be NULL */
     const float *step_device, *betas; /* [1], [2 * places]; or NULL */
@@ -127,7 +127,7 @@ typedef struct te__step_numbers_kargs {
     int places, count, no_bias_correction;
 } te__step_numbers_kargs;
 
-/* Arguments of update_scale: one thread. */
+/* Arguments of update_scale, which has one thread. */
 typedef struct te__update_scale_kargs {
     float *scale, *inv_scale, *growth_tracker, *found_inf; /* [1] */
     float growth_factor, backoff_factor, growth_interval;

@@ -1,20 +1,22 @@
-// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.
+// ops/optim/l2norm_partial.cu: computes the sum of squares of each chunk of 65,536 elements, for many tensors.
 //
-//   thread t     groups of eight: t, t + 256, ..., one after another; then the threads in te_block_sum's order
+// Thread t adds up the groups of eight elements t, t + 256, ... one after another. Then te_block_sum adds up the
+// threads.
 //
-// The order of additions depends on an element's place in its tensor alone. The block of a tensor's first chunk also
-// records where the tensor begins among all chunks. An empty tensor has one chunk, whose sum is 0.
+// So the order of additions depends only on an element's place in its tensor. The block of a tensor's first chunk also
+// records the number of this chunk among all chunks. An empty tensor has one chunk, and its sum is 0.
 //
 // Benchmark: "norm of 64 tensors" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: chunks of this launch.
+// Launch: block 256; the grid has one block for each chunk of this launch.
 //
 // te:baseline
 #include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-// Returns the thread's sum of squares of a whole chunk. inv_scale is 1 if there is none, which changes no bit.
+// Returns this thread's sum of squares in a whole chunk. A call without an inverse scale passes inv_scale = 1, which
+// changes no bit.
 template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin, float inv_scale) {
     float sum = 0.0f;
 #pragma unroll 4

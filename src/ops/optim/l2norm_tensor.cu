@@ -1,6 +1,7 @@
-// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor, from the sums of its chunks, added in their order.
+// ops/optim/l2norm_tensor.cu: computes the sum of squares of each tensor, by adding up the sums of its chunks in their
+// order.
 //
-// Launch: block 256, grid: tensors.
+// Launch: block 256; the grid has one block for each tensor.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,9 +1,9 @@
-// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know
-// the elements.
+// ops/optim/multi.cuh: finds the tensor to which a chunk belongs, for launches over many tensors. This part may use the
+// layout of the tables. It must not depend on the elements.
 #pragma once
 #include "device/base.cuh"
 
-// Returns the last i with first[i] <= chunk. The table lies in the constant bank: every thread of a block reads the
+// Returns the last i with first[i] <= chunk. The table lies in constant memory, and all threads of a block read the
 // same entries.
 TE_DEV int te_tensor_of(const te_u32 *first, int tensors, te_u32 chunk) {
     int low = 0, high = tensors - 1;

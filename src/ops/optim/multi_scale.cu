@@ -1,16 +1,18 @@
-// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.
+// ops/optim/multi_scale.cu: computes out = in * scale for many tensors, and sets found_inf to 1 if an input is not
+// finite.
 //
 // Benchmark: "64 tensors scaled" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: chunks of 8192 elements, four groups of eight a thread.
+// Launch: block 256; the grid has one block for each chunk of 8192 elements, four groups of eight elements for each
+// thread.
 //
 // te:baseline
 #include "device/vector.cuh"
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-// Scales a whole chunk of the usual formats. All loads precede the first store, so in and out may be the same array.
-// Returns whether all elements were finite.
+// Scales a whole chunk, in one of the usual formats. All loads come before the first store, so `in` and `out` may be
+// the same array. Returns true if all elements were finite.
 template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out, te_i64 begin, float scale) {
     float v[4][8];
     bool finite = true;

@@ -1,7 +1,7 @@
-/* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must
- * not know which backend runs. */
+/* ops/optim/op.c: the checks of calls over lists of tensors: Adam, SGD, the gradient norm and scaling. This part may
+ * use tensors. It must not depend on the backend. */
 
-/* Checks that x has as many elements as `with`, of the same entry `i`; x may be NULL. */
+/* Checks that x, a tensor of entry i, has as many elements as the tensor `with` of the same entry. x may be NULL. */
 static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,
                                       const char *with_name, const te_tensor *with) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -10,7 +10,8 @@ static te_result te__optim_check_like(te_ctx *te, const char *op, const char *na
                     te__shape_text(x, a), with_name, i, te__shape_text(with, b));
 }
 
-/* Checks that a state of entry `i` has a scale if its format needs one, and none if not. */
+/* Checks the scale of a state of entry i. The scale must exist if the format of the state needs one, and must be NULL
+ * if not. */
 static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x,
                                        const te_tensor *scale) {
     char text[TE__SHAPE_TEXT];
@@ -27,7 +28,7 @@ static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, cons
     return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i,
                     te__shape_text(scale, text));
 }
-/* Checks the master of entry `i`. A master of u8, two bytes for each element, holds remainders. */
+/* Checks the master of entry i. A master of dtype u8 has two bytes for each element and holds remainders. */
 static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!t->master || t->master->dtype != TE_U8)
@@ -45,7 +46,8 @@ static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *
     return TE_OK;
 }
 
-/* Return an entry's numbers: its own, or those of the args. */
+/* te__adam_numbers_of returns the numbers of entry i for Adam, and te__sgd_numbers_of those for SGD. These are the
+ * entry's own numbers if it has them, else those of the arguments. */
 static te_adam_numbers te__adam_numbers_of(const te_op_adam_args *a, int i) {
     te_adam_numbers n;
     if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
@@ -63,7 +65,8 @@ static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
     n.weight_decay = a->weight_decay;
     return n;
 }
-/* Checks the place of an entry in tables of numbers from the device, and raises *most to it. */
+/* Checks `place`, the index of an entry in the tables of numbers on the device. Raises *most to `place` if that is
+ * larger. */
 static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
     if (place < 0)
         return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);
@@ -76,7 +79,7 @@ static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
                     (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
-/* Checks that a table has `each` numbers for every place; it may have more. */
+/* Checks that the table x has at least places * each numbers. x may be NULL. */
 static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places,
                                        int each) {
     if (!x || te__numel(x) >= places * each) return TE_OK;
@@ -120,12 +123,12 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
-/* Returns whether some state is not in f32. States that are all in f32 have a kernel of their own. */
+/* Returns true if a state is not in f32. A separate kernel handles entries whose states are all in f32. */
 static bool te__adam_has_formats(const te_adam_tensor *t) {
     return t->m->dtype != TE_F32 || t->v->dtype != TE_F32 || (t->master && t->master->dtype != TE_F32);
 }
 static bool te__adam_has_scales(const te_adam_tensor *t) { return t->m_scale || t->v_scale || t->master_scale; }
-/* Returns 1 / (1 - beta^step), computed once on the host for both backends. */
+/* Returns 1 / (1 - beta^step). The host computes this number once, for both backends. */
 static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) {
     return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
 }

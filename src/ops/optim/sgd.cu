@@ -5,10 +5,10 @@
 //   d  = b, or with nesterov d + momentum * b                               only if momentum is not 0
 //   p -= lr * d                                    d + weight_decay * p if wd_after_momentum
 //
-// p is the f32 master if there is one, and the parameter is then the rounded master. Every operation is rounded by
+// p is the f32 master if there is one; the parameter then becomes the rounded master. Every operation is rounded by
 // itself, as on the CPU.
 //
-// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.
+// Launch: block 256; the grid has one block for each chunk of 4096 elements. If found_inf is not 0, nothing is written.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,8 +1,10 @@
-// ops/optim/step_numbers.cu: counts the last step if it was skipped, and computes the bias corrections of the next
+// ops/optim/step_numbers.cu: counts the last step if it was skipped. Then computes the bias corrections of the next
 // step.
 //
-//   skipped += count and found_inf != 0 ? 1 : 0      found_inf = 0
-//   bias_correction[i] = 1 / (1 - betas[i]^n)        n = step - skipped, at least 1
+//   if count is set and found_inf is not 0: skipped += 1
+//   found_inf = 0
+//   n = step - skipped, at least 1
+//   bias_correction[i] = 1 / (1 - betas[i]^n)
 //
 // Launch: one block of 256 threads, which share the numbers.
 //

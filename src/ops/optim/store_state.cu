@@ -1,6 +1,7 @@
-// ops/optim/store_state.cu: computes an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.
+// ops/optim/store_state.cu: computes the state of an optimizer, in f16 or FP8, and the scale of the state. The input is
+// f32 values and their amax.
 //
-// Launch: block 256, grid: 4096 elements a block. Any alignment.
+// Launch: block 256; each block has 4096 elements. Any alignment is allowed.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -1,5 +1,5 @@
-// ops/optim/update_scale.cu: updates the scale of a loss after a step: it falls after an overflow, and grows after
-// growth_interval steps without one.
+// ops/optim/update_scale.cu: updates the loss scale after a step. The scale falls after an overflow. It grows after
+// growth_interval steps without an overflow.
 //
 // Launch: one thread.
 //

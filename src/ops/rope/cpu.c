@@ -1,11 +1,12 @@
-/* ops/rope/cpu.c: rotary embedding, token by token. Knows number formats only through cpu/rows.c.
+/* ops/rope/cpu.c: the CPU's reference of rotary embedding, token by token. This part handles number formats only
+ * through cpu/rows.c.
  *
  * The angle is (float(t) * position_scale) * inv_freq: two f32 products, as in the kernel, so that both compute the
  * sine of the same number. This matters: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are good
  * to an f32 ulp or two in both. */
 
-/* Returns where head `packed_head` of the packed side lies on the other side: in q (0), k (1) or v (2), and in *h as
- * which head of that tensor. */
+/* Finds the head of q, k or v that belongs to head `packed_head` of the packed projection. Returns 0 for a head of q, 1
+ * for k, 2 for v. Sets *h to the index of the head in that tensor. */
 static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     if (a->grouped && a->groups) {
         const int queries = a->heads / a->groups, group = packed_head / (queries + 2),
@@ -17,8 +18,8 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     return packed_head < a->heads ? 0 : 1 + (packed_head - a->heads) / a->groups;
 }
 
-/* The rotation of a token's pairs: (x, y) -> (x c[0] - y s[0], y c[1] + x s[1]). x and y share one angle; with a table
- * each has its own angle, and the transposed rotation then exchanges their sines. */
+/* The rotation of a token's channel pairs: (x, y) becomes (x c[0] - y s[0], y c[1] + x s[1]). Usually x and y share one
+ * angle. With a table of angles each has its own angle; the transposed rotation then exchanges the sines of x and y. */
 typedef struct te__rope_turn {
     float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
 } te__rope_turn;
@@ -70,7 +71,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
             const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h,
                           in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
             const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
-            /* The rotated channels go as one run, the rest in runs that fit the buffer. */
+            /* The rotated channels are processed as one run. The others are processed in runs that fit the buffer. */
             for (c = 0; c < a->d;) {
                 const int64_t n = c == 0 && a->half ? 2 * a->half : te__min(a->d - c, TE__COUNT(x));
                 te__load_row(src->p, (te_dtype)src->dt, from + c, n, x);
@@ -82,7 +83,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Checks that freqs has a row for the position of every token. */
+/* Checks that the table freqs has a row for the position of each token. */
 static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
     int64_t token;
     int t, b;

@@ -1,4 +1,4 @@
-/* ops/rope/cuda.c: the launch of the rotary kernel. Knows plans; must not know the driver. */
+/* ops/rope/cuda.c: the launch of the rotary kernel. This part may make plans. It must not call the driver. */
 
 static bool te__rope_view_is_aligned(const te__rope_view *x) {
     return (uintptr_t)x->p % 16 == 0 && x->s % 8 == 0 && x->b % 8 == 0 && x->h % 8 == 0;
@@ -7,7 +7,7 @@ static bool te__rope_view_is_aligned(const te__rope_view *x) {
 static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     const int64_t tokens = (int64_t)a->batch * a->seq, heads = te__rope_heads(a);
     const bool alike = a->groups == 0 || a->whole || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
-    int64_t units; /* units of work of one token; a thread has one at a time */
+    int64_t units; /* units of work of one token; a thread handles one unit at a time */
     te__launch *l;
     te__rope_kargs *k;
     if (tokens * heads * a->d == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK;
@@ -17,8 +17,8 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) &&
                 te__rope_view_is_aligned(&a->q) && te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
     units = heads * (a->d - a->half) / (k->vector ? 8 : 1);
-    /* A block has enough tokens for eight units a thread, if that many blocks still fill the GPU; at least for two
-     * units. The tokens' angles take at most 32 KB. */
+    /* A block gets enough tokens for eight units of work for each thread, if the grid then still fills the GPU. It gets
+     * at least enough for two units. The angles of its tokens take at most 32 KB. */
     k->tokens = (int)te__max(2 * TE__ROPE_THREADS / units,
                              te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * te__max(p->num_sms, 1))));
     k->tokens = (int)te__max(1, te__min(k->tokens, (a->has_freqs ? 2048 : 4096) / te__max(a->half, 1)));

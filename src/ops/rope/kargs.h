@@ -1,11 +1,12 @@
-/* ops/rope/kargs.h: the arguments of the rotary kernel. The host's compiler and the kernel's compiler both read it. */
+/* ops/rope/kargs.h: the arguments of the rotary kernel. The host's compiler and the kernel's compiler both read this
+ * file. */
 #ifndef TE__ROPE_KARGS_H
 #define TE__ROPE_KARGS_H
 
-/* A tensor of heads in memory. Channels of a head are adjacent. */
+/* Where a tensor of heads lies in memory. The channels of a head are adjacent. */
 typedef struct te__rope_view {
     void *p;           /* element [0, 0, 0, 0] */
-    long long s, b, h; /* elements from one position, from one sequence, from one head to the next */
+    long long s, b, h; /* steps in elements: s to the next position, b to the next sequence, h to the next head */
     int dt;            /* te_dtype */
 } te__rope_view;
 
@@ -14,57 +15,63 @@ typedef struct te__rope_view {
 
 enum { TE__ROPE_IN_PLACE = 2 };
 
-/* Either one tensor of heads (te_rope: `packed` is x and `q` is y), or a packed projection on one side and q, k and v
- * on the other. */
+/* Arguments for one of two cases. te_rope rotates one tensor of heads: `packed` is its input x and `q` its output y.
+ * The other operations have a packed projection on one side, and q, k and v on the other. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
-    const int *start;        /* [batch], or with `cu` [sequences]: a first position that is added; may be NULL */
-    const int *cu;           /* [sequences + 1], or NULL: where sequences start that lie behind each other in one
-                              * batch */
-    const void *positions;   /* i32 or i64, of each token; NULL: a token's position is its place */
+    const int *start;        /* [batch], or [sequences] if `cu` is given: first positions, added to the positions of
+                              * tokens; or NULL */
+    const int *cu;           /* [sequences + 1]: first token of each sequence, when all sequences lie behind each other
+                              * in one batch entry; or NULL */
+    const void *positions;   /* i32 or i64, for each token; NULL: the position of a token is its place in the
+                              * sequence */
     int positions_dt;        /* te_dtype */
-    int positions_step;      /* from one sequence to the next; 0: all sequences have the same positions */
-    const float *freqs;      /* with has_freqs: [rows, 1 or sequences, 2 half], the angles; else inv_freq has
-                              * frequencies */
-    long long freqs_rows, freqs_row, freqs_step; /* freqs_row, freqs_step: elements from one row, and from one sequence,
-                                                  * to the next; step 0: all sequences share the rows */
+    int positions_step;      /* elements from one sequence to the next; 0: all sequences have the same positions */
+    const float *freqs;      /* used if has_freqs: the table of angles, [rows, 1 or sequences, 2 half]; otherwise
+                              * inv_freq is used */
+    long long freqs_rows, freqs_row, freqs_step; /* freqs_row and freqs_step: elements from one row to the next, and
+                                                  * from one sequence to the next; a freqs_step of 0: all sequences
+                                                  * share the rows */
     int has_freqs;
     long long offset;        /* added to every position */
     float position_scale, attention_factor; /* attention_factor multiplies cosine and sine */
-    int cp_size, cp_rank;    /* context parallelism: ranks, and this rank; cp_size 1: a rank has whole sequences */
+    int cp_size, cp_rank;    /* context parallelism: the number of ranks, and this rank; if cp_size is 1, a rank has
+                              * whole sequences */
     int sequences;           /* with `cu` */
-    int batch, seq, batch_first; /* batch_first: tokens are numbered with the batch outermost, in the order of memory */
+    int batch, seq, batch_first; /* batch_first: token numbers run through a whole sequence before the next one, as
+                                  * memory does */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
-    int grouped;             /* packed heads come in groups of (heads / groups of q, one k, one v); else all q, all k,
-                              * all v */
+    int grouped;             /* the heads of `packed` come in groups: heads / groups of q, one of k, one of v. Otherwise
+                              * all heads of q come first, then all of k, then all of v */
     int d, half;             /* half: channel pairs that are rotated; 0: none */
-    int interleaved;         /* the channels of a pair are neighbours; else they are half apart */
+    int interleaved;         /* the two channels of a pair are neighbours; otherwise they are `half` channels apart */
     int gather;              /* packed is written; else it is read */
-    int whole;               /* q is a packed projection too; TE__ROPE_IN_PLACE: it is `packed` itself */
+    int whole;               /* 1: q is a packed projection too, in place of q, k and v. TE__ROPE_IN_PLACE: moreover q
+                              * is `packed` itself. 0: neither */
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* tokens of a block */
     int vector;              /* addresses and sizes allow eight channels at a time */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
-/* Returns how many heads of a token are processed. In place the values' heads are left out: they are the last head of
- * each group, or the last `groups` heads of all. */
+/* Returns how many heads of a token are processed. A rotation in place leaves out the heads of v. They are the last
+ * head of each group, or the last `groups` of all heads. */
 TE__BOTH int te__rope_heads(const te__rope_kargs *a) {
     return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups;
 }
-/* Returns the packed head that is number n of the processed heads. */
+/* Returns the index in `packed` of the n-th processed head. */
 TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
     return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
 }
 
-/* Returns the place of token t in its whole sequence. A rank has `length` tokens of the sequence: two of 2 cp_size
- * chunks, one behind the other. */
+/* Returns the index of token t in its whole sequence. With context parallelism the sequence is cut into 2 cp_size
+ * chunks. A rank has two chunks, stored one behind the other; they are `length` tokens together. */
 TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
     const long long half = length / 2;
     if (a->cp_size == 1) return t;
     return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
 }
-/* Returns the position of token t of batch entry *b. With `cu`, *b becomes the token's sequence. */
+/* Returns the position of token t in batch entry *b. If `cu` is given, sets *b to the sequence that has the token. */
 TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
     const long long at = a->positions_step * (long long)*b + t;
     long long place = t, length = a->seq;
@@ -80,7 +87,8 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
                                         : ((const int *)a->positions)[at];
     return place + a->offset + (a->start ? a->start[*b] : 0);
 }
-/* Returns the 2 half angles of a token of sequence b, or NULL if freqs has no row for its position. */
+/* Returns the angles of a token of sequence b: 2 * half numbers. Returns NULL if freqs has no row for the token's
+ * position. */
 TE__BOTH const float *te__rope_row(const te__rope_kargs *a, long long position, int b) {
     return position < 0 || position >= a->freqs_rows
                ? 0

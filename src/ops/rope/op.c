@@ -1,13 +1,13 @@
-/* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description from which both
- * backends work: heads of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors;
- * must not know which backend runs. */
+/* ops/rope/op.c: the entry points of the rotary embeddings: they fill in defaults, check arguments, and describe the
+ * problem for both backends (te__rope_kargs). This part may use tensors. It must not depend on the backend. */
 
-/* Limits position_offset, so that its sum with a token's place and its sequence's start stays far below 64 bits. */
+/* The limit of |position_offset|. It keeps the sum of the offset, a token's place and its sequence's start far from
+ * overflow of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
-/* The same limit as in the family `context`: twice as many chunks must fit an int. */
+/* The largest number of ranks, the same as in the operation family `context`. Twice as many chunks must fit an int. */
 #define TE__ROPE_MAX_RANKS (1 << 20)
 
-/* Checks a table of angles for b sequences, and takes rotary_dim from it. */
+/* Checks a table of angles for b sequences. Sets rotary_dim to the width of the table. */
 static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles *a, int64_t b) {
     const te_tensor *f = a->freqs;
     char text[TE__SHAPE_TEXT];
@@ -25,8 +25,8 @@ static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles
     a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
     return TE_OK;
 }
-/* Checks the angles for b sequences of s tokens each, or, packed, for s tokens of b sequences in all, with heads of d
- * channels. Fills in defaults. */
+/* Checks the angles and fills in defaults. There are b sequences of s tokens each, with heads of d channels. With
+ * `packed` there are s tokens in all b sequences together. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b,
                                        int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;
@@ -111,7 +111,8 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
                                  a->x->shape[a->x->ndim - 1]);
 }
 
-/* Returns the backward pass's arguments as the forward pass's: the two structs differ only in const. */
+/* Returns the arguments of the backward pass in the struct of the forward pass. The two structs differ only in
+ * `const`. */
 static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args *a) {
     te_op_qkv_rope_args f = TE_ZERO;
     f.qkv = a->qkv;
@@ -129,8 +130,8 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     return f;
 }
 
-/* Checks q, k and v, or `rotated`, and gives the first sizes in shape: [s, b] or [b, s] of qkv, or all four of the last
- * part. */
+/* Checks q, k and v, or `rotated` if it is given. With `rotated`, sets shape[0] and shape[1] to the first two sizes of
+ * qkv. Otherwise sets all of `shape` to the shape of v. */
 static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_op_qkv_rope_args *a, int64_t shape[4]) {
     const te_tensor *part[3];
     static const char *const names[3] = {"q", "k", "v"};
@@ -209,8 +210,8 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Fills in sizes from x, and angles from a. x: a tensor of heads, or a packed projection with as many sequences of as
- * many tokens. a NULL: no rotation. */
+/* Fills in the sizes from x and the angles from a. x is a tensor of heads, or a packed projection with the same numbers
+ * of sequences and tokens. If a is NULL, there is no rotation. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;
@@ -254,7 +255,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     k->direction = a->backward ? -1.0f : 1.0f;
 }
 
-/* Returns the view of a packed projection of the sizes that k has. */
+/* Returns a view of the packed projection x. The sizes come from k. */
 static te__rope_view te__rope_packed_view(const te__rope_kargs *k, const te_tensor *x) {
     te__rope_view v = TE_ZERO;
     v.p = te__data(x);

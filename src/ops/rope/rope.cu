@@ -1,22 +1,24 @@
-// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection, in place or while it is split into q, k
-// and v; and the inverses of both.
+// ops/rope/rope.cu: rotary embedding, and its inverse. It rotates one tensor, or a packed projection. A packed
+// projection is rotated in place or while it is split into q, k and v.
 //
 //   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin)
 //                                    angle = (float(t) * position_scale) * inv_freq[i]
 //
-// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same
-// number at any position. (attention_factor multiplies cosine and sine.) A block computes the angles of its `tokens`
-// tokens once, into shared memory, and then loops over all their heads. A unit of work is W pairs (x at channel i, y at
-// channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated. W is 8, in vectors, or 1.
+// The angle is made by two f32 products, as on the CPU, and inv_freq comes from the host. So both compute the cosine of
+// the same number at any position. attention_factor multiplies cosine and sine. A block computes the angles of its
+// `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of work is W channel pairs, or
+// W channels that are not rotated. In a pair x is channel i and y is channel half + i; in an interleaved pair x and y
+// are neighbours. W is 8 with vectors, else 1.
 //
 // With a table of angles (freqs) x and y have one angle each, and the transposed rotation exchanges their sines. A
 // position without a row gives NaN.
 //
-// Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector), X_FREQS (else a.has_freqs).
+// Options: X_DT (the te_dtype of all tensors; without it each has its own), X_VECTOR (without it a.vector), X_FREQS
+// (without it a.has_freqs).
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
 // Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, twice that with freqs.
-//         vector: addresses are multiples of 16 bytes, and all strides, d and half of 8 elements.
+// With `vector` all addresses are multiples of 16 bytes; all strides, d and half are multiples of 8.
 // te:baseline
 // te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1
 #include "device/vector.cuh"
@@ -35,8 +37,8 @@
 #define FREQS a.has_freqs
 #endif
 
-// The block's tokens. The first token lies at (outer, inner) of the two dimensions of tokens; the inner one has `size`
-// entries.
+// The tokens of the block. Tokens have two dimensions, sequence and position; either may be the inner one. The first
+// token of the block has the indices (outer, inner). The inner dimension has `size` entries.
 struct te_rope_tokens {
     te_i64 outer;
     te_u32 inner, size;
@@ -61,8 +63,8 @@ struct te_rope_tokens {
     }
 };
 
-// te_rope_ask loads W elements of x or y, in their own format, or a single one as f32; te_rope_values makes floats of
-// them; te_rope_store stores floats.
+// te_rope_ask loads W elements of x or y in their own format; if W is 1, it converts the element to f32. te_rope_values
+// converts loaded elements to floats. te_rope_store stores floats.
 template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {
     if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);
     else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};
@@ -76,8 +78,8 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
     else te_store(p, at, dt, v[0]);
 }
 
-// The token, packed head and unit of a thread's current item, and the step to the item TE__ROPE_THREADS further on,
-// which needs no division.
+// The current unit of work of a thread: its token, its packed head, and its number among the units of that head. next()
+// moves on by TE__ROPE_THREADS units, without a division.
 struct te_rope_walk {
     int units, heads; // units: of a head; heads: of a token
     int unit, head, token, on_unit, on_head, on_token;
@@ -96,7 +98,7 @@ struct te_rope_walk {
     }
 };
 
-// One unit of work of a thread: its addresses and its elements.
+// A unit of work of a thread: its addresses and its elements.
 template <int W> struct te_rope_unit {
     te_raw<TE_ANY, W> x, y;
     void *dst;
@@ -167,7 +169,8 @@ template <int W> struct te_rope_unit {
     }
 };
 
-// Returns cosine and sine of an angle, times attention_factor; the sine also times the direction.
+// Returns the cosine and the sine of an angle. Both are multiplied by attention_factor, and the sine also by the
+// direction.
 TE_DEV float2 te_rope_turn(const te__rope_kargs &a, float angle) {
     float s, c;
     sincosf(angle, &s, &c);

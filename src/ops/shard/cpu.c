@@ -1,9 +1,9 @@
-/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. Every GPU
- * gives the same bytes. Knows tensors; must not know CUDA. */
+/* ops/shard/cpu.c: the CPU's reference of the operations on slices: simple loops over the rows of which the slice has
+ * elements. The kernels of every GPU give the same bytes. This part may use tensors. It must not depend on CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
-/* Finds the columns of a row that lie in the slice: *begin .. *end - 1. */
+/* Finds the columns of a row that lie in the slice. They are *begin .. *end - 1. */
 static void te__shard_columns(int64_t row, int64_t columns, int64_t start, int64_t n, int64_t *begin, int64_t *end) {
     *begin = te__max(0, start - row * columns);
     *end = te__min(columns, start + n - row * columns);
@@ -127,7 +127,7 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
     }
 }
 
-/* Writes the codes of v, `size` neighbours from (row, column) on, to dst. */
+/* Writes codes to dst: those of v, which are `size` neighbouring elements of a row, from (row, column) on. */
 static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
     const te_op_shard_cast_args *a = j->a;
     uint8_t *dst = (uint8_t *)te__data(a->dst);
@@ -166,8 +166,8 @@ static float te__shard_cast_row(const te__shard_job *j, int64_t row, float large
     }
     return largest;
 }
-/* Casts parts begin .. end - 1, in pairs of rows: in a flat dst of 4-bit codes, rows 2 i and 2 i + 1 may share a byte
- * with each other, but with no other row, for any number of columns. */
+/* Casts the parts begin .. end - 1. A part consists of whole pairs of rows, 2 i and 2 i + 1. In a flat dst of 4-bit
+ * codes the two rows of a pair may share a byte; no other rows can, for any number of columns. */
 static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
     te__shard_job *j = (te__shard_job *)user;
     int64_t part, pair;

@@ -1,10 +1,10 @@
-/* ops/shard/kargs.h: the arguments of the shard kernels. The host's compiler and the kernels' compiler both read it:
- * plain structs alone.
+/* ops/shard/kargs.h: the arguments of the shard kernels. The host's compiler and the kernels' compiler both read this
+ * file. So it has plain structs only.
  *
  * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
 
-/* Sizes of tiles for which shard_amax has a form of its own, where a thread block covers several tiles. With ANY, a
- * thread block covers one tile at a time. */
+/* Sizes of tiles. For all but ANY, shard_amax has special code in which a thread block covers several tiles. With ANY,
+ * a thread block covers one tile at a time. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {
@@ -19,7 +19,7 @@ typedef struct te__shard_amax_kargs {
 
 typedef struct te__shard_scales_kargs {
     const float *amax, *amax_col, *amax_tensor;
-    void *row_scale, *col_scale; /* [row_m, row_n], [col_m, col_n], or NULL; row_n and col_n are multiples of 4 */
+    void *row_scale, *col_scale; /* [row_m, row_n] and [col_m, col_n], or NULL; row_n and col_n are multiples of 4 */
     float *multiplier;           /* as row_scale, or NULL */
     long long rows, columns, row_m, row_n, col_m, col_n;
     float fp8_max, fp8_max_inverse, epsilon, limit, code_max;
@@ -40,9 +40,11 @@ typedef struct te__shard_cast_kargs {
     float code_max;
     int x_dt, q_dt, scaling, columnwise;
     int flat;     /* dst has only the slice */
-    int straight; /* a flat dst of e2m1 codes and an odd number of columns: bytes cross from row to row, so groups run
-                   * along the whole matrix */
+    int straight; /* dst is flat and has e2m1 codes, and the number of columns is odd. Then a byte may have the end of
+                   * one row and the start of the next. So groups of 16 run on from row to row, along the whole
+                   * matrix */
     int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */
     unsigned tiles_n; /* shard_cast_transposed: tiles of 64 columns */
-    long long first_tile; /* shard_cast_transposed: the first row of tiles (of 128 rows) that the slice touches */
+    long long first_tile; /* shard_cast_transposed: index of the first row of tiles (of 128 matrix rows) that the slice
+                           * touches */
 } te__shard_cast_kargs;

@@ -1,5 +1,5 @@
-// ops/shard/shard_amax.cu: the amax of each tile of a matrix, over the elements that lie in the slice; 0 if there are
-// none. NaN ignored, infinity kept.
+// ops/shard/shard_amax.cu: finds the amax of each tile of a matrix, over the elements that lie in the slice. It is 0 if
+// the slice has no element of the tile. NaN is ignored, infinity is kept.
 //
 //            256 columns (tx: 8 each)
 //          +--------------------------+
@@ -7,12 +7,12 @@
 //   rows   |                          |
 //          +--------------------------+
 //
-// A block covers whole tiles, so each amax is written once, by one block. A tile's maximum comes from: 1 x 32: 4 lanes
-// of a row; 32 x 1: the 8 warps; 16 x 16: 2 lanes and 4 warps; 128 x 128: 16 lanes and 8 warps. With tiles of any other
-// size a block covers one tile at a time.
+// A block covers whole tiles, so each amax is written once, by one block. These threads share a tile: for 1 x 32, 4
+// lanes of a row; for 32 x 1, the 8 warps; for 16 x 16, 2 lanes of 4 warps; for 128 x 128, 16 lanes of 8 warps. With
+// tiles of any other size a block covers one tile at a time.
 //
-// Launch: block 256; grid: blocks of the matrix, consecutive along a row; for other tiles, any number of blocks. Any
-//         alignment.
+// Launch: block 256; the grid has one block for each block of the matrix, consecutive along a row. For tiles of other
+// sizes it has any number of blocks. Any alignment is allowed.
 //
 // te:baseline
 // te:row X_DT=3 KIND=1
@@ -49,7 +49,7 @@ TE_DEV void te_tile_each(const te__shard_amax_kargs &a, float *scratch) {
     }
 }
 
-// Returns the largest v of each `lanes` neighbouring lanes, a power of two.
+// Returns the largest v in each group of `lanes` neighbouring lanes. `lanes` is a power of two.
 TE_DEV float te_lanes_max(float v, int lanes) {
     for (int d = 1; d < lanes; d *= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;

@@ -1,15 +1,16 @@
 // ops/shard/shard_cast.cu: writes the codes of a slice into a row-wise copy of the matrix, or into a buffer that has
 // only the slice.
 //
-// A thread has a group: 16 neighbouring columns of one row, from a multiple of 16 on. They have one multiplier (except
-// in MXFP8's column-wise copy), and no byte of 4-bit codes belongs to two threads. `straight`: a group is 16 neighbours
-// of the matrix as one long row, for flat 4-bit codes whose bytes run on from row to row. Groups that the slice holds
-// in part, and groups of unaligned tensors, go element by element.
+// A thread handles a group: 16 neighbouring columns of one row, which begin at a multiple of 16. They have one
+// multiplier, except in MXFP8's column-wise copy. So no byte of 4-bit codes belongs to two threads. With `straight` the
+// matrix counts as one long row, for flat 4-bit codes whose bytes run on from row to row; a group is then 16 neighbours
+// of that row. Groups that lie in the slice only in part, and groups of unaligned tensors, are processed element by
+// element.
 //
 //   q = saturate(RNE(RN(x * multiplier)))      multiplier: TENSOR: the scale; BLOCK_2D: `multiplier`, or
 //                                              RN(1 / scale_inv); MXFP8: 2^(127 - e); NVFP4: S / d
 //
-// Launch: block 256, grid: groups.
+// Launch: block 256; one thread for each group.
 //
 // te:baseline
 // te:row X_DT=3 SCALING=0
@@ -116,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_con
                 else dst[a.flat ? i + k : row * a.ld + column + k] = (te_u8)te_f32x2_to_fp8(q, 0.0f, a.q_dt);
             }
             if (SCALING != TE_SCALING_NVFP4) continue;
-            // Writes a whole byte if both of its codes exist; else only one half of the byte.
+            // A byte is written whole if both of its codes are in the slice. Otherwise only one half of the byte is
+            // changed.
             te_u8 *byte = a.flat ? dst + (i + k + (a.start & 1)) / 2 : dst + row * ((a.ld + 1) / 2) + (column + k) / 2;
             if ((k & 1) == 0) {
                 low = code, have_low = inside;

@@ -9,7 +9,8 @@
 //
 // Bytes outside the slice are not written.
 //
-// Launch: block 256; grid: tiles, from row first_tile of tiles on. Any alignment.
+// Launch: block 256; the grid has one block for each tile, beginning with row first_tile of the tiles. Any alignment is
+// allowed.
 //
 // te:baseline
 // te:row X_DT=3
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (at >= a.columns || r >= a.rows) continue;
         uint4 u = te_tile_get(tile, c, chunk);
         te_u8 *to = (te_u8 *)a.dst + at * a.ld + r;
-        // i: where in x the first of the 16 rows lies; further rows follow in steps of `columns`
+        // i is the index in x of the first of 16 elements of one column. The others follow in steps of `columns`.
         te_i64 i = r * a.columns + at - a.start;
         if (((te_u64)to & 15) == 0 && r + 16 <= a.rows && i >= 0 && i + 15 * a.columns < a.n) {
             *(uint4 *)to = u;

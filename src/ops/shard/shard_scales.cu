@@ -1,8 +1,9 @@
-// ops/shard/shard_scales.cu: computes the scales of a whole matrix, padding included, from its amaxes by tile.
+// ops/shard/shard_scales.cu: computes the scales of a whole matrix, padding included, from the amaxes of its tiles.
 //
-// A thread writes four neighbours of row_scale, or, behind these, of col_scale; codes take one store.
+// A thread writes four neighbouring scales of row_scale. Threads behind those of row_scale do so for col_scale. Scales
+// of one byte are written in one store if the address allows that.
 //
-// Launch: block 256; grid: as many blocks as (row_m * row_n + col_m * col_n) / 4 threads need.
+// Launch: block 256; the grid has as many blocks as (row_m * row_n + col_m * col_n) / 4 threads need.
 //
 // te:baseline
 #include "device/base.cuh"

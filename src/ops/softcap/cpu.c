@@ -1,4 +1,5 @@
-/* ops/softcap/cpu.c: the reference of capped numbers. Knows rows of numbers; must not know CUDA. */
+/* ops/softcap/cpu.c: the CPU's reference of softcap. This part may use the helpers for rows of numbers. It must not
+ * depend on CUDA. */
 
 enum { TE__SOFTCAP_RUN = 512 };
 

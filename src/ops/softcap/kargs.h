@@ -1,5 +1,5 @@
-/* ops/softcap/kargs.h: the arguments of the kernel of capped numbers. The host's compiler and the kernels' compiler
- * both read it. */
+/* ops/softcap/kargs.h: the arguments of the softcap kernel. The host's compiler and the kernels' compiler both read
+ * this file. */
 #ifndef TE__SOFTCAP_KARGS_H
 #define TE__SOFTCAP_KARGS_H
 

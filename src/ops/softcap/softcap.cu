@@ -1,8 +1,9 @@
-// ops/softcap/softcap.cu: capped numbers, and their gradient.
+// ops/softcap/softcap.cu: softcap, and its gradient.
 //
-//   y = cap tanh(x / cap);     if dy is given: y = dy (1 - tanh(x / cap)^2)
+//   y = cap tanh(x / cap)                      without dy
+//   y = dy (1 - tanh(x / cap)^2)               with dy
 //
-// Launch: block of 256 threads, any grid: threads step through the elements. Any formats.
+// Launch: blocks of 256 threads, and any grid, since the threads step through the elements. Any formats are allowed.
 //
 // te:baseline
 #include "device/base.cuh"

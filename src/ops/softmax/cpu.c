@@ -1,13 +1,15 @@
-/* ops/softmax/cpu.c: softmax of rows, the reference. Knows rows of numbers; must not know CUDA. */
+/* ops/softmax/cpu.c: the CPU's reference of softmax over rows. This part may use the helpers for rows of numbers. It
+ * must not depend on CUDA. */
 
 enum { TE__SOFTMAX_RUN = 512 };
 
-/* Returns how many columns of a row the softmax sees: all, or with `causal` the columns up to the row's diagonal. */
+/* Returns how many columns of a row take part in the softmax. These are all columns, or, with `causal`, those up to the
+ * diagonal. */
 static int64_t te__softmax_visible(const te_op_softmax_fwd_args *a, int64_t row) {
     int64_t s_q = te__softmax_rows(a->x), n = te__cols(a->x);
     return a->causal ? te__min(n, te__max(0, row % s_q + 1 + n - s_q)) : n;
 }
-/* Computes scores begin .. begin + count - 1 of a row, scaled and masked. */
+/* Computes the scaled and masked scores begin .. begin + count - 1 of a row. */
 static void te__softmax_scores(const te_op_softmax_fwd_args *a, int64_t row, int64_t begin, int64_t count, float *out) {
     int64_t n = te__cols(a->x), s_q = te__softmax_rows(a->x), k;
     te__load_row(te__data(a->x), a->x->dtype, row * n + begin, count, out);

@@ -1,6 +1,8 @@
-/* ops/softmax/cuda.c: chooses the softmax kernels and their launches. Knows plans; must not know the driver. */
+/* ops/softmax/cuda.c: chooses the softmax kernels and their launches. This part may make plans. It must not call the
+ * driver. */
 
-/* Returns the threads for a row of n elements: one for every 16 elements, in whole warps, at most 512. */
+/* Returns the number of threads for a row of n elements: one for every 16 elements, rounded up to whole warps, at most
+ * 512. */
 static int te__softmax_threads(int64_t n) { return (int)te__min(512, te__round_up(te__max(1, te__div_up(n, 16)), 32)); }
 
 static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_args *a) {

@@ -1,8 +1,8 @@
-/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels' compiler,
- * so it has plain structs only. */
+/* ops/softmax/kargs.h: the arguments of the softmax kernels. The host's compiler and the kernels' compiler both read
+ * this file. So it has plain structs only. */
 
-/* The arguments of y = softmax(scale * x), for m rows of n columns. s_q rows are one matrix; `heads` matrices share
- * a mask. */
+/* Arguments of the kernel that computes y = softmax(scale * x), for m rows of n columns. A matrix has s_q rows. `heads`
+ * matrices, one behind the other, share a mask. */
 typedef struct te__softmax_fwd_kargs {
     const void *x;
     const unsigned char *mask; /* [batches or 1][s_q][n], or NULL */
@@ -13,7 +13,7 @@ typedef struct te__softmax_fwd_kargs {
     int x_dt, y_dt;
 } te__softmax_fwd_kargs;
 
-/* The arguments of dx = scale * (y * dy - y * sum(y * dy)), for m rows of n columns. */
+/* Arguments of the kernel that computes dx = scale * (y * dy - y * sum(y * dy)), for m rows of n columns. */
 typedef struct te__softmax_bwd_kargs {
     const void *dy, *y;
     void *dx;

@@ -1,4 +1,5 @@
-/* ops/softmax/op.c: the front door of softmax: defaults and checks. Knows tensors; must not know which backend runs. */
+/* ops/softmax/op.c: the entry points of softmax: they fill in defaults and check arguments. This part may use tensors.
+ * It must not depend on the backend. */
 
 /* The value that replaces a masked score. */
 #define TE__SOFTMAX_MASKED (-10000.0f)
@@ -24,5 +25,5 @@ static te_result te__check_softmax_bwd(te_ctx *te, te_op_softmax_bwd_args *a) {
     return r == TE_OK ? te__want_like(te, "softmax_bwd", "dx", a->dx, "y", a->y) : r;
 }
 
-/* Returns the rows of one matrix of x; 1 if x is a row. */
+/* Returns the number of rows of one matrix of x. It is 1 if x has a single dimension. */
 static int64_t te__softmax_rows(const te_tensor *x) { return x->ndim >= 2 ? x->shape[x->ndim - 2] : 1; }

@@ -1,8 +1,9 @@
-// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.
+// ops/softmax/softmax_bwd.cu: computes dx = scale * (y * dy - y * sum(y * dy)) for each row. If dx is dy, this is done
+// in place.
 //
-// Launch: block of 32 .. 512 threads, a multiple of 32. A block has one row at a time and steps through the rows. Any n
-//         and alignment. With X_DT: dy, y and dx have that format, n is a multiple of 8, and all are aligned to 16
-//         bytes.
+// Launch: block of 32 .. 512 threads, a multiple of 32. A block handles one row at a time and steps through the rows.
+// Any n and any alignment are allowed. With X_DT, dy, y and dx have that format and are aligned to 16 bytes, and n is a
+// multiple of 8.
 //
 // te:baseline
 // te:row X_DT=3

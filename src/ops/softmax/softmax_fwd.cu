@@ -1,14 +1,14 @@
-// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with an optional mask or causal mask.
+// ops/softmax/softmax_fwd.cu: computes y = softmax(scale * x) for each row, with an optional mask or causal mask.
 //
 //   m = max of the scores,  y = exp(score - m) / sum exp(score - m)
 //
-// There are two passes. In the first, each thread keeps a running (m, s) and rescales s when m grows; the block then
-// merges them in the order of the threads. The second writes y, and finds the row in a cache. Columns that a causal row
-// does not see are written and not read.
+// There are two passes. In the first, each thread keeps a running maximum m and a running sum s of exp(score - m), and
+// rescales s when m grows. The block then merges these pairs in the order of the threads. The second pass writes y; it
+// finds the row in a cache. Columns beyond the diagonal of a causal row are written, but not read.
 //
-// Launch: block of 32 .. 512 threads, a multiple of 32. A block has one row at a time and steps through the rows. Any n
-//         and alignment. With X_DT: x and y have that format, n is a multiple of 8, x and y are aligned to 16 bytes,
-//         mask to 8.
+// Launch: block of 32 .. 512 threads, a multiple of 32. A block handles one row at a time and steps through the rows.
+// Any n and any alignment are allowed. With X_DT, x and y have that format and are aligned to 16 bytes, mask is aligned
+// to 8 bytes, and n is a multiple of 8.
 //
 // te:baseline
 // te:row X_DT=3
@@ -21,7 +21,7 @@ TE_DEV float te_softmax_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 struct te_softmax_running {
     float m, s;
 };
-// Adds N scores to a running maximum and sum. A score that does not count is -inf.
+// Adds N scores to a running maximum and a running sum. A score of -inf does not count.
 template <int N> TE_DEV void te_softmax_add(te_softmax_running *r, const float x[N]) {
     float m = r->m, s;
 #pragma unroll

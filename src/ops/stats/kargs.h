@@ -1,12 +1,12 @@
 /* ops/stats/kargs.h: the arguments of the statistics kernels. The host's compiler and the kernels' compiler both read
- * it: plain structs alone. */
+ * this file. So it has plain structs only. */
 
 enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };
 
 /* The partial result of one block. */
 typedef struct te__quant_error_partial {
-    float xx, yy, xy, dd, largest; /* sums over the elements whose x and y are finite: x^2, y^2, x y, (x - y)^2; and max
-                                    * |x - y| */
+    float xx, yy, xy, dd, largest; /* over the elements with finite x and y: sums of x^2, y^2, x y and (x - y)^2;
+                                    * largest |x - y| */
     unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */
 } te__quant_error_partial;
 

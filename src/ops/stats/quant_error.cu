@@ -1,13 +1,13 @@
-// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.
+// ops/stats/quant_error.cu: counts and sums the errors of a quantization. Each block writes one partial result.
 //
 //   block b      elements [b * 8192, (b + 1) * 8192)
 //   thread t     its groups of eight: t, t + 256, ..., one after another; then the lanes of a warp are added, then the
 //                warps
 //
-// The order of a sum depends on the elements' indices alone; counts are exact. Terms are f32: squares of values below
-// 1e-19 lose bits, as the f32 results would.
+// The order of a sum depends only on the indices of the elements; counts are exact. Terms are f32. So squares of values
+// below 1e-19 lose bits, as they would in the f32 results.
 //
-// Launch: block 256; grid: one block for each partial result. `vector`: x, y, limit are aligned to 16 bytes.
+// Launch: block 256; grid: one block for each partial result. With `vector` x, y and limit are aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3

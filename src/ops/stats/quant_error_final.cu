@@ -1,5 +1,5 @@
-// ops/stats/quant_error_final.cu: reduces the blocks' partial results to one, in an order that their indices decide;
-// sums in double.
+// ops/stats/quant_error_final.cu: reduces the partial results of all blocks to one result. The sums are in double. The
+// order of additions depends only on the indices of the blocks.
 //
 // Launch: one block of 256 threads, even if there are no partial results.
 //

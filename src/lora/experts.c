@@ -50,7 +50,7 @@ static int te__first_proj(const te_module *m) {
 static int te__expert_products(const te_module *m) {
     return te__experts_state(m)->local * (TE__PROJS - te__first_proj(m));
 }
-/* Returns the expert of product n; *proj receives its projection. */
+/* Returns the expert of product n. Sets *proj to the projection. */
 static int te__product_expert(const te_module *m, int n, int *proj) {
     const int each = TE__PROJS - te__first_proj(m);
     *proj = te__first_proj(m) + n % each;

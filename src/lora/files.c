@@ -5,9 +5,9 @@
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
-/* Writes the name that an adapter tensor has in the file to `name`, and returns `name`. `adapter` is "lora_A", "lora_B"
- * or TE__MAGNITUDE. `product` is the number of the group or expert Linear of the site. Adapters of an Embedding have
- * names of their own, and the file stores lora_A of an Embedding transposed. */
+/* Returns the file's name of an adapter tensor, after writing it to `name`. `adapter` is "lora_A", "lora_B" or
+ * TE__MAGNITUDE. `product` is the number of the group or expert Linear of the site. Adapters of an Embedding have names
+ * of their own, and the file stores lora_A of an Embedding transposed. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
@@ -24,9 +24,8 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* Writes the name that a parameter of the model has in the file to `name`, and returns `name`. As in peft,
- * "base_layer." stands before the parameter's own name if the module has adapters. It does not for modules in
- * modules_to_save. */
+/* Returns the file's name of a parameter of the model, after writing it to `name`. As in peft, "base_layer." stands
+ * before the parameter's own name if the module has adapters. It does not for modules in modules_to_save. */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];
@@ -77,7 +76,7 @@ typedef struct te__peft_beside {
     te__text *text;      /* receives modules_to_save as a JSON list; NULL if nobody wants the list */
     const te_module *root;
     int saved;           /* number of modules in that list */
-    bool biases, others; /* biases: some biases are trained; others: so is a bias of a module without adapters */
+    bool biases, others; /* biases: some biases are trained; others: also biases of modules without adapters */
 } te__peft_beside;
 static bool te__peft_look(void *user, te_module *m) {
     te__peft_beside *b = (te__peft_beside *)user;

@@ -594,8 +594,7 @@ static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, cons
 
 /* ---- adapters of all sites ---- */
 
-/* Checks that the file's adapters of a site have the right shapes. If the site already has adapters, the file's rank
- * must be theirs. */
+/* Checks the shapes of the file's adapters of a site. If the site already has adapters, both ranks must be equal. */
 static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
     te__lora_shape shape = te__lora_shape_of(s, 0);
     const te_module *m = s->owner, *holder = te__lora_holder(s);

@@ -234,9 +234,7 @@ static te_result te__attn_elements(const te__attn_backend *row, te_module *m, co
     if (out->window_keys >= 0 || !all) {
         te_tensor *kept = te__element_mask(m->te, b, s_q, s_kv, out->window_keys,
                                            out->is_causal ? te__max(s_kv - s_q, 0) : s_kv, all ? NULL : tokens);
-        out->masked = kept ? te_tensor_detach(kept) : NULL; /* another handle of the mask, because the context may drop
-                                                             * its own
-                                                             *                                                      
+        out->masked = kept ? te_tensor_detach(kept) : NULL; /* another handle of the mask: the context may drop its own
                                                              * before the caller is done */
         out->is_causal = false;
         if (!out->masked) r = te_error_code(m->te);

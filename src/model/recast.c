@@ -47,7 +47,7 @@ static int te__recast_by_memory(const void *a, const void *b) {
     if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
     return x->x->offset < y->x->offset ? -1 : x->x->offset > y->x->offset;
 }
-/* Leaves one item for each tensor whose dtype changes, and sorts the items by memory. */
+/* Keeps one item for each tensor whose dtype changes and drops all other items. Sorts the items by memory. */
 static void te__recast_resolve(te__recast *r) {
     int i, n = 0;
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);

@@ -274,8 +274,8 @@ static te_result te__group_joined(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
     return result;
 }
-/* Sets the group of each module of the tree m that ranks share. If `check` is true, sets nothing: it only checks that
- * each such module is shared by as many ranks as the group has. */
+/* Sets `group` in all modules of the tree m whose work is shared by ranks. If `check` is true, it sets nothing and only
+ * checks that each of these modules has as many ranks as the group. */
 static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];

@@ -1,6 +1,6 @@
-/* modules/recompute.c: activation checkpointing. It runs a function without recording. When te_backward reaches the
- * node, it runs the function again with recording. This part may use the tape and snapshots. It must not depend on what
- * the function computes. */
+/* modules/recompute.c: activation checkpointing. It runs a function without recording, as one node. When te_backward
+ * reaches this node, it runs the function again with recording. This part may use the tape and snapshots. It must not
+ * depend on what the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;
@@ -36,8 +36,9 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.autocast = te__quant_of(te)->num_autocast;
     return r;
 }
-/* Restores the counts of `r` after a function that has begun and ended regions unequally often. Returns the name of
- * such a region, or NULL. If the function has ended a scope too early, the tensors of the scope are lost. */
+/* Restores the counts of `r` after a function that has begun some regions more or less often than it has ended them.
+ * Returns the name of such a region, or NULL. If the function has ended a scope too early, the tensors of the scope are
+ * already released. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"

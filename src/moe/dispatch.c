@@ -217,8 +217,8 @@ static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choic
     return r->x ? TE_OK : te_error_code(x->te);
 }
 /* Dispatcher "torch": fills *r with the rows of this rank's experts, from the tokens of all ranks. If `on_host` is
- * true, copies the group sizes to the host, which waits; then r->x has no rows after the last group. If `ids` is true,
- * also fills r->ids. */
+ * true, waits for the device and copies the group sizes to the host; then r->x has no rows after the last group. If
+ * `ids` is true, also fills r->ids. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
@@ -308,8 +308,9 @@ static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor 
     if (dx[1]) dx[1] = te__alias_1d(dx[1], 0, TE_F32, te__numel(dx[1]));
     return dx[1] ? TE_OK : te_error_code(te);
 }
-/* Exchanges the rows x [S, N] and, if `probs` is not NULL, their router weights `probs` f32 [S]. Records both exchanges
- * on the tape. Returns the received rows, and sets *got to their router weights. */
+/* Exchanges the rows x [S, N] between the ranks. If `probs` f32 [S] (the router weights of the rows) is not NULL, it is
+ * exchanged too. Records both exchanges on the tape. Returns the received rows, and sets *got to their router
+ * weights. */
 static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dtype, int64_t cols, te_tensor *probs,
                                const int64_t *send, const int64_t *recv, te_tensor **got) {
     te_ctx *te = d->group->te;

@@ -174,8 +174,8 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
 }
 
 /* Returns the auxiliary loss L that api/experts.h defines. Only the device knows the number of tokens. So the loads are
- * divided twice by it here, and te_fused_moe_aux_loss gets total_num_tokens 1. Sets *met to true once the collectives
- * between ranks have begun. */
+ * divided twice by this number here, and te_fused_moe_aux_loss gets total_num_tokens 1. Sets *met to true once the
+ * collectives between ranks have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;

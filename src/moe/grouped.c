@@ -646,7 +646,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
         gemm.bias = te__stack(te, c->biases, n);
         if (!gemm.bias) result = te_error_code(te);
     }
-    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows behind the last group stay 0 */
+    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows after the last group stay 0 */
     if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
     for (i = 0; i < n && result == TE_OK; i++) {
         te_tensor *x = c->weights[i];

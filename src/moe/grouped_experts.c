@@ -57,8 +57,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) ||
         !te__need_float(w, m->cls->name))
         return te_error_code(m->te);
-    map = k->dtype == TE_U8 && s->linears[0][1]; /* only the experts of moe/block.c get a map; they are all on one
-                                                  * rank */
+    map = k->dtype == TE_U8 && s->linears[0][1]; /* only experts of moe/block.c, all on one rank, get a map */
     if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 ||
         !(map ? w->shape[1] == s->local : te__is_index(k->dtype)))
         return te__fail(

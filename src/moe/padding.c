@@ -42,7 +42,7 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     if (args->m_splits && rows != (unpad ? after : before))
         return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name,
                         (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
-    if (!args->m_splits) { /* the sizes are only on the device: uses the largest possible number of rows */
+    if (!args->m_splits) { /* sizes on the device are not known here: takes the largest possible number of rows */
         before = rows;
         after = rows + n * (align - 1);
     }

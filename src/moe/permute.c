@@ -167,7 +167,7 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     in[1] = probs;
     saved[0] = map;
     saved[1] = pad_offsets;
-    /* quantized and plain rows have the same node, because their gradient is plain */
+    /* quantized and plain rows get the same tape node, because the gradient is plain in both cases */
     return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
 }
 

@@ -234,8 +234,8 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
 /* Returns true if the core can read q, k and v of a call in place. With a cache, with context parallelism and in FP8,
- * each part is copied instead. Packed queries with two strides (te__packing_spreads) run with each head group viewed as
- * a sequence. This needs sbhd, and a rule that is the same for all sequences and heads. */
+ * each part is copied instead. If the queries have two strides (te__packing_spreads), the core views each group of
+ * heads as a sequence. It can do this only in sbhd, and only if the rule is the same for all sequences and heads. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;

@@ -259,7 +259,8 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     return result == TE_OK ? te__attention_decode(codes, kv, blocks, dx) : result;
 }
 
-/* Checks that MXFP8 has only whole blocks: along d, and for v along s. */
+/* Checks that MXFP8 can quantize the tensors. Sequence lengths must be multiples of 128, and head sizes multiples of
+ * 32. Packed sequences (thd) and keys in the pages of a cache are refused. */
 static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
@@ -362,7 +363,7 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *pa
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
     if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
-    call.group = cast.amax_group; /* only over amax_group: no product combines heads of several ranks */
+    call.group = cast.amax_group; /* reduces amaxes over amax_group only: no product combines heads of several ranks */
     return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
 }
 

@@ -8,7 +8,7 @@
  * least as many sequences. */
 
 typedef struct te__cached_sequence {
-    int64_t id, before, length; /* tokens before the current step; tokens with those of the step */
+    int64_t id, before, length; /* before: tokens of earlier steps; length: those and the tokens of this step */
     int64_t num_pages;
 } te__cached_sequence;
 typedef struct te__cached_state {
@@ -311,7 +311,7 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     shape[1] = c->page_size;
     shape[2] = d->num_heads_kv;
     shape[3] = d->head_dim_k;
-    warming = te->warming; /* the cache outlives a warm-up, so it must really be filled */
+    warming = te->warming; /* no kernel runs in a warm-up, but the cache outlives it and must be filled */
     te->warming = false;
     te__frame_begin(te);
     l.k = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));

@@ -69,7 +69,7 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     }
     if (te__quant_of(m->te)->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
-    warming = m->te->warming; /* scales outlive a warm-up, so their memory must really be filled */
+    warming = m->te->warming; /* no kernel runs in a warm-up, but scales outlive it and must be filled */
     m->te->warming = false;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__slots *slots = i ? &s->backward : &s->forward;

@@ -1,16 +1,16 @@
-// ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.
+// ops/act/act_bwd.cu: the backward pass of activations. The formulas are in act.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);
 //   amax = max |dx|, rounded to the format amax_dt
 //
-// With options, a thread computes eight neighbouring elements. Without options, it computes eight elements of dy, 256
-// apart.
+// If the kernel is compiled with options, a thread computes eight neighbouring elements. Without options, it computes
+// eight elements of dy that are 256 apart.
 //
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * n / 2048). dx is as wide as x. `col` and `partial` are NULL. With
-//         options: n is a multiple of 8, all pointers are aligned to 16 bytes (FP8: 8), and blocks of interleaved
-//         halves are multiples of 8. If not gated, the tensor is one long row. Without options there are no conditions.
+// options, n is a multiple of 8, all pointers are aligned to 16 bytes (FP8: 8), and blocks of interleaved halves are
+// multiples of 8. A tensor that is not gated is passed as one long row. Without options there are no conditions.
 //
 // te:baseline
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3

@@ -1,21 +1,21 @@
-// ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.
+// ops/act/act_fwd.cu: the forward pass of activations, into a float format or FP8. The formulas are in act.cuh.
 //
 //   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;
 //   amax = max |y| before y is scaled or rounded
 //
-// With options and a gate, a thread computes eight neighbouring elements of y. With options and without a gate, it
-// computes two groups of eight that are 2048 apart. All its loads are issued before it computes.
+// If the kernel is compiled with options, a thread issues all its loads before it computes. With a gate it computes
+// eight neighbouring elements of y. Without a gate it computes two groups of eight, which are 2048 elements apart:
 //
-//       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..
+//       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   and then again from y 2048 on
 //
-// Without options, a thread computes eight elements, 256 apart, so that each load of a warp is contiguous.
+// Without options, a thread computes eight elements that are 256 apart, so that each load of a warp is contiguous.
 //
 // Benchmark: "gelu forward", "swiglu forward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads; grid ceil(m * ld / 2048), or ceil(m * ld / 4096) with options and without a gate.
-//         `col` is NULL. With options: n, ld and blocks of interleaved halves are multiples of 8, x is aligned to 16
-//         bytes and y to 16 (8 for FP8). Rows that are neither gated nor padded are one long row: m = 1, ld = n.
-//         Without options there are no conditions.
+// Launch: block of 256 threads; grid ceil(m * ld / 2048), or ceil(m * ld / 4096) with options and without a gate. `col`
+// is NULL. With options, n, ld and blocks of interleaved halves are multiples of 8, x is aligned to 16 bytes and y to
+// 16 (8 for FP8). Rows that are neither gated nor padded are passed as one long row: m = 1, ld = n. Without options
+// there are no conditions.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3

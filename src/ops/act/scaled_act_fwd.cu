@@ -3,8 +3,8 @@
 //
 //   y = f(x) scales[row] or f(a) b scales[row], rounded once
 //
-// With options a thread computes eight neighbouring elements of y. Without options it computes eight elements that are
-// 256 apart.
+// If the kernel is compiled with options, a thread computes eight neighbouring elements of y. Without options it
+// computes eight elements that are 256 apart.
 //
 // Launch: block of 256 threads, grid ceil(m * n / 2048). With options, n and blocks of interleaved halves must be
 // multiples of 8, and x and y aligned to 16 bytes. Without options, anything is allowed.

@@ -1,14 +1,15 @@
-// ops/attn/attn_bwd_bias.cu: dB = c dS, summed over the dimensions along which the bias B repeats, for any formats,
-// sizes and strides, in f32. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
+// ops/attn/attn_bwd_bias.cu: computes dB = c dS, summed over the dimensions along which the bias B repeats. Any
+// formats, sizes and strides are allowed. The arithmetic is f32. c is 1, or the scale with TE_ATTN_BIAS_PRE_SCALE.
 //
-// The tiles are those of general.cuh. A block owns 16 rows and 32 keys of dB. It goes through the sequences, heads and
-// rows that share them, in that order, and computes S and dP again. P and dS are computed as in attn_bwd_dq.cu, but
-// without the derivative of a soft cap, because B is added after the cap. If B repeats along the rows, each warp adds
-// up its four rows, and the block adds up the sums of its warps.
+// The tiles are those of general.cuh. A block owns 16 rows and 32 keys of dB. It goes through all sequences, heads and
+// rows that read this part of B, in that order, and computes S and dP again. P and dS are computed as in
+// attn_bwd_dq.cu, but without the derivative of a soft cap, because B is added after the cap. If B repeats along the
+// rows, each warp adds up its four rows, and the block adds up the sums of its warps.
 //
 // Options: X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
-// Launch: grid (ceil(s_kv / 32) * ceil(dbias_i / 16) * dbias_h * dbias_b), block 128, shared memory as attn_bwd_dq.cu.
+// Launch: grid (ceil(s_kv / 32) * ceil(dbias_i / 16) * dbias_h * dbias_b), block 128, as much shared memory as
+// attn_bwd_dq.cu.
 // te:baseline
 // te:row X_WIDE=0|1
 // te:row X_MOD=1|2|3 X_WIDE=0|1

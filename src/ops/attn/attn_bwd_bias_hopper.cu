@@ -1,5 +1,6 @@
-// ops/attn/attn_bwd_bias_hopper.cu: dB = c dS on Hopper, summed over the dimensions along which the bias B repeats:
-// TMA, mbarriers, wgmma; bf16 and f16. Deterministic. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
+// ops/attn/attn_bwd_bias_hopper.cu: computes dB = c dS on Hopper, summed over the dimensions along which the bias B
+// repeats. The operands are bf16 or f16. The kernel uses TMA, mbarriers and wgmma, and is deterministic. c is 1, or the
+// scale with TE_ATTN_BIAS_PRE_SCALE.
 //
 // A block draws the numbers of tiles of B. A tile is 128 queries by 128 keys. For each tile the block goes through the
 // sequences and heads that share the tile, in that order. Each of the two consumer warpgroups has 64 queries:
@@ -33,11 +34,11 @@
 // consumer uses the tensor cores. Memory beyond a sequence may have any content, and 0 times NaN is NaN. So at the edge
 // of a sequence elements with P = 0 are not added.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of what is written), those of hopper_dropout.cuh and
-//          hopper_scores.cuh: X_BIAS always, X_ALIBI and X_CAP never.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of the sums that are written), those of hopper_dropout.cuh,
+// and those of hopper_scores.cuh, of which X_BIAS is always set, and X_ALIBI and X_CAP never.
 //
 // Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_DBIAS_SHARED. Maps: boxes of 128 rows by
-//         64 channels. Conditions as of attn_fwd_hopper.cu.
+// 64 channels. The conditions are those of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0 X_OUT=3 X_BIAS=3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_OUT=1 X_BIAS=1 X_PAIRS=0|1|2

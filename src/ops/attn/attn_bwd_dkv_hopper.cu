@@ -1,5 +1,5 @@
-// ops/attn/attn_bwd_dkv_hopper.cu: dK and dV on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and
-// f16. Deterministic. dQ: attn_bwd_dq_hopper.cu.
+// ops/attn/attn_bwd_dkv_hopper.cu: computes dK and dV on Hopper for heads of more than 128 channels, in bf16 or f16,
+// with TMA, mbarriers and wgmma. It is deterministic. attn_bwd_dq_hopper.cu computes dQ.
 //
 // A block owns 64 keys of one head of keys. K and V stay in shared memory. The block goes through tiles of 64 queries,
 // from the last tile that sees the keys to the first, and through each tile for all query heads of the group. The two
@@ -23,7 +23,8 @@
 // threads of consumer w wait for each other.
 //
 // If memory goes on after the end of a sequence, the rows of Q and dO there may have any content. They are cleared,
-// because 0 times NaN is NaN. Such rows of K and V change only their own rows of the sums, and these are not stored.
+// because 0 times NaN is NaN. Rows of K and V beyond the end change only their own rows of the sums, and these rows are
+// not stored.
 //
 // S^T starts with the bias and ALiBi instead of 0. The bias is loaded one tile ahead to the registers of S^T. Masks of
 // elements become bits while products run. With a soft cap or the user's rule, `keys` gets P^T times the derivative of
@@ -33,7 +34,7 @@
 //          elements of P^T pass with a mark, see MARK) and hopper_scores.cuh.
 //
 // Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory
-//         TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
+// TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels. The conditions are those of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2

@@ -1,5 +1,5 @@
-// ops/attn/attn_bwd_dq_hopper.cu: dQ on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16.
-// Deterministic. dK and dV: attn_bwd_dkv_hopper.cu.
+// ops/attn/attn_bwd_dq_hopper.cu: computes dQ on Hopper for heads of more than 128 channels, in bf16 or f16, with TMA,
+// mbarriers and wgmma. It is deterministic. attn_bwd_dkv_hopper.cu computes dK and dV.
 //
 // A thread block owns 128 queries of one head. Q and dO stay in shared memory. It goes through blocks of 64 keys, from
 // the last one that the queries see to the first. Each of the two consumer warpgroups has 64 queries:
@@ -29,7 +29,7 @@
 //          hopper_scores.cuh.
 //
 // Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory
-//         TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
+// TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels. The conditions are those of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2

@@ -1,11 +1,11 @@
-// ops/attn/attn_bwd_hopper.cu: dQ, dK and dV on Hopper: TMA, mbarriers, wgmma; bf16 and f16, heads of 64 and 128.
-// Deterministic.
+// ops/attn/attn_bwd_hopper.cu: computes dQ, dK and dV on Hopper for heads of 64 and 128 channels, in bf16 or f16, with
+// TMA, mbarriers and wgmma. It is deterministic.
 //
 // A block owns 128 keys of one head of keys. K and V stay in shared memory, dK and dV in registers. The block goes
 // through tiles of BQ queries, from the last tile that sees the keys to the first, and through each tile for all query
 // heads of the group. Each of the two consumer warpgroups has 64 keys:
 //
-//     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (meet) dQ = dS K | dK += dS^T Q
+//     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (barrier) dQ = dS K | dK += dS^T Q
 //
 // Each consumer computes half of the channels (D = 128) or half of the rows (D = 64) of dQ. A tile of dQ in global
 // memory is a sum over key blocks, in f32. The order of this sum is fixed: block n adds to the tile after all blocks
@@ -44,8 +44,8 @@
 //          its tiles of 64 queries fill one register).
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory
-//         TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows (q, d_o), 128 (k, v) and 64 (dk, dv, and the
-//         bias, whose size is 1 where it repeats). Conditions as of attn_fwd_hopper.cu.
+// TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows (q, d_o), 128 (k, v) and 64 (dk, dv, and the bias, whose
+// size is 1 where it repeats). The conditions are those of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=2

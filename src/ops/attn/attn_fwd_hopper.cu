@@ -1,4 +1,5 @@
-// ops/attn/attn_fwd_hopper.cu: O = softmax(scale Q K^T, masked) V on Hopper: TMA, mbarriers, wgmma; bf16 and f16.
+// ops/attn/attn_fwd_hopper.cu: computes O = softmax(scale Q K^T, masked) V on Hopper, in bf16 or f16, with TMA,
+// mbarriers and wgmma.
 //
 //               keys
 //            BN   BN

@@ -1,22 +1,29 @@
-// ops/block/block_quantize.cu: quantizes to FP8, scales and both copies from one read of x. A scale belongs to 128
-// elements of a row (row-wise copy), to 128 elements of a column (column-wise copy, transposed), or to 128 x 128
-// elements.
+// ops/block/block_quantize.cu: quantizes x to FP8. One read of x gives the row-wise copy, the transposed column-wise
+// copy, or both, with their scales.
 //
-//            128 columns: tx, 8 of each
-//          +-------------------------+     thread (tx = t % 16, ty = t / 16) keeps 4 x 8 elements of x in registers
-//   128    | ty: 4 rows              |     row amax     across the 16 tx of a row, by shuffles
-//   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory
-//          +-------------------------+     both copies  scaled and rounded from the same registers
+//   1-D blocks   Each 128 elements of a row (row-wise copy) or of a column (column-wise copy) have a scale.
+//   2-D blocks   Each 128 x 128 elements have a scale.
 //
-// Column-wise codes: a word is four rows of one column. It goes through shared memory (transpose.cuh) to stores of 16
-// bytes.
+//             128 columns (tx: 8 each)
+//           +-------------------------+
+//    128    | ty: 4 rows              |   A thread (tx = t % 16, ty = t / 16) keeps 4 x 8 elements of x in registers.
+//    rows   |    x eight columns      |
+//           +-------------------------+
 //
-// Beyond the edges of x the tile holds zeros, which change no amax. Tiles cover `ld` columns and `ldc` rows, padding
-// included. Tiles of padding alone have no scales.
+// The amax of a row is reduced over the 16 threads of the row, by shuffles. The amax of a column is reduced over two
+// threads of each warp, and then over the 16 warps in shared memory. Both copies are scaled and rounded from the same
+// registers.
+//
+// For the column-wise copy, a thread packs the codes of four rows of one column into a word. The words pass through
+// shared memory (transpose.cuh), so that each store writes 16 bytes.
+//
+// Beyond the edges of x a tile holds zeros, which change no amax. Tiles cover `ld` columns and `ldc` rows, so the
+// padding is written too. A tile that is only padding has no scales.
 //
 // Benchmark: "quantize 1x128 blocks both copies", "quantize 128x128 blocks both copies" in tests/bench/h200.csv.
 //
-// Launch: block 512, grid: tiles, consecutive along a row of tiles. Any size, any alignment.
+// Launch: block 512; the grid has one block for each tile, consecutive along a row of tiles. Any size and any alignment
+// are allowed.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4

@@ -1,14 +1,16 @@
-// ops/cast/amax.cu: amax = max |x|, NaN ignored, infinity kept. Each block writes the maximum that it has seen to
-// partial[block]; the block that ends last reduces them to amax.
+// ops/cast/amax.cu: computes amax = max |x|. NaN is ignored, infinity is kept. Each block writes the largest |x| that
+// it has seen to partial[block]. The block that ends last reduces these numbers to amax.
 //
 //   x   | head | vector 0 | vector 1 | ...                                       | tail |
 //              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...
 //
+// Vectors are aligned. Block 0 also reads the head and the tail, element by element.
+//
 // Benchmark: "amax" in tests/bench/h200.csv.
 //
-// Launch: block 512; grid: at most as many blocks as run at once. Each loops over x, with four loads of each thread in
-//         flight at a time: a block that ended after each piece would wait longer for its own end than for memory. Any
-//         alignment of at least an element.
+// Launch: block 512; the grid has at most as many blocks as run at the same time. Each block loops over x, and each
+// thread has four loads in flight at a time. One short block for each 2048 vectors would be slower, since the end of a
+// block takes longer than its loads. Any alignment of at least one element is allowed.
 //
 // te:baseline
 // te:row X_DT=3

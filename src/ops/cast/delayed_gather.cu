@@ -1,6 +1,7 @@
-// ops/cast/delayed_gather.cu: copies row 0 of every history of the table into `amaxes`, one after another.
+// ops/cast/delayed_gather.cu: copies row 0 of the history of each state into `amaxes`, one state after another.
 //
-// Launch: block 256, one thread for each slot; grid: slots of the table / 256 rounded up.
+// Launch: block 256, one thread for each slot, which is one column of a history; grid: slots of all states / 256
+// rounded up.
 //
 // te:baseline
 #include "ops/cast/list.cuh"

@@ -1,8 +1,10 @@
-// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].
+// ops/cast/fp8_dequantize.cu: computes y [m, n] = f32(q) * scale_inv from the codes q [m, ld], and rounds the product
+// once, to y's format. With GROUPS each row has the scale of its group, and a row without a group becomes 0.
 //
 // Benchmark: "dequantize e4m3" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 1024 groups of eight columns, four a thread, 256 apart. Any size, any alignment.
+// Launch: block 256. Each block handles 1024 pieces of eight columns. Each thread handles four pieces, 256 apart. Any
+// size and any alignment are allowed.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3

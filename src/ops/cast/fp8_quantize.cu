@@ -1,32 +1,36 @@
-// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from
-// one read of x.
+// ops/cast/fp8_quantize.cu: quantizes x to FP8 by q = saturate(round_to_nearest_even(f32(x) * scale)). It writes the
+// row-wise copy, the transposed copy, or both, from one read of x (two reads with CURRENT).
 //
-//            64 columns (tx: 8 each)               transposed, through shared memory (transpose.cuh)
-//          +-------------------------+             +---------------- 128 rows ----------------+
-//   128    | ty: 4 rows              |   ->  row   |                                          |  64 columns  ->  col
-//   rows   |    x eight columns      |             |                                          |
-//          +-------------------------+             +------------------------------------------+
+//             64 columns (tx: 8 each)               transposed, through shared memory (transpose.cuh)
+//           +-------------------------+             +---------------- 128 rows ----------------+
+//    128    | ty: 4 rows              |   ->  row   |                                          |  64 columns  ->  col
+//    rows   |    x eight columns      |             |                                          |
+//           +-------------------------+             +------------------------------------------+
 //
-// Beyond the edges of x the tile holds zeros. Tiles cover `ld` columns and `ldc` rows, so the padding is written too.
-// amax = max |x| before scaling (fmaxf drops NaN), one atomic a block; scale_inv = 1 / scale, correctly rounded.
+// Beyond the edges of x a tile holds zeros. Tiles cover `ld` columns and `ldc` rows, so the padding is written too.
+// amax is max |x| before x is scaled. NaN is ignored. A block raises amax by at most one atomic. scale_inv is 1 /
+// scale, correctly rounded.
 //
-// current: a cooperative launch whose blocks go over their tiles twice. First, in ascending order, each block finds the
-// maximum of its tiles. Then the blocks wait for each other, and each computes the scale from the largest maximum.
-// Finally they cast in descending order, since the last tile is still in their registers. Hints that keep the end of x
-// in the L2 cache (ld.cs, st.cs) made it slower.
+// CURRENT: the kernel computes the scale itself. The launch is cooperative, and each block goes over its tiles twice.
+// First it finds the maximum of its tiles, in ascending order. Then the blocks wait for each other, and each computes
+// the scale from the largest of all maxima. Finally each block casts its tiles in descending order, since the last tile
+// is still in its registers. Hints that keep the end of x in the L2 cache (ld.cs, st.cs) made the kernel slower.
 //
-// x_amax: the maximum that the kernel that wrote x has left. It shares one word with a count of the blocks that have
-// read it, so that one atomic gives a block both; the last block sets the word to 0.
+// x_amax: the kernel that wrote x has left the amax of x here, and this kernel computes the scale from it. The amax is
+// half of a 64-bit word. The other half counts the blocks that have read it, so a block reads and counts by one atomic.
+// The block that reads last sets the word to 0.
 //
-// GROUPS: each row has the scale of its group, and raises the group's amax; rows of no group become 0.
+// GROUPS: each row has the scale of its group, and raises the amax of its group. Rows that belong to no group become 0.
 //
-// BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.
+// BIAS: the kernel also writes sums [tile along m][column], which are the sums of x over the rows of each tile.
+// math/column_sum adds up the sums of all tiles.
 //
 // Benchmark: "quantize e4m3 ...", "quantize e5m2 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256; grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT
-//         blocks a multiprocessor (TE__CAST_RESIDENT_HALVES for 16-bit x, except in the general row), and as many as
-//         there are partial maxima. Any size, any alignment.
+// Launch: block 256; the grid has one block for each tile, consecutive along a row of tiles, and at least one block.
+// With CURRENT all blocks of the grid must run at the same time, TE__CAST_RESIDENT of them on a multiprocessor
+// (TE__CAST_RESIDENT_HALVES if the kernel is compiled for an x of 16 bits). The grid then has one block for each
+// element of `partial`. Any size and any alignment are allowed.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0

@@ -8,11 +8,12 @@
 //          +----------------------------------+      ->  transpose.cuh as if they were bytes  ->  dst, 16 bytes a store
 //            256 rows
 //
-// A block has two tiles, adjacent along the row; both are loaded before the first is transposed.
+// A block has two tiles, which are adjacent along the row. Both are loaded before the first is transposed.
 //
 // Benchmark: "transpose e2m1" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles. Any size, any alignment.
+// Launch: block 256; the grid has one block for each pair of tiles, consecutive along a row of tiles. Any size and any
+// alignment are allowed.
 //
 // te:baseline
 #include "ops/cast/kargs.h"

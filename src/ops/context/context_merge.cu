@@ -1,15 +1,17 @@
-// ops/context/context_merge.cu: merges attention to some keys (x) into attention to other keys (o):
+// ops/context/context_merge.cu: merges the attention to some keys (x) into the attention to other keys (o):
 //
-//   L = log(exp(lse) + exp(x_lse)),  o = o exp(lse - L) + x exp(x_lse - L),  lse = L;  without lse: o += x
+//   with lse:     L = log(exp(lse) + exp(x_lse)),  o = o exp(lse - L) + x exp(x_lse - L),  lse = L
+//   without lse:  o += x
 //
-// Each lane of a row computes L and both factors, which costs less than an exchange.
+// Each lane of a row computes L and both factors itself. This costs less than an exchange between lanes.
 //
-// Options: X_VECTOR (te_dtype of x; a lane has eight channels. If not set, a warp has a row, of any formats and
-// strides).
+// Options: X_VECTOR, the te_dtype of x. With it, a lane has eight channels. Without it, a warp has one row at a time,
+// and any formats and strides are allowed.
 //
-// Launch: blocks of 128 threads. Each warp has 32 / (d / 8) rows (X_VECTOR) or one, and steps through the rows. The
-//         first block also merges the maxima. X_VECTOR: addresses are multiples of 16 bytes, strides and d (256 at
-//         most) multiples of 8 elements, and there are fewer than 2^31 rows.
+// Launch: blocks of 128 threads, in any number, since the warps step through the rows. With X_VECTOR a warp has 32 / (d
+// / 8) rows at a time. The first block also merges the largest logits of the heads. With X_VECTOR all addresses are
+// multiples of 16 bytes, strides and d are multiples of 8 elements, d is at most 256, and there are fewer than 2^31
+// rows.
 //
 // te:baseline
 // te:row X_VECTOR=1|2|3

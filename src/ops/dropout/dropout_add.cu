@@ -1,20 +1,26 @@
-// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual, also the backward
-// pass.
+// ops/dropout/dropout_add.cu: adds a bias, applies dropout and adds a residual, in one pass. Without bias and residual
+// it is also the backward pass of dropout.
 //
 //   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)
 //
-// u(i) is word r % 4 of Philox block r / 4, where r = i / run: i itself, unless elements are kept or not in runs (drop
-// path). So a thread has whole Philox blocks of four elements, or, with options, eight elements of one run:
+// u(i) is a uniform random number. It comes from word r % 4 of Philox block r / 4, where r = i / run. Normally run is
+// 1, so r is i. In drop path, each `run` neighbouring elements are kept or dropped together.
+//
+// If the kernel is compiled with options, a thread has eight neighbouring elements. If run is 1, these are two Philox
+// blocks:
 //
 //       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |
 //
-// Products and sums are rounded one by one, as on the CPU: both sides give the same bits.
+// If run is larger, the eight elements belong to one run. Without options, a thread has four neighbouring elements
+// twice, 1024 elements apart.
+//
+// Each product and each sum is rounded by itself, as on the CPU, so both give the same bits.
 //
 // Benchmark: "residual add" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned
-//         to 16 bytes, count a multiple of 8, run 1 or a multiple of 8, and with a bias also n a multiple of 8. Without
-//         options: anything.
+// Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y have the format X_DT. All
+// pointers are aligned to 16 bytes. count is a multiple of 8, and so is n if there is a bias. run is 1 or a multiple of
+// 8. Without options there are no conditions.
 //
 // te:baseline
 // te:row X_DT=3 W_DT=3

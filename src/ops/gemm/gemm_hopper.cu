@@ -1,5 +1,5 @@
-// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16,
-// f16, fp8; any m, n, k.
+// ops/gemm/gemm_hopper.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper, with TMA, mbarriers
+// and wgmma. The operands are bf16, f16 or FP8, with any m, n and k.
 //
 //          BN
 //       +-------+
@@ -8,68 +8,86 @@
 //       |  wg 2 |
 //       +-------+
 //
-// Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B
-// (128 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The second
-// and third are consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and
-// arrives at empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ..., and slabs of the next
-// tile are loaded during the epilogue of the current one. WAVES = 0: BM is 64, and each consumer has half the columns.
+// A block has three warpgroups. The first is the producer. One of its threads loads slabs of A and B by TMA into a ring
+// of slots. A slab is 128 bytes of k, that is 64 values of 16 bits, or 128 values of 8 bits. The other two warpgroups
+// are the consumers. Each has half the rows of a tile, in WAVES accumulators of 64 x BN. With WAVES = 0, BM is 64 and
+// each consumer has half the columns. The producer waits at the barrier empty[slot] before it fills a slot. A consumer
+// waits at full[slot] before it reads the slot, and arrives at empty[slot] after that.
 //
-// TMA stores slabs in the 128-byte swizzle that wgmma reads, and fills elements outside the operands with zeros. 16-bit
-// operands may have either major dimension. Boxes of K-major operands are 128 bytes of k by rows of A or B; boxes of
-// MN-major operands are 64 elements of m or n by 64 of k, in sequence.
+// Blocks are persistent. Without clusters and groups, block i computes the tiles i, i + gridDim.x and so on. The slabs
+// of the next tile are loaded during the epilogue of the current one.
 //
-// CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column,
-// or, if BM > BN, A of two tiles in a row. Each block loads half of the shared slab (of 192 MN-major columns: half of
-// k), and TMA multicasts the half to both blocks: a third less to read from the L2 cache. A slot is empty when the
-// consumers of both blocks have released it. Shared memory ends with its block, so each block waits at its end until
-// all its slots are empty and its partner has no more to send. The producer does this wait while D is stored. With 1 x
-// 128 blocks of B the consumers wait instead, after the store: a waiting producer makes ptxas schedule the consumers'
-// loop worse (tests/bench/notes.md).
+// TMA stores slabs in the 128-byte swizzle that wgmma reads. It fills elements outside the operands with zeros. 16-bit
+// operands may be K-major or MN-major. A box of a K-major operand has 128 bytes of k for each of many lines (rows of A
+// or columns of B). A box of an MN-major operand has 64 lines by 64 values of k. Boxes of a slab follow one another.
 //
-// PINGPONG: the two consumers take turns with whole tiles of 128 x 128. The slabs of one consumer's tile follow those
-// of the other consumer's tile, so one consumer multiplies during the epilogue of the other.
+// CLUSTER = 2: two blocks compute adjacent tiles and share one operand. If BM > BN they share A, and their tiles lie in
+// the same rows. Otherwise they share B, and their tiles lie in the same columns. So they share the larger operand of a
+// tile. Each block loads half of the shared slab, and TMA multicasts this half to both blocks. (A slab of 192 MN-major
+// columns is halved along k.) With tiles of 128 x 256, a third less is read from the L2 cache.
 //
-// STORE & 1: the epilogue stores D by TMA as well. Chunks of 128 bytes of 64 rows pass through two or four buffers of
-// each warpgroup, and are clipped at D's edges. f32 is added to D in the L2 cache. A 16-bit chunk that needs aux or the
-// old D has it loaded into its buffer, two or four chunks ahead; the first chunks of a tile are loaded while the tile
-// is multiplied.
-// Without that bit epilogue.cuh stores D: where rows of D or aux start or end within 16 bytes (TMA writes whole
-// pieces), with scales of rows or columns, for f32 D with dGELU, and for 16-bit D with both accumulation and aux. The
-// bias gradient is left as sums over 16 rows of D, which column_sum adds up.
+// A slot is empty when the consumers of both blocks have released it. A block's shared memory ends with the block, so
+// the block must not end before its partner has stopped sending. Therefore each block waits at its end until all its
+// slots are empty. The producer waits while the consumers store D. If B has 1 x 128 blocks, the consumers wait instead,
+// after the store, because a waiting producer makes ptxas schedule the consumers' loop worse (tests/bench/notes.md).
 //
-// Block scales: wgmma's sums of each slab are scaled and added up in f32. Threads read A's scales, and the scale of a
-// 128 x 128 block of B, while wgmma runs. The 128 scales of B's 1 x 128 blocks are loaded with the slab, into shared
-// memory behind the slots. BLOCK = 4: the first column of B is up to seven columns after a block's first, so the last
-// eight columns of 128 may be of two blocks.
+// PINGPONG: each consumer computes whole tiles of 128 x 128, and the consumers take turns. The slabs of one consumer's
+// tile follow those of the other consumer's tile. So one consumer multiplies during the epilogue of the other.
 //
-// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and
-// has made tensor maps that end with a group. Along rows these are maps of D and aux, so that the last tile of a group
-// does not write the next group's rows; along k they are maps of A and B, so that the last slab ends in zeros.
-// Otherwise tiles are ordinary: rows, or k, are counted through all groups. Along rows the consumers take the rows of a
-// tile in turns of 64; rows beyond the group's end are not multiplied, and not read either if they are half of a tile
-// (WAVES = 2).
-// The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster)
-// draws a number when it starts a tile, and computes the tile of that number next. The consumers get the work with the
-// first slab; the second block of a cluster gets the number through its shared memory.
+// STORE & 1: the epilogue stores D by TMA. It stores chunks of 64 rows by 128 bytes, which pass through two or four
+// buffers of each warpgroup. TMA clips them at D's edges. f32 is added to D in the L2 cache. A 16-bit chunk may need
+// aux or the old D. These are loaded into the chunk's buffer, two or four chunks ahead. For the first chunks of a tile,
+// this happens while the tile is multiplied. The bias gradient is left as sums over 16 rows of D, which are added up
+// later (column_sum, column_sum_short).
 //
-// Blocks of k have scales of their own (BLOCK = 1 along k), so groups begin with a block. The slab of zeros of an empty
-// group takes the last block's scales.
+// Without that bit epilogue.cuh stores D. It is needed in these cases:
 //
-// TMA loads start at multiples of 16 bytes. A group along k that starts within such a piece of its rows is loaded from
-// the start of the piece, and the elements of the group before are zeroed before the first slab is multiplied.
+//   rows of D or aux that do not start and end at multiples of 16 bytes (TMA writes whole pieces of 16 bytes)
+//   scales of single rows or columns
+//   f32 D with dGELU
+//   16-bit D with both accumulation and aux
 //
-// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
-//          A_T, B_T    A lies k x m, B lies n x k
-//          BN, WAVES   128, 192 (WAVES = 1; not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
+// Block scales: wgmma's sums of each slab are scaled, and added up in f32. While wgmma runs, threads read the scales of
+// A from device memory. If B has 128 x 128 blocks, they read its scale too. If B has 1 x 128 blocks, the 128 scales are
+// loaded together with the slab, to shared memory behind the slots. With BLOCK = 4, the first column of B lies up to
+// seven columns after the start of a block. So the last eight of the 128 columns of a tile may lie in two blocks.
+//
+// GROUPED: te_grouped_gemm, with groups along rows (1) or along k (2). gemm_groups has computed the offsets and the
+// tiles of the groups. It has also made tensor maps that end with a group. Along rows these are maps of D and aux, so
+// that the last tile of a group does not write the rows of the next group. Along k they are maps of A and B, so that
+// the last slab of a group ends in zeros. In all other respects tiles are ordinary: rows (or k) are counted through all
+// groups. Along rows, the consumers take turns of 64 rows of a tile, and clusters always share A. Rows beyond the end
+// of the group are not multiplied. If they are a whole half of the tile (WAVES = 2), they are not loaded either.
+//
+// The cost of a tile depends on its number of rows, or on its k. So tiles of groups are scheduled dynamically. When the
+// first block of a cluster starts a tile, it draws a number. This is the tile that the cluster computes next. The
+// consumers get the description of a tile together with its first slab. The second block of a cluster gets the number
+// through its shared memory.
+//
+// Along k with BLOCK = 1, each 128 values of k have scales of their own, so every group begins with a whole block of
+// 128. An empty group has one slab of zeros, which uses the scales of the last block.
+//
+// TMA loads start at multiples of 16 bytes. If a group along k starts between such multiples, within a row of memory,
+// the load starts at the multiple before. The elements of the previous group are then set to 0 before the first slab is
+// multiplied.
+//
+// Options:
+//          A_DT, B_DT  te_dtypes: both bf16, both f16, or FP8 formats, but not e5m2 for both
+//          A_T, B_T    1: A is stored as k x m; 1: B is stored as n x k
+//          BN          128, 192 (only with WAVES = 1 and without GROUPED) or 256
+//          WAVES       0: BM is 64; 1 or 2: BM is 128 WAVES; BM + BN <= 384
 //          CLUSTER     1 or 2
-//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
-//          STORE, D_DT bits of TE__GEMM_STORE_...; format of D
-//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and
-//          BN = 128), GROUPED (without PINGPONG; along rows, clusters always share A).
-// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B and their
-//         rows start at multiples of 16 bytes. Stored by TMA, rows of D and aux start and end at such multiples too.
-//         Split s of a tile does k from s * k_split on, to D + s * d_split (by TMA: z = s of d_map). BLOCK: block_b is
-//         at a multiple of 16 bytes, k_split a multiple of 128.
+//          PROMOTE     1: in FP8, the sums of each 128 values of k are added up in f32; BN is 128 or 192
+//          STORE       bits TE__GEMM_STORE_...
+//          D_DT        te_dtype of D
+//          PINGPONG    1 only with WAVES = 1 and BN = 128, without PROMOTE; 0 if left out
+//          BLOCK       te__gemm_block_kind, with PROMOTE and BN = 128; 0 if left out
+//          GROUPED     1 or 2, without PINGPONG; 0 if left out
+//
+// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared memory TE__GEMM_HOPPER_SHARED. A, B and
+// their rows start at multiples of 16 bytes. If TMA stores D, rows of D and aux start and end at multiples of 16 bytes
+// too. Split s of a tile multiplies k from s * k_split on, and writes to D + s * d_split (with TMA: to z = s of d_map).
+// With BLOCK, block_b is at a multiple of 16 bytes, and k_split is a multiple of 128.
 //
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a

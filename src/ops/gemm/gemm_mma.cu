@@ -1,5 +1,5 @@
-// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later
-// (mma.sync), any m, n, k.
+// ops/gemm/gemm_mma.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and
+// later (mma.sync), for any m, n and k.
 //
 //            BN
 //       +----+----+
@@ -8,33 +8,47 @@
 //       | w2 | w3 |  ...
 //       +----+----+
 //
-// A block computes a BM x BN tile of D, and each warp WM x WN of that tile. cp.async copies A and B in slabs of 64
-// bytes of k (32 values of 16 bits, 64 of 8, 16 of 32) into one of four slots of shared memory. The copies of slab s +
-// 3 are under way while slab s is multiplied, and the fragments of each half slab are read while the half before is
-// multiplied.
-// Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major: ldmatrix.trans transposes 16-bit
-// operands, and 32-bit operands are read word by word.
+// A block computes a tile of D of BM x BN elements. Each of its warps computes WM x WN elements of the tile. A and B
+// are copied to shared memory in slabs of 64 bytes of k, that is 16 values of 32 bits, 32 of 16 bits, or 64 of 8 bits.
+// There are four slots for slabs. While slab s is multiplied, cp.async copies slab s + 3. While half a slab is
+// multiplied, the fragments of the next half are read. Operands that are not ALIGNED go through registers instead of
+// cp.async.
 //
-// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads have bank
-// conflicts. Rows and columns past the end are read as zeros and not stored. Products: bf16; f16; f32 rounded to TF32;
-// fp8 as it is where the tensor cores multiply it (sm_89, sm_120), else decoded exactly into f16 in registers. Block
-// scales: the sums over each two slabs, 128 k, are scaled and added up in f32; the scales are loaded from device memory
-// a slab before they are needed.
+// An operand may be K-major; then its rows in a slot are 64 bytes along k. With 16 or 32 bits it may also be MN-major;
+// then ldmatrix.trans transposes it (16 bits), or it is read word by word (32 bits).
 //
-// Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),
-//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added
-//          up in f32), BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, along rows or k:
-//          groups.cuh computes the group and the tile of a block, the rest is an ordinary product; 0 if left out).
+// Within each row of a slot, pieces of 16 bytes are permuted. So neither copies nor reads of fragments have bank
+// conflicts. Rows and columns beyond the end are read as zeros, and not stored.
+//
+// The tensor cores multiply bf16, f16, or f32 rounded to TF32. They multiply FP8 as it is on sm_89 and sm_120. On other
+// GPUs FP8 is decoded exactly into f16, in registers.
+//
+// With block scales, the sum over each two slabs (128 values of k) is scaled, and added up in f32. The scales are
+// loaded from device memory one slab before they are needed.
+//
+// Options:
+//          A_DT, B_DT  te_dtypes of the same size
+//          A_T, B_T    1: A is stored as k x m; 1: B is stored as n x k
+//          TILE        0 to 3, see the table
+//          ALIGNED     1: A, B and their rows start at multiples of 16 bytes
+//          PROMOTE     1: in FP8, the sums of each 128 values of k are added up in f32
+//          BLOCK       te__gemm_block_kind, for FP8; 0 if left out
+//          GROUPED     1: te_grouped_gemm, along rows or along k. groups.cuh finds the group and the tile of a block;
+//                      the rest is an ordinary product. 0 if left out
+//
 // Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
 //
-// Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a
-//         multiple of 128) on, to D + s * d_split. By TILE:
+// Launch: grid (tiles, splits). Split s multiplies k from s * k_split on, and writes to D + s * d_split. With BLOCK,
+// k_split is a multiple of 128. With GROUPED there is one split, and x is the largest possible number of tiles. Block
+// and shared memory follow from TILE:
+//
 //          TILE   BM x BN     warps of      block   shared
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB
 //          2      128 x 256   64 x 64       256     96 KB
-//           3      128 x 128   64 x 32       256     64 KB    for products that need more registers than TILE 1 and 2
-//                                                             have: f32, PROMOTE, BLOCK, ALIGNED=0
+//          3      128 x 128   64 x 32       256     64 KB
+//
+// Products with f32, PROMOTE, BLOCK or ALIGNED = 0 need more registers than TILE 1 and 2 have. TILE 3 is for them.
 // te:arch 80
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=0|1

@@ -13,8 +13,8 @@
 // depend on the operands alone. Block scales multiply the sum over each 128 values of k. MXFP8 and NVFP4 operands must
 // be decoded before.
 //
-// Launch: grid (tiles, 1, 1), one block a tile; with groups along rows as many blocks as there can be tiles, or more;
-//         block 256; no dynamic shared memory; no alignment.
+// Launch: block 256; the grid has one block for each tile. With groups along rows it has at least as many blocks as
+// there can be tiles. There is no dynamic shared memory, and any alignment is allowed.
 //
 // te:baseline
 #include "ops/gemm/groups.cuh"

@@ -1,23 +1,30 @@
-// ops/gemm/gemm_prepare.cu: copies operands that the kernels of products cannot read in place. Bytes: rows of any
-// alignment become rows at multiples of 16 bytes, for TMA. MXFP8 and NVFP4: codes times their scales become bf16, for
-// tensor cores that read neither (exact: see decode.cuh).
+// ops/gemm/gemm_prepare.cu: copies operands that the kernels of products cannot read in place. There are two kinds of
+// copies:
+//
+//   bytes   Rows of any alignment become rows at multiples of 16 bytes, because TMA needs that.
+//   codes   MXFP8 or NVFP4: each code times its scale becomes bf16, for tensor cores that do not read these formats.
+//           The product is exact (decode.cuh).
 //
 //   from  ... | x x x x | x x x x | x x . .
 //   to        [ x x x x   x x x x   x x 0 0 ]
 //
-// A thread takes 16 neighbours of a row at a time, bytes or codes. Two aligned words of 16 bytes hold 16 bytes that
-// begin anywhere; the word that is also the neighbouring thread's comes from the L1 cache.
+// A thread takes 16 neighbouring bytes or codes of a row at a time. 16 bytes that begin anywhere lie in two aligned
+// words of 16 bytes. A neighbouring thread loads one of these words too, so that word is in the L1 cache.
 //
-// Codes: 16 bytes of fp8 or 8 of fp4 are read, 32 bytes written. Codes along a row share one scale (groups are of 32 or
-// 16); in MXFP8's column-wise copy, whose groups run down the columns, each has its own. The operand keeps its major
-// dimension: the bf16 kernels read both. Elements beyond a row's last are 0.
-// The floor is the bytes: 2 for each that moves, 3 for each fp8 code, 2.5 for fp4.
+// For 16 codes a thread reads 16 bytes of fp8, or 8 bytes of fp4, and writes 32 bytes. Codes along a row share one
+// scale, since a scaling group has 32 codes (MXFP8) or 16 codes (NVFP4). In MXFP8's column-wise copy the groups run
+// down the columns, so each of the 16 codes has its own scale. The operand keeps its major dimension, since the bf16
+// kernels read both. Elements beyond the end of a row become 0.
+//
+// Memory bandwidth is the limit: 2 bytes for each byte that is moved, 3 for each fp8 code, 2.5 for each fp4 code.
 //
 // Benchmark: "odd ...", "gemm mxfp8", "gemm nvfp4" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
-// Options: DECODED  the operands are codes with scales; else bytes
-// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output start at
-//         multiples of 16 elements.
+// Options: DECODED (1: the operands are codes with scales; 0: bytes; if left out, each operand is what its `side`
+// says).
+//
+// Launch: block 256, grid (any number of blocks, 2). Blocks with y = i copy the operand side[i]. Rows of the output
+// start at multiples of 16 elements.
 // te:baseline
 // te:row DECODED=0|1
 #include "ops/gemm/decode.cuh"

@@ -1,34 +1,38 @@
-// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines
-// (rows of A, columns of B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding.
-// The floor is the long operand's bytes.
+// ops/gemm/gemv_k.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D if one operand has at most sixteen
+// lines: a product with one vector or a few, as in decoding. A line is a row of A or a column of B. The short operand
+// is Y, and the long one is X. Both are K-major. Reading X from memory is the limit.
 //
 //        k
 //        +----+----+-- ..  --+----+----+
 //     16 | w0 | w1 |         | w0 | w1 | ..
 //        +----+----+-- ..  --+----+----+
 //
-// A block has 16 lines of the long operand, X. Its warps take turns of 128 bytes of k, and their sums are added at the
-// end, in order. X and Y, the short operand, are loaded straight into registers: no other block needs these bytes of X,
-// and Y is in the L1 cache.
+// A block has 16 lines of X. Its warps take turns, each of 128 bytes of k. At the end the sums of the warps are added
+// in order. X and Y are loaded straight into registers, because no other block needs these bytes of X, and Y is in the
+// L1 cache.
 //
-// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, lines of Y, and k. The order of k is free, as long as
-// X and Y agree. So lane 4 g + t loads the 16 bytes t of each 64 of lines g and g + 8 of X and of line g of Y, which
-// are its operands word by word. FP8 is decoded into f16, and MXFP8 and NVFP4 with their scales into bf16, exactly.
-// Lines may have any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of the two pieces that
-// hold them.
+// mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k with 16 bits each. The order of k is free, if
+// it is the same for X and Y. So each lane loads whole pieces of 16 bytes, and uses their words as operands: from each
+// 64 bytes of a line, lane 4 g + t loads piece t, for lines g and g + 8 of X and for line g of Y. FP8 is decoded into
+// f16. MXFP8 and NVFP4 are decoded, with their scales, into bf16. All this is exact.
+//
+// Lines may have any alignment. If 16 bytes do not begin at a multiple of 16, the two aligned pieces that hold them are
+// loaded and shifted.
 //
 // Benchmark: "gemv ..." in tests/bench/h200.csv.
 //
-// Options: A_DT, B_DT  bf16 or f16 alike, or fp8
-//          SHORT_A     A is the short operand
-//          EIGHTS      1: up to 8 lines of the short operand; 2: up to 16, with ALIGNED and without BLOCK
-//          ALIGNED     A, B and their lines start at multiples of 16 bytes
-//          WARPS       of a block: 16, for a small grid with ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8,
-//                      which have more registers
-//          BLOCK       te__gemm_block_kind or 0: sums over 128 k of fp8, a turn, are scaled in f32
-//          SCALES      1: MXFP8's, 2: NVFP4's, row-wise, at block_a and block_b; 0: none
-//          SWIZZLED    the scales are swizzled
-// Launch: grid (ceil(lines of X / 16), 1, 1), block 32 WARPS. Both operands K-major.
+// Options:
+//          A_DT, B_DT  te_dtypes: both bf16, both f16, both fp4, or FP8 formats
+//          SHORT_A     1: A is the short operand
+//          EIGHTS      1: Y has up to 8 lines; 2: Y has up to 16 lines (only with ALIGNED and without BLOCK)
+//          ALIGNED     1: A, B and their lines start at multiples of 16 bytes
+//          WARPS       warps of a block: 16 for a small grid, with ALIGNED and EIGHTS=1, without BLOCK and SCALES;
+//                      otherwise 8, since a thread then has more registers
+//          BLOCK       te__gemm_block_kind: the sum of each turn (128 values of k in FP8) is scaled in f32; 0: none
+//          SCALES      1: scales of MXFP8; 2: scales of NVFP4; row-wise, at block_a and block_b; 0: none
+//          SWIZZLED    1: these scales are swizzled
+//
+// Launch: grid ceil(lines of X / 16), block 32 WARPS.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 BLOCK=0 SCALES=0 SWIZZLED=0 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16

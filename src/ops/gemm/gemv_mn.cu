@@ -1,6 +1,6 @@
-// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines
-// (rows of A, columns of B), and the long operand, X, is MN-major: for each k, the values of all lines are contiguous.
-// gemv_k is for K-major X. The floor is X's bytes.
+// ops/gemm/gemv_mn.cu: computes D = epilogue(scale_a scale_b op(A) op(B) + bias) + D if one operand has at most eight
+// lines. A line is a row of A or a column of B. The short operand is Y, and the long one is X. X is MN-major: for each
+// k, the values of all lines are contiguous. For a K-major X there is gemv_k. Reading X from memory is the limit.
 //
 //            lines of X
 //        +----+----+-- .. --+----+
@@ -9,28 +9,33 @@
 //        |    |    |        |    |
 //        +----+----+-- .. --+----+
 //
-// A block has STEP lines of X. Its warps take turns of 16 values of k, and their sums are added at the end, in order.
-// Both operands are loaded from memory into registers.
-// mma.sync multiplies 16 x 8 x 16 values: lines of X, lines of Y (the short operand), and k. The order of lines and of
-// k is free. So lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k. Once words of two
-// lines have become words of two k, each two lines are rows g and g + 8 of a product.
+// A block has STEP lines of X. Its warps take turns of 16 values of k. At the end the sums of the warps are added in
+// order. Both operands are loaded from memory into registers.
 //
-// Rows of X (each of one k) may have any alignment, but pieces are loaded from aligned addresses. PIECE consecutive
-// rows may all start differently within a piece, and the row after them starts as the first does. So each warp takes
-// rows of one alignment. Its lines are off by up to PIECE - 1 from the lines of an aligned X, which the final sums
-// correct. The last piece of each block's lines is then also read by the next block.
+// mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k. The order of lines and of k is free. So lane
+// 4 g + t loads PIECE neighbouring lines, from line PIECE g on, for four values of k. A loaded word has two lines of
+// one k, but an operand has two values of k of one line. So words are rearranged. Then the lane's lines 2 i and 2 i + 1
+// are rows g and g + 8 of product i.
+//
+// A row of X has the values of all lines for one k. Rows may have any alignment, but loads need aligned addresses. So
+// if X is not ALIGNED, a warp takes only rows that start at the same place within a piece. These are every PIECE-th
+// row, because the alignment of row k + PIECE is that of row k. The warp's lines then begin up to PIECE - 1 lines
+// before those of the block. The final sums take this into account. A block also reads the first piece of the next
+// block's lines.
 //
 // Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
-// Options: A_DT, B_DT  3 or 2: bf16 or f16, alike
-//          SHORT_A     A is the short operand
-//          Y_T         the short operand is MN-major too
-//          PIECE       lines of a lane: 4 or 8
-//          ALIGNED     all rows of X start at multiples of a piece
-//          WARPS       of a block: 16, or 8 with PIECE=8, which needs more registers; two blocks are resident on a
-//                      multiprocessor
-// Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s
-//         * k_split on, to D + s * d_split.
+// Options:
+//          A_DT, B_DT  3 or 2: both are bf16, or both are f16
+//          SHORT_A     1: A is the short operand
+//          Y_T         1: Y is MN-major too
+//          PIECE       number of neighbouring lines that a lane loads at once: 4 or 8
+//          ALIGNED     1: all rows of X start at multiples of a piece
+//          WARPS       warps of a block: 16, or 8 if PIECE is 8, which needs more registers. Two blocks are resident on
+//                      a multiprocessor
+//
+// Launch: grid (ceil(lines of X / STEP), splits), block 32 WARPS. X has at least PIECE lines. Split s multiplies k from
+// s * k_split on, and writes to D + s * d_split.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 SHORT_A=1 Y_T=0|1 PIECE=4 ALIGNED=0|1 WARPS=16

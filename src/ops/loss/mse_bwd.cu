@@ -2,8 +2,8 @@
 //
 // Benchmark: "mean squared error backward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(count / 2048). With options, count is a multiple of 8, dx has the format
-// X_DT, and all pointers are aligned to 16 bytes. Without options, anything is allowed.
+// Launch: block of 256 threads, grid ceil(count / 2048). If the kernel is compiled with options, count is a multiple of
+// 8, dx has the format X_DT, and all pointers are aligned to 16 bytes. Without options, anything is allowed.
 //
 // te:baseline
 // te:row X_DT=3 T_DT=3

@@ -5,8 +5,8 @@
 //
 // Benchmark: "mean squared error forward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid `parts`. With options, count is a multiple of 8, and x and target are aligned to
-// 16 bytes.
+// Launch: block of 256 threads, grid `parts`. If the kernel is compiled with options, count is a multiple of 8, and x
+// and target are aligned to 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3 T_DT=3

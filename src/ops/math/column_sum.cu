@@ -1,18 +1,22 @@
-// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the column sums of x [m, n].
+// ops/math/column_sum.cu: computes out [n], the column sums of x [m, n]. With `accumulate` they are added to the old
+// out.
 //
-//            256 columns: lane l has columns 8l .. 8l+7
-//          +-------------------------------------------+
-//   chunk  | warp w adds rows w, w + 8, w + 16 ...     |   then the eight warps are added in order, into a row of
-//          +-------------------------------------------+   partial [chunks, n]
+//             256 columns: lane l has columns 8l .. 8l+7
+//           +-------------------------------------------+
+//    chunk  | warp w adds rows w, w + 8, w + 16 ...     |
+//           +-------------------------------------------+
 //
-// Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's
-// columns: four sums over every fourth chunk, which are then added in order. So there is one launch, and the bits
-// depend on the shape alone.
+// A block has 256 columns of one chunk of rows. It adds the sums of its eight warps in order, and writes the result to
+// row `chunk` of partial [chunks, n].
+//
+// Blocks of 256 columns form groups: column block c belongs to group c % groups. The block that ends last in a group
+// adds up the chunks of all columns of the group. For each column it makes four sums, each over every fourth chunk, and
+// adds the four in order. So one launch is enough, and the bits depend on the shape alone.
 //
 // Benchmark: "column sum" in tests/bench/h200.csv.
 //
-// Launch: block 256; grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple
-//         of 8, and rows of x start at multiples of 16 bytes.
+// Launch: block 256; grid column_blocks * chunks, where the column block changes fastest; groups <= column_blocks. With
+// X_DT n is a multiple of 8, and rows of x start at multiples of 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3

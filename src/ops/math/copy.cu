@@ -1,18 +1,21 @@
-// ops/math/copy.cu: dst = src between any strides, and between any formats of 8 bits and more.
+// ops/math/copy.cu: copies src to dst, between any strides, and between any formats of 8 bits or more.
 //
-// Raw (unit > 0): src and dst have one format. The host has merged dimensions and chosen the widest unit, up to 16
-// bytes, of which every run, stride and address is a multiple. Converting (unit 0): through f32, or between integer
-// formats through 64-bit integers. Numbers that become integers are truncated and saturated, and NaN becomes 0.
+// A raw copy (unit > 0) is between equal formats. The host merges dimensions, and chooses the widest unit, at most 16
+// bytes, that divides every run, stride and address.
 //
-//   a contiguous copy is ndim 1: item i lies at i on both sides
-//   otherwise item i is split into coordinates, last dimension fastest
+// A converting copy (unit = 0) goes through f32, or through 64-bit integers if both formats are integers. A float that
+// becomes an integer is truncated and saturated, and NaN becomes 0. An integer that does not fit into a narrower
+// integer format keeps its lower bits.
 //
-// Transposed views of equal formats are copied by transpose.cu, which is faster.
+//   if ndim is 1   item i lies at i * stride on both sides
+//   otherwise      item i is split into coordinates, of which the last one changes fastest
+//
+// transpose.cu copies transposed views of equal formats, because it is faster.
 //
 // Benchmark: "convert to f32" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 1024 items; each thread has four, 256 apart. width 4, 8: addresses and strides as
-//         te_raw_ask requires.
+// Launch: block 256. Each block has 1024 items, and each thread has four of them, 256 apart. If `width` is 4 or 8, an
+// item is this number of neighbours, and addresses and strides fulfil the conditions of te_raw_ask.
 //
 // te:baseline
 // te:row SRC_DT=1 DST_DT=3

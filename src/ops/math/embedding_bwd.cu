@@ -1,15 +1,19 @@
-// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the sum of dy's rows at its
-// tokens, added in f32 in the order of the tokens. embedding_sort has made the lists of tokens.
+// ops/math/embedding_bwd.cu: computes dtable [vocab, h], the gradient of an embedding table. The row of an id is the
+// sum of the rows of dy [tokens, h] whose tokens have this id. It is summed in f32, in the order of the tokens. With
+// `accumulate` it is added to the old row of dtable. embedding_sort has made the lists of the tokens of each id.
 //
 //              256 columns: lane l has columns 8l .. 8l+7
 //            +--------+--------+--------+--------+
-//   id       | warp 0 | warp 1 | warp 0 | warp 1 |   splits = 2: as many warps an id as fill the GPU, fewer for a large
-//            +--------+--------+--------+--------+   vocabulary
+//   id       | warp 0 | warp 1 | warp 0 | warp 1 |   here splits = 2
+//            +--------+--------+--------+--------+
+//
+// `splits` warps share the columns of an id. The host chooses as many warps as fill the GPU, so a large vocabulary has
+// fewer warps for each id.
 //
 // Benchmark: "embedding backward" in tests/bench/h200.csv.
 //
-// Launch: block 256; grid: vocab * splits / 8 rounded up, splits fastest. `vector`: rows start at multiples of 16
-//         bytes, and h is a multiple of 8.
+// Launch: block 256; grid vocab * splits / 8, rounded up; the warps of an id are neighbours. With `vector` rows of dy
+// and dtable start at multiples of 16 bytes, and h is a multiple of 8.
 //
 // te:baseline
 // te:row DY_DT=3 DTABLE_DT=3

@@ -1,7 +1,8 @@
-// ops/math/mul.cu: out = x * y in f32. y has x's shape, or one number for each row of n elements.
+// ops/math/mul.cu: computes out = x * y in f32. y has the shape of x. With by_rows y has one number for each row of n
+// elements instead.
 //
-// Launch: block 256; grid: blocks of 2048 elements, eight a thread. `vector`: x, out and, without by_rows, y are
-//         aligned to 16 bytes; with by_rows n is a multiple of 8.
+// Launch: block 256; a block handles 2048 elements, a thread eight. With `vector` x and out are aligned to 16 bytes.
+// With `vector` and by_rows n is a multiple of 8. With `vector` and without by_rows y is aligned to 16 bytes too.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3 OUT_DT=3 BY_ROWS=0|1

@@ -3,8 +3,8 @@
 //   block b      elements [b * 16384, (b + 1) * 16384)
 //   thread t     its groups of eight: t, t + 256, ..., one after another; then the threads in te_block_sum's order
 //
-// The order of additions depends on the elements' indices alone. A single block writes out = scale * sum, and no second
-// kernel runs.
+// The order of additions depends on the elements' indices alone. If there is only one block, it writes out = scale *
+// sum itself. Otherwise sum_final does so.
 //
 // Benchmark: "sum of all" in tests/bench/h200.csv.
 //

@@ -1,18 +1,18 @@
-// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m ..
-// filled-1 of dst become 0.
+// ops/math/transpose.cu: writes the transposes of matrices. dst [.., n, ldd] becomes the transposes of the first n
+// columns of src [.., m, lds]. Columns m .. filled-1 of dst become 0.
 //
 //            64 columns (tx: 8 each)
 //          +-------------------------+
-//          | ty: 4 / size rows       |  ->  transpose.cuh  ->  dst, 16 bytes a store
-//          +-------------------------+  128 / size rows
+//          | ty: 4 / size rows       |  128 / size rows   ->  transpose.cuh  ->  dst, 16 bytes a store
+//          +-------------------------+
 //
-// A block has two tiles, adjacent along the row if elements are bytes, else along the column. Both are loaded before
-// the first is transposed.
+// `size` is the number of bytes of an element. A block has two tiles. They are adjacent along the row if size is 1, and
+// along the column otherwise. Both tiles are loaded before the first is transposed.
 //
 // Benchmark: "transpose e4m3", "copy transposed" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles, matrix after matrix. Any size, any
-//         alignment of at least an element.
+// Launch: block 256; the grid has one block for each pair of tiles. Pairs are consecutive along a row of tiles, and
+// matrices follow one another. Any size is allowed, and any alignment of at least one element.
 //
 // te:baseline
 // te:row SIZE=1

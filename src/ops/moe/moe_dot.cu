@@ -1,8 +1,8 @@
-// ops/moe/moe_dot.cu: sets probs [tokens, copies] to dot products: of a token's row of dy [tokens, h] with the row of x
-// [rows, h] of each of its copies. Where there is no copy, the result is 0.
+// ops/moe/moe_dot.cu: writes probs [tokens, copies]. Entry (t, c) is the dot product of row t of dy [tokens, h] and the
+// row of x [rows, h] that holds copy c of token t. It is 0 if there is no such copy.
 //
-// Launch: block 256, one warp for each token; grid: tokens / 8 rounded up. `vector`: rows of dy and x start at
-//         multiples of 16 bytes.
+// Launch: block 256, one warp for each token; grid: tokens / 8 rounded up. With `vector`, rows of dy and x start at
+// multiples of 16 bytes.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

@@ -1,6 +1,6 @@
-// ops/moe/moe_gather.cu: fills each row of y [rows, h] with the row of x [tokens, h] that moe_invert has found for it.
-// A row of y without one becomes 0. If `unit` is not 0, rows are moved as they are, in units of `unit` bytes. If it is
-// 0, they are multiplied by the probability of the copy.
+// ops/moe/moe_gather.cu: fills each row of y [rows, h]. moe_invert has found the row of x [tokens, h] that belongs
+// there. A row of y for which it found none becomes 0. If `unit` is not 0, rows are copied unchanged, in units of
+// `unit` bytes. If `unit` is 0, each row is multiplied by the probability of its copy.
 //
 // Launch: block 256, one warp for each row; grid: rows / 8 rounded up.
 //

@@ -2,7 +2,7 @@
 // rank or the token is dropped. It also counts how many copies each local expert gets from each chunk of items:
 // counts[expert][chunk]. moe_scan adds these up.
 //
-// Launch: block 256; grid: chunks of TE__MOE_SORT_CHUNK items. Shared: 4 bytes a local expert.
+// Launch: block 256; grid: chunks of TE__MOE_SORT_CHUNK items. Shared memory: 4 bytes for each local expert.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"

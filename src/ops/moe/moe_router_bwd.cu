@@ -6,7 +6,8 @@
 //   softmax         dx = s (ds - sum ds s), over all experts or over the chosen ones
 //   other scores    dx = ds * slope of the score function
 //
-// Launch: block 32 * warps, a warp a token; grid: tokens / warps rounded up. Shared: 9 bytes an expert and warp.
+// Launch: block 32 * warps, one warp for each token; grid: tokens / warps rounded up. Shared memory: 9 bytes for each
+// expert and warp.
 //
 // te:baseline
 #include "ops/moe/router.cuh"

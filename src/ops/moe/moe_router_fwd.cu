@@ -5,8 +5,8 @@
 // chosen experts. The warp takes the best of the remaining experts topk times: each lane finds the best of its own
 // experts, then the lanes compare these. Of equal keys the lower expert wins.
 //
-// Launch: block 32 * warps, a warp a token; grid: tokens / warps rounded up. Shared, for each warp: 9 bytes an expert,
-//         5 a group.
+// Launch: block 32 * warps, one warp for each token; grid: tokens / warps rounded up. Shared memory for each warp: 9
+// bytes for each expert and 5 bytes for each group.
 //
 // te:baseline
 #include "ops/moe/router.cuh"

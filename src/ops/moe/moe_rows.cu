@@ -1,10 +1,10 @@
-// ops/moe/moe_rows.cu: fills in a mask map. Its input is, for each chunk and expert, the row where the chunk's tokens
-// of the expert begin.
+// ops/moe/moe_rows.cu: fills in a mask map (moe.cuh). For each chunk of tokens and each expert, the kernel gets the row
+// where the expert's tokens of the chunk begin.
 //
-//   pass 1   Thread e walks through the chunk's tokens and numbers those of expert e: rows[t][e], or -1 if token t is
-//            not routed to e.
-//   pass 2   A warp takes a token and goes through its experts from the last one down, 32 at a time. The lanes whose
-//            experts get the token move their entries in one step. Then the warp counts these experts.
+//   pass 1   Thread e walks through the tokens of the chunk. For each token t that is routed to expert e it writes the
+//            next row number to rows[t][e], otherwise -1.
+//   pass 2   A warp has one token. It goes through the experts from the last one down, 32 at a time, one for each lane.
+//            The lanes whose experts get the token append the row and the expert to the token's part of the map.
 //
 // Launch: block 256; grid: chunks of tokens.
 //

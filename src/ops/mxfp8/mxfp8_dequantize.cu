@@ -1,11 +1,12 @@
-// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format. q [m, ld] is either copy,
-// with either layout of scales.
+// ops/mxfp8/mxfp8_dequantize.cu: computes y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format. q [m, ld] has
+// the codes of the row-wise or of the column-wise copy. The exponents e are the scales of q, plain or swizzled.
 //
-// mxfp8.cuh shows the tile. A lane reads the scales of its own rows or columns.
+// mxfp8.cuh shows the tile of a block. A lane reads the scales of its own rows or columns.
 //
 // Benchmark: "dequantize mxfp8 columnwise" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.
+// Launch: block 256. In the grid, x counts tiles along n, and y and z count tiles along m. Any size is allowed, and any
+// alignment of at least one element.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3

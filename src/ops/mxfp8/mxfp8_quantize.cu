@@ -1,17 +1,22 @@
-// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. For each
-// group of 32 elements:
-//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))
+// ops/mxfp8/mxfp8_quantize.cu: quantizes x to MXFP8 along rows, along columns, or both, from one read of x. Each group
+// of 32 elements gets a scale, the exponent e. With two_dimensional a group has 32 x 32 elements.
 //
-// mxfp8.cuh shows the tile. x stays in registers. Four neighbouring lanes have a group of each of their rows. The
-// maxima of columns pass through shared memory, where each thread reduces one column, and the columns' factors return
-// through shared memory.
+//   e = RN(max |x| * RN(1 / fp8_max)), rounded up to a power of two, as E8M0; NaN is ignored
+//   q = saturate(RNE(x * 2^(127 - e)))
 //
-// Beyond the edges of x a tile holds zeros, whose codes and scales are 0. Tiles cover `ld` and `ldc` columns and the
-// padding of the scales, so all padding is written too.
+// RN rounds to f32. RNE rounds to the FP8 format, to nearest even.
+//
+// mxfp8.cuh shows the tile of a block. x stays in registers. Along rows, four neighbouring lanes hold a group of each
+// of their four rows, and reduce it by shuffles. Along columns, the warps write their maxima to shared memory. Each
+// thread then reduces one column, and writes the factor of this column to shared memory, where the lanes read it.
+//
+// Beyond the edges of x a tile holds zeros, whose codes and scales are 0. Tiles cover `ld` columns, `ldc` columns and
+// the padding of the scales, so all padding is written too.
 //
 // Benchmark: "quantize mxfp8 both copies", "quantize mxfp8 rowwise" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, along n in x, along m in y and z. Any size, any alignment of at least an element.
+// Launch: block 256. In the grid, x counts tiles along n, and y and z count tiles along m. Any size is allowed, and any
+// alignment of at least one element.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4

@@ -1,13 +1,12 @@
-// ops/norm/l2normalize.cu: L2 normalization of rows. With dy it is the backward pass.
+// ops/norm/l2normalize.cu: L2 normalization of rows. If there is a dy, the kernel does the backward pass.
 //
 //   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm
 //   dx = rnorm * (dy - x * rnorm^2 * sum(x * dy))
 //
-// There are two passes over a row. In the second one the row is in a cache.
+// There are two passes over a row. The second one finds the row in a cache.
 //
-// Launch: block 128, one warp for each row; any grid: blocks step through the rows. Any n and alignment. y may be x,
-// and
-//         dx may be dy.
+// Launch: block 128, one warp for each row; any grid, since blocks step through the rows. Any n and any alignment are
+// allowed. y may be x, and dx may be dy.
 //
 // te:baseline
 #include "device/base.cuh"

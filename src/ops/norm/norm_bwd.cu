@@ -1,27 +1,36 @@
-// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.
+// ops/norm/norm_bwd.cu: the backward pass of LayerNorm and RMSNorm.
 //
 //   xhat = (x - mean) * rstd,  g = dy * gamma'
 //   dx = rstd * (g - mean(g xhat) * xhat - mean(g)) + add          RMSNorm: without mean(g)
-//   rounded: the sum before + add is rounded to dx's format; dx may be add
 //   dgamma = sum over rows of dy xhat,  dbeta = sum over rows of dy
 //
-//   a block works on GROUPS rows at once, in step with all others; its sums over rows become one row of `partial`:
+// With `rounded`, dx is first computed without `add` and rounded to its format. Then `add` is added. dx and `add` may
+// be the same memory.
+//
+// There are B blocks. Each works on G rows at a time (G = GROUPS; 1 without CHUNKS). Block b takes rows b G .. b G + G
+// - 1, then the rows B G further on, and so on. Its sums over these rows become row b of `partial`. For G = 2:
 //
 //       row      0 1 2 .. BG-1 | BG BG+1 ..           partial  [0] <- rows 0 .. G-1, BG .. BG+G-1, ..
-//       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..            G = 2 here
+//       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..
 //
-// B and G are chosen from the shape alone, not from the GPU, and so the bits depend on the shape alone. With CHUNKS,
-// columns are split among the 32 WARPS threads of a group as in norm_fwd. Rows pass through shared memory, STAGES ahead
-// of the current one. gamma' and the sums stay in registers (the sums in shared memory if SUMS_SHARED), so a row costs
-// only its own bytes and one barrier of its group. In a cooperative launch (`counter`) the blocks wait for each other
-// at the end and add up the rows of `partial` themselves; else norm_bwd_sum does that.
+// B and G are chosen from the shape, not from the GPU. So the sums have the same bits on all GPUs that run the same
+// variant (with CHUNKS, or without).
+//
+// With CHUNKS, the columns of a row are split among the 32 WARPS threads of a group, as in norm_fwd. Rows are copied to
+// shared memory, up to STAGES rows ahead. gamma' stays in registers. The sums stay in registers too, or in shared
+// memory with SUMS_SHARED. So a row costs only its own bytes and one barrier of its group.
+//
+// In a cooperative launch (with `counter`) the blocks wait for each other at the end, and add up the rows of `partial`
+// themselves. Otherwise norm_bwd_sum adds them up.
 //
 // Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
-// Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256
-//         CHUNKS WARPS (FULL: equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared
-//         memory: see te__norm_bwd_tile. Without CHUNKS: block of up to 512, a multiple of 32; any sizes; `partial` is
-//         summed in place.
+// Launch with CHUNKS: grid of B <= m blocks, block of 32 WARPS GROUPS threads, at most 512. n is a multiple of 8 and at
+// most 256 CHUNKS WARPS (with FULL it is equal to that). dy, x, add and dx have the format X_DT. All pointers are
+// aligned to 16 bytes. te__norm_bwd_tile computes the size of the dynamic shared memory.
+//
+// Launch without CHUNKS: grid of B <= m blocks, block of up to 512 threads, a multiple of 32. Any size is allowed. The
+// sums are added up in `partial` itself.
 //
 // te:baseline
 // te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3

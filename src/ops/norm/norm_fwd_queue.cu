@@ -1,21 +1,22 @@
-// ops/norm/norm_fwd_queue.cu: norm_fwd for many long rows. norm_fwd.cu has the formulas, norm_row.cuh the sums and
-// results.
+// ops/norm/norm_fwd_queue.cu: the forward pass of LayerNorm and RMSNorm for many long rows. The formulas are in
+// norm_fwd.cu. The sums and the results of a row are in norm_row.cuh.
 //
-//   a block keeps gamma' and beta in registers and takes row after row from a queue in shared memory, which its first
-//   thread fills:
+// A block keeps gamma' and beta in registers. It takes one row after another from a queue in shared memory. The first
+// thread of the block fills the queue, which has STAGES places. Each place is filled by a bulk copy, and has its own
+// mbarrier:
 //
-//       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]   STAGES places; a bulk copy each, on an mbarrier of its own
-//       block 5  units 5, 137 by its number, then units by a counter shared by all blocks; a unit is `unit`
-//                neighbouring rows
+//       queue of block 5    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]
 //
-// Rows are scheduled dynamically, since multiprocessors do not get equal shares of the bandwidth. Units have 16 KB
-// because of the throughput of one counter (tests/bench/notes.md).
+// A unit is `unit` neighbouring rows. A block takes its first units by its number: with 132 blocks, block 5 takes units
+// 5, 137 and so on, `own` units in all. It gets all further units from a counter that all blocks share. So rows are
+// scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. A unit has about 16 KB,
+// because the throughput of a single counter is limited (tests/bench/notes.md).
 //
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
-// Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as
-//         te__norm_plan_queue counts them. n = 256 CHUNKS WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta
-//         aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.
+// Launch: block of 32 WARPS threads, at least two warps; any grid up to the number of units. te__norm_plan_queue
+// computes `questions` for this grid. n = 256 CHUNKS WARPS, ld = n, and m is at most 2^30. x has 16 bits. x, gamma and
+// beta are aligned to 16 bytes, y to 16 bytes (8 for FP8). The dynamic shared memory holds STAGES rows of x.
 //
 // te:arch 90
 // te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3

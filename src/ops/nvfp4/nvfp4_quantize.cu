@@ -19,8 +19,8 @@
 // With MEASURE the launch is cooperative. Blocks first go over their tiles to find the amaxes, and wait for each other.
 // Then they cast their tiles in reverse order, since the last tile is still in shared memory.
 //
-// With PER_LINE each row and column has its own amax, or each group of rows has. A group then holds
-// whole blocks of 16 rows in each column.
+// With PER_LINE each row and each column has its own amax, or each group of rows has one. The 16 rows of a block, from
+// a multiple of 16 on, must then belong to the same group.
 //
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //

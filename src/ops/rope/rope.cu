@@ -13,8 +13,8 @@
 // With a table of angles (freqs) x and y have one angle each, and the transposed rotation exchanges their sines. A
 // position without a row gives NaN.
 //
-// Options: X_DT (the te_dtype of all tensors; without it each has its own), X_VECTOR (without it a.vector), X_FREQS
-// (without it a.has_freqs).
+// Options: X_DT (the te_dtype of all tensors; if left out, each has its own), X_VECTOR (if left out: a.vector), X_FREQS
+// (if left out: a.has_freqs).
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
 // Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, twice that with freqs.

@@ -1,11 +1,11 @@
 // ops/shard/shard_cast.cu: writes the codes of a slice into a row-wise copy of the matrix, or into a buffer that has
 // only the slice.
 //
-// A thread handles a group: 16 neighbouring columns of one row, which begin at a multiple of 16. They have one
-// multiplier, except in MXFP8's column-wise copy. So no byte of 4-bit codes belongs to two threads. With `straight` the
-// matrix counts as one long row, for flat 4-bit codes whose bytes run on from row to row; a group is then 16 neighbours
-// of that row. Groups that lie in the slice only in part, and groups of unaligned tensors, are processed element by
-// element.
+// A thread handles a group: 16 neighbouring columns of one row, beginning at a multiple of 16. So two threads never
+// write the same byte of 4-bit codes. A group has one multiplier, except in MXFP8's column-wise copy. With `straight`,
+// the matrix is treated as one long row, because its flat 4-bit codes run on from row to row without padding. A group
+// is then 16 neighbours of that long row. Groups that lie only partly in the slice, and groups of unaligned tensors,
+// are processed element by element.
 //
 //   q = saturate(RNE(RN(x * multiplier)))      multiplier: TENSOR: the scale; BLOCK_2D: `multiplier`, or
 //                                              RN(1 / scale_inv); MXFP8: 2^(127 - e); NVFP4: S / d

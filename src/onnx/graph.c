@@ -68,15 +68,16 @@ typedef struct te__onnx {
     int num_plain, cap_plain;
 } te__onnx;
 
-/* Fails with a message that begins with the current call and its module. Returns TE__ONNX_FAILED. */
-static TE_PRINTF(3, 4) int te__onnx_fail(te__onnx *g, te_result code, const char *format, ...) {
+/* Fails, for what a graph cannot say, with a message that begins with the current call and its module. Returns
+ * TE__ONNX_FAILED. */
+static TE_PRINTF(2, 3) int te__onnx_refuse(te__onnx *g, const char *format, ...) {
     char text[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    if (!g->op) te__fail(g->te, code, "te_onnx_export: %s", text);
-    else te__fail(g->te, code, "te_onnx_export: %s of \"%s\": %s", g->op, g->module, text);
+    if (!g->op) te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: %s", text);
+    else te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: %s of \"%s\": %s", g->op, g->module, text);
     return TE__ONNX_FAILED;
 }
 
@@ -117,8 +118,8 @@ static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     te__onnx_item *x;
     int type = te__onnx_type(tensor->dtype);
     if (!type)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "\"%s\" is %s, a format that ONNX's opset %d lacks", name,
-                             te_dtype_name(tensor->dtype), (int)TE__ONNX_OPSET);
+        return te__onnx_refuse(g, "\"%s\" is %s, a format that ONNX's opset %d lacks", name,
+                               te_dtype_name(tensor->dtype), (int)TE__ONNX_OPSET);
     x = te__onnx_item_new(g, TE__ONNX_WEIGHT);
     if (!x) return TE__ONNX_FAILED;
     x->type = type;
@@ -248,6 +249,9 @@ static int te__onnx_concat2(te__onnx *g, int axis, int x, int y) {
 static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) {
     return te__onnx_2(g, "Unsqueeze", x, te__onnx_i64s(g, 1, &axis));
 }
+static int te__onnx_squeeze(te__onnx *g, int x, int64_t axis) {
+    return te__onnx_2(g, "Squeeze", x, te__onnx_i64s(g, 1, &axis));
+}
 /* Returns elements begin, begin + step .. before `end` along an axis. `begin` and `end` are items: 64-bit vectors of
  * one number. */
 static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, int64_t step) {
@@ -265,6 +269,10 @@ static int te__onnx_cut(te__onnx *g, int x, int64_t axis, int64_t begin, int64_t
 /* Reduces over one axis and keeps it with size 1. */
 static int te__onnx_reduce(te__onnx *g, const char *op, int x, int64_t axis) {
     return te__onnx_2(g, op, x, te__onnx_i64s(g, 1, &axis));
+}
+/* Reduces over one axis and removes it. */
+static int te__onnx_reduce_away(te__onnx *g, const char *op, int x, int64_t axis) {
+    return te__onnx_squeeze(g, te__onnx_reduce(g, op, x, axis), axis);
 }
 /* Reduces over all axes to a number without dimensions. */
 static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
@@ -318,11 +326,12 @@ static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int p
         for (; y->first && down % y->times == 0; down /= y->times, power[i]--) *factor *= y->first;
     }
     if (up == 1 && down == 1 && s.first > 0) return true;
-    te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                  "a size is %lld for the inputs that were given and %lld for larger ones; it must be a product of the "
-                  "sizes that vary, since the file serves "
-                  "all of them",
-                  (long long)s.first, (long long)s.second);
+    te__onnx_refuse(
+        g,
+        "a size is %lld for the inputs that were given and %lld for larger ones; it must be a product of the "
+        "sizes that vary, since the file serves "
+        "all of them",
+        (long long)s.first, (long long)s.second);
     return false;
 }
 

@@ -28,6 +28,7 @@ static const te__hf_key te__hf_rope_keys[] = {TE__HF_KEY(TE__HF_STRING, "rope_ty
                                               TE__HF_KEY(TE__HF_BOOL, "truncate", truncate),
                                               TE__HF_KEY(TE__HF_COUNT, "original_max_position_embeddings", original)};
 #undef TE__HF_KEY
+static void te__hf_rope_clear(te__hf_rope *rope) { te__hf_clear(rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys)); }
 
 /* Reads the value of a key that is a list of longrope, and appends it to the *n numbers of `list`. */
 static bool te__hf_factors(te__json *j, const char *name, float *list, int *n) {

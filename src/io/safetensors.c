@@ -73,10 +73,8 @@ static const te__st_dtype *te__st_dtype_named(const char *name) {
 }
 
 static bool te__st_parse_metadata(te_safetensors *f, te__json *j) {
-    bool more;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *key = te__json_string(j), *value;
-        te__json_expect(j, ':');
+    const char *key, *value;
+    for (key = te__json_first(j); key; key = te__json_next(j)) {
         value = te__json_string(j);
         if (j->failed ||
             !te__grow(f->te, (void **)&f->metadata, &f->cap_metadata, f->num_metadata, sizeof(te_metadata)))
@@ -103,14 +101,12 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
     te__st_entry *x;
     uint64_t begin = 0, end = 0;
     int types = 0, shapes = 0, offsets = 0;
-    bool more;
+    const char *key;
     if (!te__grow(f->te, (void **)&f->entries, &f->cap_entries, f->num_entries, sizeof(te__st_entry))) return false;
     x = &f->entries[f->num_entries];
     memset(x, 0, sizeof(*x));
     x->e.name = name;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *key = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    for (key = te__json_first(j); key; key = te__json_next(j)) {
         if (strcmp(key, "dtype") == 0 && types++ == 0) {
             const char *type = te__json_string(j);
             if (!type) return false;
@@ -215,19 +211,12 @@ static bool te__st_check_layout(te_safetensors *f) {
 }
 
 static bool te__st_parse_header(te_safetensors *f) {
-    te__json j;
-    bool more, metadata_seen = false;
-    memset(&j, 0, sizeof(j));
-    j.te = f->te;
-    j.path = f->path;
-    j.part = "the header";
-    j.begin = j.at = f->header;
-    j.end = f->header + f->header_size;
+    te__json j = te__json_of(f->te, f->path, "the header", f->header, f->header_size);
+    const char *name;
+    bool metadata_seen = false;
     if (*j.at != '{')
         return te__st_fail(f, TE_ERR_FORMAT, "the header does not begin with '{': this is not a safetensors file");
-    for (more = te__json_open(&j, '{', '}'); more; more = te__json_more(&j, '}')) {
-        const char *name = te__json_string(&j);
-        if (!te__json_expect(&j, ':')) return false;
+    for (name = te__json_first(&j); name; name = te__json_next(&j)) {
         if (strcmp(name, "__metadata__") != 0) {
             if (!te__st_parse_entry(f, &j, name)) return false;
         } else {
@@ -236,9 +225,7 @@ static bool te__st_parse_header(te_safetensors *f) {
             if (!te__st_parse_metadata(f, &j)) return false;
         }
     }
-    if (j.failed) return false;
-    te__json_space(&j);
-    return j.at == j.end ? true : te__json_fail(&j, "something follows the end");
+    return te__json_end(&j);
 }
 
 /* Reads the length of the header, and the header. */

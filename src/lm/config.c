@@ -132,11 +132,9 @@ static void te__lm_config_close(te__lm_config *c) {
  * of their own and go to c->full and c->sliding. */
 static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind) {
     te__json *j = &c->j;
-    bool more;
+    const char *name;
     if (te__json_word(j) == 2) return true;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *name = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    for (name = te__json_first(j); name; name = te__json_next(j)) {
         if (by_kind && strcmp(name, "full_attention") == 0) te__lm_parse_rope(c, &c->full, false);
         else if (by_kind && strcmp(name, "sliding_attention") == 0) te__lm_parse_rope(c, &c->sliding, false);
         else te__hf_rope_take(j, rope, name);
@@ -193,25 +191,20 @@ static bool te__lm_parse_inner(te__lm_config *c) {
 /* Copies `text` and parses the JSON object that begins at byte `at`. Error messages name the text `path`. */
 static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const char *text, size_t at, int num_tables) {
     te__json *j = &c->j;
-    bool more;
+    const char *name;
     int i;
     memset(c, 0, sizeof(*c));
     j->te = te;
-    j->path = path;
-    j->part = "the text";
     for (i = 0; i < TE__COUNT(te__lm_tables); i++) te__hf_clear(c, te__lm_tables[i].keys, te__lm_tables[i].n);
-    te__hf_clear(&c->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    te__hf_clear(&c->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    te__hf_clear(&c->full, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    te__hf_clear(&c->sliding, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_rope_clear(&c->scaling);
+    te__hf_rope_clear(&c->parameters);
+    te__hf_rope_clear(&c->full);
+    te__hf_rope_clear(&c->sliding);
     c->text = te__copy_string(te, text); /* a copy, because the parser unescapes strings in place */
     if (!c->text) return false;
-    j->begin = c->text;
-    j->at = c->text + at;
-    j->end = c->text + strlen(c->text);
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *name = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    *j = te__json_of(te, path, "the text", c->text, strlen(c->text));
+    j->at += at;
+    for (name = te__json_first(j); name; name = te__json_next(j)) {
         if (strcmp(name, "rope_parameters") == 0) te__lm_parse_rope(c, &c->parameters, true);
         else if (strcmp(name, "rope_scaling") == 0) te__lm_parse_rope(c, &c->scaling, false);
         else if (strcmp(name, "layer_types") == 0) te__lm_parse_list(c, &c->layer_types, name, true);
@@ -222,9 +215,7 @@ static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const c
         else te__lm_take(c, name, num_tables);
         if (j->failed || te->error_code != TE_OK) return false;
     }
-    if (j->failed) return false;
-    te__json_space(j);
-    return at || j->at == j->end ? true : te__json_fail(j, "something follows the end");
+    return at ? !j->failed : te__json_end(j);
 }
 
 /* ---- the row ---- */

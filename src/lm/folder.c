@@ -104,13 +104,12 @@ static int te__hf_by_tensor(const void *a, const void *b) {
 }
 
 static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
-    bool more;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+    const char *tensor;
+    for (tensor = te__json_first(j); tensor; tensor = te__json_next(j)) {
         te__hf_place *p;
         if (!te__grow(f->te, (void **)&f->places, &f->cap_places, f->num_places, sizeof(te__hf_place))) return false;
         p = &f->places[f->num_places];
-        p->tensor = te__json_string(j);
-        te__json_expect(j, ':');
+        p->tensor = tensor;
         p->shard = te__json_string(j);
         if (j->failed) return false;
         if (!te__hf_is_plain_name(p->shard)) {
@@ -126,25 +125,15 @@ static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
 }
 
 static bool te__hf_parse_index(te__hf_folder *f) {
-    te__json j;
-    bool more;
+    te__json j = te__json_of(f->te, f->index_path.s, "the text", f->index.s, f->index.n);
+    const char *name;
     int i, maps = 0;
-    memset(&j, 0, sizeof(j));
-    j.te = f->te;
-    j.path = f->index_path.s;
-    j.part = "the text";
-    j.begin = j.at = f->index.s;
-    j.end = f->index.s + f->index.n;
-    for (more = te__json_open(&j, '{', '}'); more; more = te__json_more(&j, '}')) {
-        const char *name = te__json_string(&j);
-        if (!te__json_expect(&j, ':')) return false;
+    for (name = te__json_first(&j); name; name = te__json_next(&j)) {
         if (strcmp(name, "weight_map") != 0) te__json_skip(&j, 0);
         else if (maps++) return te__json_fail(&j, "\"weight_map\" is given twice");
         else if (!te__hf_parse_weight_map(f, &j)) return false;
     }
-    if (j.failed) return false;
-    te__json_space(&j);
-    if (j.at != j.end) return te__json_fail(&j, "something follows the end");
+    if (!te__json_end(&j)) return false;
     if (!f->num_places) return te__json_fail(&j, "weight_map is %s", maps ? "empty" : "missing");
     qsort(f->places, (size_t)f->num_places, sizeof(te__hf_place), te__hf_by_tensor);
     for (i = 1; i < f->num_places; i++)

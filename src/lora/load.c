@@ -59,12 +59,10 @@ static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to
     return te__pattern_open(&to->pattern, p->j.te, who, key, expression);
 }
 static bool te__peft_parse_alphas(te__peft *p) {
-    bool more;
-    for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
-        const char *key = te__json_string(&p->j);
+    const char *key;
+    for (key = te__json_first(&p->j); key; key = te__json_next(&p->j)) {
         float alpha;
-        if (!key || !te__json_expect(&p->j, ':') ||
-            !te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha)))
+        if (!te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha)))
             return false;
         if (!te__peft_open_alpha(p, key, &p->alphas[p->num_alphas])) {
             p->j.failed = true;
@@ -168,18 +166,12 @@ static bool te__peft_take(te__peft *p, const char *key) {
     return !p->j.failed;
 }
 static bool te__peft_parse(te__peft *p, te__text *config) {
-    bool more;
+    const char *key;
     p->alpha = 8.0f; /* peft's defaults */
-    p->j.part = "the text";
-    p->j.begin = p->j.at = config->s;
-    p->j.end = config->s + config->n;
-    for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
-        const char *key = te__json_string(&p->j);
-        if (!key || !te__json_expect(&p->j, ':') || !te__peft_take(p, key)) return false;
-    }
-    if (p->j.failed) return false;
-    te__json_space(&p->j);
-    if (p->j.at != p->j.end) return te__json_fail(&p->j, "something follows the end");
+    p->j = te__json_of(p->j.te, p->j.path, "the text", config->s, config->n);
+    for (key = te__json_first(&p->j); key; key = te__json_next(&p->j))
+        if (!te__peft_take(p, key)) return false;
+    if (!te__json_end(&p->j)) return false;
     if (fabsf(p->alpha) <= FLT_MAX && p->dropout >= 0.0f && p->dropout < 1.0f) return true;
     te__fail(p->j.te, TE_ERR_FORMAT,
              "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed",
@@ -386,10 +378,7 @@ static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const t
 }
 static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e, const te__peft_tensor *t) {
     te_tensor *x = t->m->entries[t->entry].tensor;
-    if (!t->m->meta && !x->buffer && !x->quantized)
-        return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
-                           t->path);
-    if (t->m->meta)
+    if (t->m->meta || (!x->buffer && !x->quantized))
         return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
                            t->path);
     if (t->head && te__peft_trains(p, t->m, t->entry)) {

@@ -233,16 +233,8 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) 
     te__lora_shape x = TE_ZERO;
     (void)product; /* without experts */
     x.products = x.parts = 1;
-    if (m->cls == &te__linear_class) {
+    if (m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class) {
         const te__linear_module *s = (const te__linear_module *)m->state;
-        x.in = s->desc.in_features;
-        x.out = s->desc.out_features;
-        x.mode = s->desc.parallel.parallel_mode;
-        x.rows = &s->sharding;
-        x.parts = s->params.count;
-        x.weights = s->params.weights;
-    } else if (m->cls == &te__layernorm_linear_class) {
-        const te__layernorm_linear_module *s = (const te__layernorm_linear_module *)m->state;
         x.in = s->desc.in_features;
         x.out = s->desc.out_features;
         x.mode = s->desc.parallel.parallel_mode;

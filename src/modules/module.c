@@ -129,6 +129,13 @@ static te_module *te__module_named(te_ctx *te, const te_module_class *cls, const
     if (m) m->named = given != NULL;
     return m;
 }
+/* Creates a module whose state is a copy of its desc. */
+static te_module *te__module_with_desc(te_ctx *te, const te_module_class *cls, const void *desc, const char *given,
+                                       const char *otherwise) {
+    te_module *m = te__module_named(te, cls, given, otherwise);
+    if (m) memcpy(m->state, desc, cls->state_size);
+    return m;
+}
 
 /* ---- children that were destroyed ---- */
 

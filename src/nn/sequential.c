@@ -17,10 +17,8 @@ TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *des
                  (int)desc->activation);
         return NULL;
     }
-    m = te__module_named(te, &te__activation_class, desc->name, "activation");
-    if (!m) return NULL;
-    *(te_activation_desc *)m->state = *desc;
-    if (desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
+    m = te__module_with_desc(te, &te__activation_class, desc, desc->name, "activation");
+    if (m && desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
     return te__module_built(m);
 }
 
@@ -47,12 +45,8 @@ static te_result te__scale_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward,
                                                 NULL, NULL};
 TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
-    te_module *m;
     if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
-    m = te__module_named(te, &te__scale_class, desc->name, "constant_scale");
-    if (!m) return NULL;
-    *(te_constant_scale_desc *)m->state = *desc;
-    return te__module_built(m);
+    return te__module_built(te__module_with_desc(te, &te__scale_class, desc, desc->name, "constant_scale"));
 }
 
 static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
@@ -61,17 +55,13 @@ static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__dropout_class = {"Dropout", sizeof(te_dropout_desc), te__dropout_forward, NULL, NULL};
 TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
-    te_module *m;
     if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
     if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
         te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed",
                  (double)desc->p);
         return NULL;
     }
-    m = te__module_named(te, &te__dropout_class, desc->name, "dropout");
-    if (!m) return NULL;
-    *(te_dropout_desc *)m->state = *desc;
-    return te__module_built(m);
+    return te__module_built(te__module_with_desc(te, &te__dropout_class, desc, desc->name, "dropout"));
 }
 
 static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
@@ -86,12 +76,8 @@ static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward,
                                              NULL, NULL};
 TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
-    te_module *m;
     if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
-    m = te__module_named(te, &te__l2_class, desc->name, "l2normalization");
-    if (!m) return NULL;
-    *(te_l2normalization_desc *)m->state = *desc;
-    return te__module_built(m);
+    return te__module_built(te__module_with_desc(te, &te__l2_class, desc, desc->name, "l2normalization"));
 }
 
 /* ---- chains ---- */

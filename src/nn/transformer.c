@@ -309,7 +309,7 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
     static const char *const parts[3] = {"query", "key", "value"};
     const char *names[3];
     int64_t sizes[3];
-    te_layernorm_linear_desc l = TE_ZERO;
+    te_linear_desc l = TE_ZERO;
     te__sharding sharding = TE_ZERO;
     int i, n = 0;
     for (i = 0; i < 3; i++) {
@@ -322,30 +322,19 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
     l.name = name;
     l.in_features = d->hidden_size;
     for (i = 0; i < n; i++) l.out_features += sizes[i];
-    l.norm = d->norm;
     l.gemm = d->gemm;
     l.gemm.return_bias = false;
     l.parallel =
         te__child_parallel(m, &d->parallel, d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
-    l.return_layernorm_output = d->return_layernorm_output;
     if (d->attention.no_fuse_qkv_params) {
         l.parameters_split.names = names;
         l.parameters_split.sizes = sizes;
         l.parameters_split.count = n;
         sharding.num_blocks = 0; /* each parameter is one block */
     }
-    if (norm)
-        te__adopt(m, name, te__layernorm_linear_create(m->te, &l, &sharding));
-    else {
-        te_linear_desc plain = TE_ZERO;
-        plain.name = name;
-        plain.in_features = l.in_features;
-        plain.out_features = l.out_features;
-        plain.gemm = l.gemm;
-        plain.parallel = l.parallel;
-        plain.parameters_split = l.parameters_split;
-        te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
-    }
+    te__adopt(m, name,
+              norm ? te__layernorm_linear_create(m->te, &l, &d->norm, d->return_layernorm_output, false, &sharding)
+                   : te__linear_create(m->te, &l, &sharding));
 }
 /* Adds the norms of heads. All heads share the parameters, so each rank has only a part of the gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {

@@ -193,7 +193,6 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
     te__rope_state s = TE_ZERO;
-    te_tensor *saved[4];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -208,10 +207,8 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     s.args.format = format;
     s.args.no_rope = te__rope_is_none(&s.args.angles);
-    saved[0] = desc->start_positions;
-    saved[1] = desc->positions;
-    saved[2] = (te_tensor *)s.args.angles.freqs;
-    s.args.cu_seqlens = saved[3] = desc->cu_seqlens;
+    s.args.cu_seqlens = desc->cu_seqlens;
+    te_tensor *saved[4] = {desc->start_positions, desc->positions, (te_tensor *)s.args.angles.freqs, desc->cu_seqlens};
     return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s,
                       te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 4);
 }
@@ -295,22 +292,11 @@ static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format forma
 /* Records a node from x to `out`. */
 static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_desc *rotary, te__qkv_state *s,
                                 te_backward_fn backward, te_tensor **out, int count) {
-    te_node_desc node = TE_ZERO;
-    te_tensor *saved[3];
-    saved[0] = rotary ? rotary->start_positions : NULL;
-    saved[1] = rotary ? rotary->positions : NULL;
-    saved[2] = (te_tensor *)s->args.angles.freqs;
-    node.name = name;
-    node.inputs = &x;
-    node.num_inputs = 1;
-    node.outputs = out;
-    node.num_outputs = count;
-    node.saved = saved;
-    node.num_saved = 3;
-    node.state = s;
-    node.state_size = te__rope_state_size(&s->args.angles, offsetof(te__qkv_state, inv_freq));
-    node.backward = backward;
-    return te_record(x->te, &node);
+    te_tensor *saved[3] = {rotary ? rotary->start_positions : NULL, rotary ? rotary->positions : NULL,
+                           (te_tensor *)s->args.angles.freqs};
+    return te__record_outputs(name, out, count, backward, s,
+                              te__rope_state_size(&s->args.angles, offsetof(te__qkv_state, inv_freq)), NULL, &x, 1,
+                              saved, 3);
 }
 /* Returns the arguments of the backward pass, all but the gradients of heads. qkv: the gradient that this pass
  * writes. */
@@ -474,13 +460,10 @@ static size_t te__score_mod_bytes(const te_score_mod *m) {
 }
 static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
     const size_t bytes = te__score_mod_bytes(m);
-    const char **text[3];
+    const char **text[3] = {&m->score_mod, &m->score_mod_bprop, &m->mask_mod};
     char *at = bytes ? (char *)te__alloc(te, bytes) : NULL;
     int i;
     if (!at) return bytes == 0;
-    text[0] = &m->score_mod;
-    text[1] = &m->score_mod_bprop;
-    text[2] = &m->mask_mod;
     for (i = 0; i < 3; i++) {
         const size_t n = *text[i] ? strlen(*text[i]) + 1 : 0;
         if (n) *text[i] = (const char *)memcpy(at, *text[i], n);
@@ -661,9 +644,6 @@ static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, c
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_desc *desc) {
     const te_attn_desc zero = TE_ZERO;
-    te_tensor *parts[3];
-    parts[0] = q;
-    parts[1] = k;
-    parts[2] = v;
+    te_tensor *parts[3] = {q, k, v};
     return q ? te__attention_run(parts, NULL, desc ? desc : &zero) : NULL;
 }

@@ -513,7 +513,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
-    te_tensor *in[4], *saved[3], *y, *xq, *kept;
+    te_tensor *saved[3], *y, *xq, *kept;
     const te__quant_call *quant = c->quant;
     const te__parallel *p = &c->parallel;
     const te_recipe *recipe;
@@ -532,10 +532,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
         te__linear_misses(p, te_error_code(te));
         return te__frame_return(te, NULL);
     }
-    in[0] = c->act_of ? c->act_of : x;
-    in[1] = weight;
-    in[2] = c->bias_grad_elsewhere ? NULL : bias;
-    in[3] = c->act_of ? c->act_bias : NULL;
+    te_tensor *in[4] = {c->act_of ? c->act_of : x, weight, c->bias_grad_elsewhere ? NULL : bias,
+                        c->act_of ? c->act_bias : NULL};
     kept = x;
     if (quantized) {
         /* the copy that the backward pass reads */
@@ -553,8 +551,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
             te__linear_misses(p, te_error_code(te));
             return te__frame_return(te, NULL);
         }
-        if (x->quantized) kept = te__quant_value(x, x->dtype);
-        if (weight->quantized) w = te__quant_value(weight, weight->dtype);
+        kept = te__plain(x);
+        w = te__plain(weight);
         xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
     }
     result = xq && w ? TE_OK : te_error_code(te);
@@ -572,8 +570,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (result != TE_OK) return te__frame_return(te, NULL);
     /* the backward pass reads the operands from before quantization */
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) {
-        kept = x->quantized ? te__quant_value(x, x->dtype) : x;
-        w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
+        kept = te__plain(x);
+        w = te__plain(weight);
         if (!kept || !w) return te__frame_return(te, NULL);
     }
     saved[0] = te__wants_grad(weight) ? kept : NULL;

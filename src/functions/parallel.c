@@ -35,6 +35,12 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
+/* Returns the sum of x over the ranks, without history. x NULL: this rank failed; it still joins the others. */
+static te_tensor *te__summed(te_group *group, te_tensor *x) {
+    te_tensor *y = te__copied(x, x ? x->dtype : TE_DTYPE_NONE);
+    return te__all_reduce(group, y, TE_REDUCE_SUM) == TE_OK ? y : NULL;
+}
+
 /* Sums *y over the ranks. *y becomes the whole sum or, under sequence parallelism, this rank's part of the first
  * dimension. `result`: whether this rank has computed *y; an error is passed on to all ranks. */
 static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
@@ -68,7 +74,7 @@ static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
 }
 /* Checks as te__codes_gather does, for the copy that a quantized tensor has. */
 static bool te__copy_gathers(const te_tensor *x) {
-    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te__quant_copy *c = te__first_copy(x);
     te__quant_spec spec;
     if (x->quantized->cls->form != TE__FORM_CODES || !c->data) return false;
     spec = te__copy_spec(c);
@@ -127,7 +133,7 @@ static void te__share_factor(te_tensor **to, te_tensor *from) {
 /* Returns the whole tensor of a quantized shard for which te__copy_gathers is true, with the copies of `usage`. With
  * one scale a tensor only row-wise codes are sent; the receiver transposes them. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
-    const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te__quant_copy *first = te__first_copy(x);
     bool turned = first->cls->facts & TE__TENSOR_SCALED;
     int made = turned ? TE_ROWWISE : usage, which;
     te__quant_spec spec = te__copy_spec(first);
@@ -152,8 +158,7 @@ static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int 
 /* Gathers a shard in any form; codes that cannot be gathered are decoded first. */
 static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
     if (!x || !x->quantized) return te__gather(group, x);
-    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage)
-                               : te__gather(group, te__quant_value(x, x->dtype));
+    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__plain(x));
 }
 
 /* Gathers the plain shard x and returns it quantized. Sends codes where these are the same as those of the whole

@@ -22,7 +22,7 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
                                       const te_sparse_attention_desc *desc) {
     static const char who[] = "te_sparse_attention";
     te_op_sparse_attn_fwd_args a = TE_ZERO;
-    te_tensor *in[3], *saved[6], *o = NULL;
+    te_tensor *o = NULL;
     int64_t shape[4], lse[3];
     char t[TE__SHAPE_TEXT];
     te_ctx *te;
@@ -49,12 +49,8 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
     a.softmax_scale = desc ? desc->softmax_scale : 0.0f;
     a.o = te_tensor_empty(te, q->dtype, 4, shape);
     a.lse = te_tensor_empty(te, TE_F32, 3, lse);
-    in[0] = saved[0] = q;
-    in[1] = saved[1] = kv;
-    in[2] = saved[3] = (te_tensor *)a.sinks;
-    saved[2] = (te_tensor *)a.indices;
-    saved[4] = a.o;
-    saved[5] = a.lse;
+    te_tensor *sinks = (te_tensor *)a.sinks, *in[3] = {q, kv, sinks},
+              *saved[6] = {q, kv, (te_tensor *)a.indices, sinks, a.o, a.lse};
     if (a.indices && a.o && a.lse && te_op_sparse_attn_fwd(te, &a) == TE_OK)
         o = te__record("sparse_attention", a.o, te__sparse_attention_backward, &a.softmax_scale,
                        sizeof(a.softmax_scale), in, 3, saved, 6);

@@ -165,9 +165,8 @@ typedef struct te__experts_save {
 } te__experts_save;
 static te_result te__proj_collect(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
     te__experts_save *s = (te__experts_save *)user;
-    te_tensor *view = te__proj_view(m, proj, bias, expert), *x = view ? te__empty_like(view, view->dtype) : NULL;
-    if (!x || te_tensor_copy(x, view) != TE_OK)
-        return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    te_tensor *view = te__proj_view(m, proj, bias, expert), *x = view ? te__copied(view, view->dtype) : NULL;
+    if (!x) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
     s->items[s->num_items].name = te__copy_string(m->te, name);
     s->items[s->num_items].tensor = x;
     return s->items[s->num_items++].name ? TE_OK : TE_ERR_OUT_OF_MEMORY;

@@ -178,18 +178,14 @@ static te_result te__pad_rows(te_module *m, te__experts_call *c, int64_t *splits
     te__experts_module *s = (te__experts_module *)m->state;
     te__expert_rows *rows = &c->rows;
     te_forward_args args = TE_ZERO;
-    int64_t shape[2];
     te_tensor *p;
     args.input = rows->x;
     args.m_splits = rows->host;
     args.padded_m_splits = splits;
-    shape[0] = te__rows(rows->x);
-    shape[1] = 1;
     rows->x = te__run_child(m, "fp8_padding", &args);
-    args.input = te_tensor_view(rows->probs, 2, shape);
+    args.input = te__view_2d(rows->probs, te__numel(rows->probs), 1);
     p = rows->x && args.input ? te__run_child(m, "fp8_padding", &args) : NULL;
-    shape[0] = p ? te__rows(p) : 0;
-    rows->probs = p ? te_tensor_view(p, 1, shape) : NULL;
+    rows->probs = p ? te_tensor_view(p, 1, p->shape) : NULL;
     rows->sizes = rows->probs ? te__moe_splits(m->te, NULL, splits, s->local, 1, NULL) : NULL;
     if (rows->sizes && rows->ids) rows->ids = te__ids_of_sizes(m->te, splits, s->local);
     c->splits = splits;
@@ -226,7 +222,7 @@ static te_result te__experts_run(te_module *m, te_forward_args *args, te__expert
         te_tensor *y = on_host ? te__te_experts_compute(m, &c) : te__experts_compute(m, &c);
         result = te__experts_back(m, args, &d, y, &c.rows);
     }
-    te__dispatch_close(m->te, &d);
+    te__free(m->te, d.host, d.bytes);
     return result;
 }
 static te_result te__experts_forward(te_module *m, te_forward_args *args) { return te__experts_run(m, args, NULL); }
@@ -261,10 +257,7 @@ static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(
 
 /* Adds parameter `name`, a stack [n, rows, cols], or [n, cols] if rows is 0. */
 static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
-    int64_t shape[3];
-    shape[0] = n;
-    shape[1] = rows ? rows : cols;
-    shape[2] = cols;
+    const int64_t shape[3] = {n, rows ? rows : cols, cols};
     te__frame_begin(m->te);
     te_module_add_parameter(m, name,
                             m->meta ? te_tensor_describe(m->te, dtype, rows ? 3 : 2, shape)
@@ -416,7 +409,7 @@ static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *
                                      "te_quantized_model_init_begin",
                                      i)
                           : TE_OK;
-        if (result == TE_OK && x->quantized) x = te__quant_value(x, x->dtype);
+        if (result == TE_OK) x = te__plain(x);
         if (x && y && !te__stacked_names[which].bias) x = te_tensor_transpose(x, 0, 1);
         if (result == TE_OK) result = x && y ? te_tensor_copy(into ? x : y, into ? y : x) : te_error_code(m->te);
     }
@@ -436,15 +429,12 @@ TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which) {
     te_module *experts = te__experts_of(m);
     const te__experts_module *s;
     te_tensor *first, *y;
-    int64_t shape[3];
     if (!te__stack_known(m, experts, which, "te_experts_get")) return NULL;
     if (experts->cls != &te__te_experts_class) return te_module_parameter(experts, te_experts_tensor_name(which));
     s = (const te__experts_module *)experts->state;
     first = te__te_parameter(experts, which, 0);
     if (!first) return NULL;
-    shape[0] = s->local;
-    shape[1] = first->ndim == 2 ? first->shape[1] : first->shape[0];
-    shape[2] = first->shape[0];
+    const int64_t shape[3] = {s->local, first->shape[first->ndim - 1], first->shape[0]};
     y = te_tensor_empty(m->te, first->dtype, first->ndim + 1, shape);
     return y && te__te_stack(experts, which, y, false) == TE_OK ? y : NULL;
 }

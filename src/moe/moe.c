@@ -16,13 +16,11 @@ typedef struct te__moe_module {
 static te_tensor *te__moe_shared(te_module *m, te_tensor *x, const te_forward_args *outer) {
     te_forward_args call = TE_ZERO;
     te_tensor *z, *g, *half[2];
-    int64_t shape[2];
     call.input = x;
     call.is_first_microbatch = outer->is_first_microbatch;
     z = te__run_child(m, "shared_experts", &call);
     if (!z || !((te__moe_module *)m->state)->config.shared_expert_gate) return z;
-    shape[0] = te__rows(x);
-    shape[1] = 1;
+    const int64_t shape[2] = {te__rows(x), 1};
     half[0] = te__run_child(m, "shared_expert_gate", &call);
     half[1] = te_tensor_full(x->te, x->dtype, 2, shape, 1.0);
     g = half[0] && half[1] ? te_concat(half, 2, -1) : NULL;

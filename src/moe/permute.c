@@ -5,21 +5,9 @@
 static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state,
                            size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                            int num_saved) {
-    te_node_desc node = TE_ZERO;
-    te_tensor *outputs[2];
-    outputs[0] = y;
-    outputs[1] = z;
-    node.name = name;
-    node.inputs = inputs;
-    node.num_inputs = num_inputs;
-    node.outputs = outputs;
-    node.num_outputs = z ? 2 : 1;
-    node.saved = saved;
-    node.num_saved = num_saved;
-    node.state = state;
-    node.state_size = state_size;
-    node.backward = backward;
-    return te_record(y->te, &node) == TE_OK;
+    te_tensor *outputs[2] = {y, z};
+    return te__record_outputs(name, outputs, z ? 2 : 1, backward, state, state_size, NULL, inputs, num_inputs, saved,
+                              num_saved) == TE_OK;
 }
 
 /* ---- permute ---- */
@@ -45,9 +33,7 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
     if (!args.x || !args.y) return te_error_code(te);
     if (move) dx[0] = args.y;
     if (needs[1] && dy[1]) {
-        int64_t shape[2];
-        shape[0] = s->tokens;
-        shape[1] = s->copies;
+        const int64_t shape[2] = {s->tokens, s->copies};
         args.permuted_probs = te_tensor_contiguous(dy[1]);
         dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, shape);
         args.probs = dx[1] ? te__alias_2d(dx[1], 0, s->probs_dtype, s->tokens, s->copies) : NULL;
@@ -104,15 +90,13 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     te__quant_spec spec;
     te_tensor *y;
     te_result result;
-    int64_t shape[2];
+    const int64_t shape[2] = {rows, te__cols(inp)};
     int dim; /* the dimension of the scales that runs along the tokens; its size may be rounded up */
     bool one_scale;
     if (!te__moe_codes_ok(inp, name)) return NULL;
     spec = te__copy_spec(from);
     one_scale = (spec.cls->facts & TE__TENSOR_SCALED) != 0;
     dim = spec.cls->shard_scales[0];
-    shape[0] = rows;
-    shape[1] = te__cols(inp);
     y = te__quant_empty(inp->te, inp->dtype, 2, shape, &spec, TE_ROWWISE, !one_scale);
     if (!y) return NULL;
     to = &y->quantized->row;
@@ -134,7 +118,7 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
     te__permute_state state = TE_ZERO;
-    te_tensor *in[2], *saved[2], *y, *moved = NULL;
+    te_tensor *in[2] = {inp, probs}, *saved[2] = {map, pad_offsets}, *y, *moved = NULL;
     te_ctx *te = inp->te;
     state.topk = topk;
     state.tokens = te__rows(inp);
@@ -161,10 +145,6 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
         state.probs_ndim = probs->ndim;
         *permuted_probs = moved;
     }
-    in[0] = inp;
-    in[1] = probs;
-    saved[0] = map;
-    saved[1] = pad_offsets;
     /* the same node for quantized and plain rows, because the gradient is plain in both cases */
     return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
 }
@@ -192,6 +172,15 @@ static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, cons
         return NULL;
     }
     return te_tensor_contiguous(routing);
+}
+/* Returns the index map that sorts copies of tokens by expert number; 0 out tokens: all. */
+static te_tensor *te__moe_index_map(te_tensor *experts, int64_t num_out_tokens) {
+    te_op_moe_index_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_1d(experts->te, TE_I32, te__numel(experts));
+    args.experts = experts;
+    args.row_id_map = map;
+    args.num_out_tokens = num_out_tokens;
+    return map && te_op_moe_index_map(experts->te, &args) == TE_OK ? map : NULL;
 }
 static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_expert) {
     te_op_moe_mask_map_args args = TE_ZERO;
@@ -225,17 +214,8 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
     routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
     if (!routing_map) return NULL;
     te__frame_begin(te);
-    if (index) {
-        te_op_moe_index_map_args args = TE_ZERO;
-        int64_t all = te__numel(routing_map);
-        map = te__empty_1d(te, TE_I32, all);
-        args.experts = routing_map;
-        args.row_id_map = map;
-        args.num_out_tokens = num_out_tokens;
-        if (!num_out_tokens) num_out_tokens = all;
-        if (map && te_op_moe_index_map(te, &args) != TE_OK) map = NULL;
-    } else
-        map = te__moe_mask_map(routing_map, NULL);
+    map = index ? te__moe_index_map(routing_map, num_out_tokens) : te__moe_mask_map(routing_map, NULL);
+    if (index && !num_out_tokens) num_out_tokens = te__numel(routing_map);
     if (map)
         y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL,
                         num_out_tokens);
@@ -379,9 +359,7 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
 typedef struct te__unpermute_state {
     int64_t topk, rows;
     te_dtype dtype;
-    int probs_ndim;
-    int64_t probs_shape[2];
-    te_dtype probs_dtype;
+    te__like probs;
 } te__unpermute_state;
 
 /* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
@@ -402,7 +380,7 @@ static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor
         plain.y = dx[0];
         return dx[0] ? te_op_moe_permute(te, &plain) : TE_OK;
     }
-    if (needs[1]) dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, s->probs_shape);
+    if (needs[1]) dx[1] = te__empty_of(te, &s->probs);
     if (needs[1] && !dx[1]) return te_error_code(te);
     args.dy = g;
     args.x = needs[1] ? saved[3] : NULL;
@@ -419,7 +397,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     te_moe_unpermute_desc zero = TE_ZERO;
     te_op_moe_unpermute_args args = TE_ZERO;
     te__unpermute_state state = TE_ZERO;
-    te_tensor *in[2], *saved[4], *y, *probs, *offsets;
+    te_tensor *y, *probs, *offsets;
     te_ctx *te;
     int64_t tokens;
     char text[TE__SHAPE_TEXT];
@@ -454,11 +432,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     tokens = state.topk ? te__numel(row_id_map) / state.topk : row_id_map->shape[0];
     state.rows = te__rows(inp);
     state.dtype = inp->dtype;
-    if (probs) {
-        state.probs_ndim = probs->ndim;
-        memcpy(state.probs_shape, probs->shape, sizeof(state.probs_shape));
-        state.probs_dtype = probs->dtype;
-    }
+    if (probs) state.probs = te__like_of(probs);
     y = te__empty_2d(te, inp->dtype, tokens, te__cols(inp));
     if (!y) return NULL;
     args.x = inp;
@@ -467,12 +441,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     args.merging_probs = probs;
     args.y = y;
     args.topk = state.topk;
-    in[0] = inp;
-    in[1] = probs;
-    saved[0] = row_id_map;
-    saved[1] = offsets;
-    saved[2] = probs;
-    saved[3] = te__wants_grad(probs) ? inp : NULL;
+    te_tensor *in[2] = {inp, probs}, *saved[4] = {row_id_map, offsets, probs, te__wants_grad(probs) ? inp : NULL};
     return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state,
                       sizeof(state), in, 2, saved, 4);
 }
@@ -540,11 +509,8 @@ static te_tensor *te__identity_map(te_ctx *te, int64_t n) {
 static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factors) {
     te_moe_unpermute_desc desc = TE_ZERO;
     te_tensor *map = x && factors ? te__identity_map(x->te, te__rows(x)) : NULL;
-    int64_t shape[2];
     if (!map) return NULL;
-    shape[0] = te__rows(x);
-    shape[1] = 1;
-    desc.merging_probs = te_tensor_view(factors, 2, shape);
+    desc.merging_probs = te__view_2d(factors, te__rows(x), 1);
     desc.map_type = TE_MAP_INDEX;
     return desc.merging_probs ? te_moe_unpermute(x, map, &desc) : NULL;
 }

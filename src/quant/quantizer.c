@@ -119,6 +119,9 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
 }
 
+/* Returns x decoded if it is quantized. */
+static te_tensor *te__plain(te_tensor *x) { return x->quantized ? te__quant_value(x, x->dtype) : x; }
+
 /* Checks that x is a plain f32, f16 or bf16 tensor with memory; returns false with an error if not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;

@@ -108,10 +108,7 @@ static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_
 /* Returns x, seen as [a, b, ..], as [b, a, ..]: rows of heads [R, ranks, ..] become blocks [ranks, R, ..], or the
  * reverse. */
 static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t numel) {
-    int64_t shape[3];
-    shape[0] = a;
-    shape[1] = b;
-    shape[2] = numel / te__max(1, a * b);
+    int64_t shape[3] = {a, b, numel / te__max(1, a * b)};
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
 /* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any

@@ -547,7 +547,7 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
     te_tensor *q = parts[0], *k = parts[1], *v = parts[2];
     te_ctx *te = q->te;
     te__draw draw = TE_ZERO;
-    int64_t shape[4], lse[3];
+    int64_t shape[4];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
     bool packed, packed_kv;
     if (!te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") ||
@@ -564,9 +564,8 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
     }
     memcpy(shape, q->shape, sizeof(shape));
     shape[q->ndim - 1] = v->shape[v->ndim - 1];
-    lse[0] = packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1];
-    lse[1] = q->shape[q->ndim - 2];
-    lse[2] = q->shape[desc->format == TE_BSHD ? 1 : 0];
+    int64_t lse[3] = {packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1], q->shape[q->ndim - 2],
+                      q->shape[desc->format == TE_BSHD ? 1 : 0]};
     memset(args, 0, sizeof(*args));
     args->q = q;
     args->k = k;

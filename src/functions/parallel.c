@@ -193,6 +193,6 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
  * rank's x. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
-    if (x) x = te_tensor_contiguous(x);
+    x = te_tensor_contiguous(x);
     return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
 }

@@ -112,9 +112,7 @@ static const struct {
 /* ---- reading ---- */
 
 /* Frees the text by the parser's length: parsing in place has put zeros into the text, so strlen() is too short. */
-static void te__lm_text_free(te__lm_config *c) {
-    if (c->text) te__free(c->j.te, c->text, (size_t)(c->j.end - c->j.begin) + 1);
-}
+static void te__lm_text_free(te__lm_config *c) { te__free(c->j.te, c->text, (size_t)(c->j.end - c->j.begin) + 1); }
 static void te__lm_config_close(te__lm_config *c) {
     te_ctx *te = c->j.te;
     const size_t layers = (size_t)te__max(c->num_hidden_layers, 0);
@@ -122,10 +120,10 @@ static void te__lm_config_close(te__lm_config *c) {
     te__lm_text_free(c);
     te__free(te, c->layer_types.items, (size_t)c->layer_types.cap * sizeof(int64_t));
     te__free(te, c->mlp_only_layers.items, (size_t)c->mlp_only_layers.cap * sizeof(int64_t));
-    if (c->slides) te__free(te, c->slides, layers);
-    if (c->dense) te__free(te, c->dense, layers);
+    te__free(te, c->slides, layers);
+    te__free(te, c->dense, layers);
     for (i = 0; i < TE__LM_ROWS && c->rows; i++) te__lm_text_free(&c->rows[i]);
-    if (c->rows) te__free(te, c->rows, TE__LM_ROWS * sizeof(te__lm_config));
+    te__free(te, c->rows, TE__LM_ROWS * sizeof(te__lm_config));
 }
 
 /* Parses a RoPE object into `rope`. With `by_kind`, entries "full_attention" and "sliding_attention" are RoPE objects

@@ -334,9 +334,7 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
     while (at >= 0 && at < end) {
         const size_t n = (size_t)te__min(end - at, CHUNK);
         size_t i = 0;
-        te_safetensors *files[2];
-        files[0] = f->shards[a_shard].file;
-        files[1] = f->shards[b_shard].file;
+        te_safetensors *files[2] = {f->shards[a_shard].file, f->shards[b_shard].file};
         if (!te__file_read_at(&files[0]->file, files[0]->data_start + a->offset + (uint64_t)at, bytes, n, &why) ||
             !te__file_read_at(&files[1]->file, files[1]->data_start + b->offset + (uint64_t)at, bytes + CHUNK, n,
                               &why)) {
@@ -472,7 +470,7 @@ static te_result te__hf_load_group(te__hf_folder *f, const te__lm_group *g) {
     }
     if (result == TE_OK) result = te__lm_take_in(g, f->model, parts);
     te__frame_end(f->te, NULL, 0);
-    if (parts) te__free(f->te, parts, (size_t)n * sizeof(te_tensor *));
+    te__free(f->te, parts, (size_t)n * sizeof(te_tensor *));
     return result;
 }
 static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {

@@ -15,9 +15,8 @@ TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype) {
     return te_module_set_attribute(m, te__param_dtype_key, (void *)(uintptr_t)dtype, NULL);
 }
 TE_API te_dtype te_module_param_dtype(const te_module *m) {
-    void *value;
-    te_module_attribute(m, te__param_dtype_key, &value);
-    return (uintptr_t)value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)(uintptr_t)value : TE_DTYPE_NONE;
+    const uintptr_t value = (uintptr_t)te__attribute_of(m, te__param_dtype_key);
+    return value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)value : TE_DTYPE_NONE;
 }
 
 /* A parameter and the cast tensor that replaces it during one forward pass. */

@@ -269,7 +269,7 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
     float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
     te_tensor *y = NULL;
     te__floats floats;
-    int64_t longest = positions ? 0 : n, shape[2], i;
+    int64_t longest = positions ? 0 : n, i;
     int dim, k;
     if (!te) return NULL;
     for (i = 0; positions && i < n; i++) {
@@ -281,8 +281,7 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
         longest = te__max(longest, positions[i] + 1);
     }
     dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
-    shape[0] = n;
-    shape[1] = dim;
+    int64_t shape[2] = {n, dim};
     y = dim >= 0 ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* before `table`, because it checks the size */
     if (y && te__numel(y) == 0) return y;
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;

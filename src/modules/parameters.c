@@ -106,9 +106,7 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
 
 /* Adds an uninitialised parameter, which reset_parameters fills. cols 0: a vector. */
 static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
-    int64_t shape[2];
-    shape[0] = rows;
-    shape[1] = cols;
+    int64_t shape[2] = {rows, cols};
     if (!dtype) dtype = TE_BF16;
     te__frame_begin(m->te);
     te_module_add_parameter(m, name,
@@ -374,11 +372,10 @@ typedef struct te__product_params {
 /* Adds parameters that are views of one tensor, row after row, so that te__join returns the whole without a copy. */
 static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind,
                           te_dtype dtype, int64_t cols) {
-    int64_t shape[2], at = 0;
+    int64_t at = 0;
     te_tensor *whole = NULL;
     int i, before, ndim = cols ? 2 : 1;
-    shape[0] = 0;
-    shape[1] = cols;
+    int64_t shape[2] = {0, cols};
     for (i = 0; i < split->count; i++) shape[0] += rows[i];
     te__frame_begin(m->te);
     if (!m->meta) whole = te_tensor_empty(m->te, dtype, ndim, shape);

@@ -214,8 +214,8 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
     if (d->ranks == 1) return te__sum_copies(d, y, weighted);
-    y = te__sum_tokens(d, te__sum_copies(d, y ? te_tensor_cast(y, TE_F32) : NULL, weighted));
-    return y ? te_tensor_cast(y, dtype) : NULL;
+    y = te__sum_tokens(d, te__sum_copies(d, te_tensor_cast(y, TE_F32), weighted));
+    return te_tensor_cast(y, dtype);
 }
 
 /* ---- ranks exchange rows ---- */
@@ -355,6 +355,6 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
 /* Returns the results [T, cols] of this rank's tokens, in `dtype`, from the experts' output y. y NULL: this rank
  * failed; it still joins the exchange. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
-    y = y ? te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order) : NULL;
+    y = te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order);
     return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);
 }

@@ -148,7 +148,7 @@ static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way wa
     s->bias_dtype = x->dtype;
     if (way == TE__EXPERTS_LOOP) memcpy(te__mm_sizes(s), r->host, (size_t)n * sizeof(int64_t));
     w = te_tensor_cast(w, x->dtype);
-    bias = bias ? te_tensor_cast(bias, x->dtype) : NULL;
+    bias = te_tensor_cast(bias, x->dtype);
     flat = w ? te__alias_2d(w, 0, w->dtype, n * s->in, s->out) : NULL;
     y = te__zeros_2d(te, x->dtype, s->rows, s->out);
     a = way == TE__EXPERTS_MXFP8 ? te__through_mxfp8(x, TE_ROWWISE) : x;

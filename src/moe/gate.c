@@ -271,8 +271,7 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, te__gate_ad
     if (!x || te__need_memory(weight, "Gate") != TE_OK || !te__moe_padding(m, args, te__rows(x), &padding))
         return te_error_code(te);
     precision = s->precision ? s->precision : x->dtype;
-    logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision),
-                       row ? te_tensor_cast(row, precision) : NULL);
+    logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision), te_tensor_cast(row, precision));
     if (logits && add) logits = add(m, args, x, logits);
     if (!logits) return te_error_code(te);
     weights = te__gate_choose(s, logits, router, c->router_weights_fp32 ? TE_F32 : x->dtype, &indices);
@@ -512,7 +511,7 @@ static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
     te__fake_gate *s = (te__fake_gate *)m->state;
     te_ctx *te = m->te;
     te_tensor *x = te__moe_matrix(m, args->input, s->config.dim);
-    int64_t tokens = x ? te__rows(x) : 0, shape[2];
+    int64_t tokens = x ? te__rows(x) : 0;
     size_t bytes = (size_t)(tokens * s->config.n_activated_experts + 1) * 4;
     uint64_t seed = 0;
     te_result result = x ? TE_OK : te_error_code(te);
@@ -522,8 +521,7 @@ static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
         float *weights = (float *)te__alloc(te, bytes);
         int32_t *indices = (int32_t *)te__alloc(te, bytes);
         te_tensor *made[2] = {NULL, NULL};
-        shape[0] = tokens;
-        shape[1] = s->config.n_activated_experts;
+        int64_t shape[2] = {tokens, s->config.n_activated_experts};
         if (weights && indices && te__fake_choice(s, seed, tokens, weights, indices) == TE_OK) {
             made[0] = te_tensor_from_f32(te, x->dtype, 2, shape, weights);
             made[1] = te_tensor_from_host(te, TE_I32, 2, shape, indices);

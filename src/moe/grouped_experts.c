@@ -73,8 +73,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     d->tokens = te__rows(*x);
     d->topk = map ? 0 : w->shape[1];
     d->copies = d->tokens * s->config.n_activated_experts;
-    w = te_tensor_contiguous(w);
-    d->weights = w ? te_tensor_cast(w, TE_F32) : NULL;
+    d->weights = te_tensor_cast(te_tensor_contiguous(w), TE_F32);
     *indices = te_tensor_contiguous(k);
     return d->weights && *indices ? TE_OK : te_error_code(m->te);
 }
@@ -167,7 +166,7 @@ static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, i
 static te_tensor *te__experts_compute(te_module *m, const te__experts_call *c) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_tensor *bias, *y = te__experts_product(m, c, TE__EXPERTS_UP, c->rows.x, &bias);
-    y = y ? te_activate(y, s->activation, &s->params) : NULL;
+    y = te_activate(y, s->activation, &s->params);
     if (!s->config.apply_router_weight_after_down) y = te__scale_rows(y, c->rows.probs);
     y = te__experts_product(m, c, TE__EXPERTS_DOWN, y, &bias);
     return y && bias ? te__weighted_bias(&c->rows, y, bias) : y;
@@ -371,7 +370,7 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* Returns the experts module: m itself, or the child "experts" of m; NULL if neither is one. */
 static te_module *te__experts_of(te_module *m) {
-    te_module *child = m ? te_module_find(m, "experts") : NULL;
+    te_module *child = te_module_find(m, "experts");
     if (child) m = child;
     return m && (m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class || m->cls == &te__te_experts_class)
                ? m
@@ -385,7 +384,7 @@ static te_tensor *te__te_parameter(const te_module *m, te_experts_tensor which, 
                                                                                                       : "down_linear");
     char name[32];
     snprintf(name, sizeof(name), "%s%d", te__stacked_names[which].bias ? "bias" : "weight", i);
-    return child ? te_module_parameter(child, name) : NULL;
+    return te_module_parameter(child, name);
 }
 /* Returns the part of expert i of stack x [E, ...] as an alias. */
 static te_tensor *te__of_expert(const te_tensor *x, int i) {

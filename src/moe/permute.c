@@ -193,7 +193,7 @@ static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_exp
 
 TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type,
                                  te_tensor **row_id_map) {
-    te_tensor *map, *y = NULL, *made[2];
+    te_tensor *map, *y = NULL;
     te_ctx *te;
     bool index = map_type == TE_MAP_INDEX;
     if (row_id_map) *row_id_map = NULL;
@@ -219,8 +219,7 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
     if (map)
         y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL,
                         num_out_tokens);
-    made[0] = y;
-    made[1] = y ? map : NULL;
+    te_tensor *made[2] = {y, y ? map : NULL};
     te__frame_end(te, made, 2);
     if (row_id_map) *row_id_map = made[1];
     return y;
@@ -424,9 +423,9 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
                  te__shape_text(row_id_map, text));
         return NULL;
     }
-    if (probs) probs = te_tensor_contiguous(probs);
+    probs = te_tensor_contiguous(probs);
     row_id_map = te_tensor_contiguous(row_id_map);
-    if (offsets) offsets = te_tensor_contiguous(offsets);
+    offsets = te_tensor_contiguous(offsets);
     if (!row_id_map || (desc->merging_probs && !probs) || (desc->pad_offsets && !offsets)) return NULL;
     if (desc->map_type == TE_MAP_INDEX) state.topk = probs ? te__max(1, probs->shape[1]) : 1;
     tokens = state.topk ? te__numel(row_id_map) / state.topk : row_id_map->shape[0];
@@ -476,7 +475,7 @@ static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *p
     }
     sizes = te_tensor_contiguous(sizes);
     order = te_tensor_contiguous(order);
-    if (probs) probs = te_tensor_contiguous(probs);
+    probs = te_tensor_contiguous(probs);
     if (!sizes || !order || (permuted_probs && !probs)) return NULL;
     te__frame_begin(te);
     map = te__chunk_map(te, sizes, order, NULL, inp->shape[0]);

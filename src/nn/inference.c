@@ -295,7 +295,6 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     const te_inference_params_desc *d = &c->desc;
     te_ctx *te = c->te;
     te__cached_layer l;
-    int64_t shape[4];
     bool warming;
     int i;
     for (i = 0; i < c->num_layers; i++)
@@ -306,10 +305,7 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
         return NULL;
     }
     if (!te__grow(te, (void **)&c->layers, &c->cap_layers, c->num_layers, sizeof(te__cached_layer))) return NULL;
-    shape[0] = c->num_pages;
-    shape[1] = c->page_size;
-    shape[2] = d->num_heads_kv;
-    shape[3] = d->head_dim_k;
+    int64_t shape[4] = {c->num_pages, c->page_size, d->num_heads_kv, d->head_dim_k};
     warming = te->warming; /* the cache outlives a warm-up, so it must really be filled */
     te->warming = false;
     te__frame_begin(te);
@@ -422,16 +418,10 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
 /* Returns all pages of each sequence as one tensor [n, max_sequence_length, heads, d]. */
 static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
     const int64_t n = c->now.num_sequences, heads = pages->shape[2], d = pages->shape[3];
-    te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each), *rows;
-    int64_t shape[4];
-    shape[0] = c->num_pages;
-    shape[1] = c->page_size * heads * d;
-    rows = te_embedding_lookup(te_tensor_view(pages, 2, shape), table);
-    shape[0] = n;
-    shape[1] = c->desc.max_sequence_length;
-    shape[2] = heads;
-    shape[3] = d;
-    return rows ? te_tensor_view(rows, 4, shape) : NULL;
+    te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each);
+    const int64_t shape[4] = {n, c->desc.max_sequence_length, heads, d};
+    return te_tensor_view(te_embedding_lookup(te__view_2d(pages, c->num_pages, c->page_size * heads * d), table), 4,
+                          shape);
 }
 TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k,
                                                                te_tensor **v) {

@@ -66,7 +66,6 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
 static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const te_tensor *f = a->freqs, *f2 = r->b->freqs;
-    int64_t table[2];
     int v;
     if (f2->shape[1] > 1) { /* the larger run has more than one sequence */
         if (a->positions || a->start_positions)
@@ -80,8 +79,7 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
         v = te__onnx_2(g, "Gather", te__onnx_read(g, f, f2), v);
         return r->batch_first ? te__onnx_swap4(g, v, 1, 0, 2, 3) : v;
     }
-    table[0] = -1;
-    table[1] = a->rotary_dim;
+    int64_t table[2] = {-1, a->rotary_dim};
     v = te__onnx_squeeze(g, te__onnx_positions(g, r), 3);
     return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
 }

@@ -694,7 +694,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
     if (result != TE_OK) { /* no run has changed the scales yet */
-        if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+        te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
         return result;
     }
     /* one run before the two that are kept, because first calls make scales and histories */

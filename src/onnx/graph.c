@@ -195,16 +195,11 @@ static int te__onnx_node(te__onnx *g, const char *op, te__text *attributes, int 
 }
 static int te__onnx_1(te__onnx *g, const char *op, int x) { return te__onnx_node(g, op, NULL, 1, &x); }
 static int te__onnx_2(te__onnx *g, const char *op, int x, int y) {
-    int in[2];
-    in[0] = x;
-    in[1] = y;
+    int in[2] = {x, y};
     return te__onnx_node(g, op, NULL, 2, in);
 }
 static int te__onnx_3(te__onnx *g, const char *op, int x, int y, int z) {
-    int in[3];
-    in[0] = x;
-    in[1] = y;
-    in[2] = z;
+    int in[3] = {x, y, z};
     return te__onnx_node(g, op, NULL, 3, in);
 }
 static te__text te__onnx_attributes(te__onnx *g) {
@@ -226,11 +221,7 @@ static int te__onnx_transpose(te__onnx *g, int x, int n, const int *order) {
     return te__onnx_node(g, "Transpose", &t, 1, &x);
 }
 static int te__onnx_swap4(te__onnx *g, int x, int a, int b, int c, int d) {
-    int order[4];
-    order[0] = a;
-    order[1] = b;
-    order[2] = c;
-    order[3] = d;
+    int order[4] = {a, b, c, d};
     return te__onnx_transpose(g, x, 4, order);
 }
 static int te__onnx_concat(te__onnx *g, int axis, int n, const int *in) {
@@ -241,9 +232,7 @@ static int te__onnx_concat(te__onnx *g, int axis, int n, const int *in) {
     return te__onnx_node(g, "Concat", &t, n, in);
 }
 static int te__onnx_concat2(te__onnx *g, int axis, int x, int y) {
-    int in[2];
-    in[0] = x;
-    in[1] = y;
+    int in[2] = {x, y};
     return te__onnx_concat(g, axis, 2, in);
 }
 static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) {

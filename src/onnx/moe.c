@@ -9,10 +9,8 @@
  * order; among equals the earlier comes first. k: an item, a 64-bit vector of one number. */
 static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
     te__text t = te__onnx_attributes(g);
-    int in[2];
     te__onnx_attr_int(&t, "largest", largest);
-    in[0] = x;
-    in[1] = k;
+    int in[2] = {x, k};
     return te__onnx_node(g, "TopK", &t, 2, in);
 }
 /* Returns 64-bit [.., n] with 1 at the indices that `which` [.., k] lists, else 0. */

@@ -159,19 +159,14 @@ static int te__onnx_clip(te__onnx *g, int x, float limit) {
 
 /* Splits a gated input into its halves, whose columns may alternate in blocks. */
 static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
-    int64_t shape[4], joined[2];
     int h, blocks = x;
     if (block == 0 || block == n) {
         for (h = 0; h < 2; h++) half[h] = te__onnx_cut(g, x, -1, h * n, (h + 1) * n, 1);
         return;
     }
     /* as rows [-1, blocks, 2, block], whatever the leading dimensions; te__onnx_activated restores them */
-    shape[0] = -1;
-    shape[1] = n / block;
-    shape[2] = 2;
-    shape[3] = block;
-    joined[0] = -1;
-    joined[1] = n;
+    int64_t shape[4] = {-1, n / block, 2, block};
+    int64_t joined[2] = {-1, n};
     blocks = te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
     for (h = 0; h < 2; h++)
         half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));

@@ -214,7 +214,6 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;
     te_result result = TE_ERR_UNSUPPORTED;
-    int64_t shape[2];
     te_tensor *out;
     te__onnx_plain *p;
     char name[640];
@@ -229,8 +228,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
             return p->item;
         same_name += p->path && strcmp(p->path, path) == 0;
     }
-    shape[0] = rows;
-    shape[1] = columns;
+    int64_t shape[2] = {rows, columns};
     /* E4M3 times a power of two is exact in bfloat16; other scales have mantissas of their own, and need f32 */
     out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
     if (!out) return TE__ONNX_FAILED;
@@ -386,9 +384,8 @@ static void te__onnx_nvfp4_dequantize(te__onnx *g, const te_op_nvfp4_dequantize_
 static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows,
                                      te__onnx_size columns) {
     te__onnx_pair p = te__onnx_pair_of(x, x2);
-    te__onnx_size shape[2], ld;
-    shape[0] = rows;
-    shape[1] = columns;
+    te__onnx_size ld;
+    te__onnx_size shape[2] = {rows, columns};
     ld.first = te__gemm_ld(x);
     ld.second = te__gemm_ld(x2);
     return te__onnx_as(&p, 2, shape, ld);
@@ -476,7 +473,7 @@ static void te__onnx_grouped_gemm(te__onnx *g, const te_op_grouped_gemm_args *a,
     int part[MOST + 1], ends = TE__ONNX_FAILED, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0},
                         turned[3] = {0, 2, 1};
     te__onnx_pair d = TE__ONNX_PAIR(d), bp = TE__ONNX_PAIR(b);
-    te__onnx_size m, n, k, ld, groups, shape[3];
+    te__onnx_size m, n, k, ld, groups;
     int64_t pads[2] = {1, 0};
     m.first = a->m, m.second = b->m;
     n.first = a->n, n.second = b->n;
@@ -503,9 +500,7 @@ static void te__onnx_grouped_gemm(te__onnx *g, const te_op_grouped_gemm_args *a,
         ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", TE__ONNX_READ(sizes), te__onnx_i64(g, 0)),
                           te__onnx_i64s(g, 2, pads));
     rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);
-    shape[0] = groups;
-    shape[1] = a->b_transposed ? n : k;
-    shape[2] = a->b_transposed ? k : n;
+    te__onnx_size shape[3] = {groups, a->b_transposed ? n : k, a->b_transposed ? k : n};
     ld.first = te__gemm_ld(a->b);
     ld.second = te__gemm_ld(b->b);
     bp = te__onnx_as(&bp, 3, shape, ld);

@@ -18,7 +18,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     const te__quant_class *cls = spec->cls;
     bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED,
          codes = cls->form == TE__FORM_CODES;
-    int64_t shape[2], amaxes = te__num_amaxes(spec, which, m, n);
+    int64_t amaxes = te__num_amaxes(spec, which, m, n);
     c->cls = cls;
     c->two_dimensional = spec->two_dimensional;
     c->rht = spec->rht && columnwise;
@@ -28,8 +28,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     c->custom = spec->custom;
     if (te__is_opaque(cls)) return TE_OK; /* the user's quantize function allocates the tensors */
     if (spec->sizes && te__copy_is_padded(c, which)) m = te__padded_rows(m, te__numel(spec->sizes), cls->group_rows);
-    shape[0] = turned ? n : m;
-    shape[1] = turned ? m : n;
+    int64_t shape[2] = {turned ? n : m, turned ? m : n};
     if (codes) shape[1] = te__quant_ld(spec->dtype, shape[1]);
     c->data = te_tensor_retain(make(te, codes ? spec->dtype : nominal, 2, shape));
     if (!codes || !c->data) return c->data ? TE_OK : te_error_code(te);
@@ -168,9 +167,9 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* The output of an operation, quantized if there is a spec. If the scale is known beforehand, the operation writes the
- * codes at once. Else it writes a plain tensor, which te__quant_out_close quantizes. An empty output is plain too, since
- * no operation would write its scale. */
+/* The output of an operation, quantized if there is a spec. If the scale is known beforehand, the operation writes
+ * the codes at once. Else it writes a plain tensor, which te__quant_out_close quantizes. An empty output is plain too,
+ * since no operation would write its scale. */
 typedef struct te__quant_out {
     te_tensor *y, *plain;  /* plain NULL: the operation writes the codes at once, or y is plain itself */
     te_tensor *data, *col; /* what the operation writes: y, `plain` or row-wise codes; column-wise codes or NULL */
@@ -232,7 +231,6 @@ static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *s
     te__amax_give(out->x_amax, result == TE_OK);
     return result;
 }
-
 
 /* ---- the column-wise copy from the row-wise one ---- */
 

@@ -145,11 +145,9 @@ static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) {
 
 /* Checks that `spec` can quantize x; returns false with an error if not. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
-    const te__quant_spec *part[2];
     int i;
     if (!te__same_ctx(x, te, function) || !te__need_float(x, function)) return false;
-    part[0] = te__spec_of(spec, TE_ROWWISE);
-    part[1] = te__spec_of(spec, TE_COLUMNWISE);
+    const te__quant_spec *part[2] = {te__spec_of(spec, TE_ROWWISE), te__spec_of(spec, TE_COLUMNWISE)};
     for (i = 0; i < 2; i++)
         if (!te__custom_takes(part[i], x)) {
             char text[TE__SHAPE_TEXT];

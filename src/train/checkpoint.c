@@ -335,7 +335,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < p->have.num_values; i++) {
         te_tensor *x = te_safetensors_read(f, p->have.values[i].name);
-        p->value[i] = x ? te_tensor_cast(x, p->have.values[i].tensor->dtype) : NULL;
+        p->value[i] = te_tensor_cast(x, p->have.values[i].tensor->dtype);
         if (!p->value[i]) return te_error_code(te);
     }
     for (i = 0; i < p->num_fresh; i++) {
@@ -377,7 +377,7 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
     if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales from before loading */
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
-    if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
+    te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);
     te_safetensors_close(f);
     te__frame_end(te, NULL, 0);

@@ -327,7 +327,7 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     }
     for (i = 0; i < (s->context.gathers ? n : ranks); i++) {
         const bool passes = !s->context.gathers && i + 1 < ranks;
-        if (passes) result = te__context_pass(ring, now, spare[i % 2], 2, result);
+        if (passes) result = te__context_pass(ring, now, spare[i % 2], result);
         te__frame_begin(ring->te);
         if (result == TE_OK) result = te__context_attend(s, i, q, now[0], now[1], o, lse, max_logit);
         te__frame_end(ring->te, NULL, 0);
@@ -364,11 +364,11 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
             result = te_error_code(ring->te);
     }
     for (i = 0; i < ranks; i++) {
-        if (i + 1 < ranks) result = te__context_pass(ring, now, spare[i % 2], 2, result);
+        if (i + 1 < ranks) result = te__context_pass(ring, now, spare[i % 2], result);
         te__frame_begin(ring->te);
         if (result == TE_OK) result = te__context_differentiate(s, i, g, now[0], now[1], sum[i % 2][0], sum[i % 2][1]);
         te__frame_end(ring->te, NULL, 0);
-        result = te__context_pass(ring, sum[i % 2], sum[(i + 1) % 2], 2, result);
+        result = te__context_pass(ring, sum[i % 2], sum[(i + 1) % 2], result);
         now = spare[i % 2];
     }
     for (i = 0; i < 2 && result == TE_OK; i++) {
@@ -399,7 +399,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     te__attention_tensors(&s.args.rule, (te_tensor **)saved + 6, true);
     s.args.rng = saved[5];
     te__context_starts(&s.args.rule, cu);
-    result = te__context_to_heads(c, &d_o, cu, 1, s.args.format, result);
+    result = te__context_heads(c, &d_o, cu, 1, s.args.format, false, result);
     if (te__group_size(c->ring) > 1) {
         g.q = saved[0];
         g.o = saved[3];
@@ -430,7 +430,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
                 result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te__group_rank(c->heads), heads), all[4]);
         }
     }
-    result = te__context_to_tokens(c, d, cu, 3, s.args.format, result);
+    result = te__context_heads(c, d, cu, 3, s.args.format, true, result);
     memcpy(dx, d, sizeof(d));
     return result;
 }
@@ -447,7 +447,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     te_tensor *cu[3], *own_max = max_logit, *sum = NULL;
     int64_t shape[TE_MAX_DIMS], lse[3];
     te__context_starts(&a->rule, cu);
-    result = te__context_to_heads(c, parts, cu, 3, a->format, result);
+    result = te__context_heads(c, parts, cu, 3, a->format, false, result);
     if (result == TE_OK) {
         const te_tensor *q = parts[0];
         const int64_t heads = q->shape[q->ndim - 2];
@@ -483,7 +483,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
         result = te__all_gather(c->heads, own_max, max_logit);
         if (result != TE_OK) return result; /* all ranks of the group fail here, so none waits in the next exchange */
     }
-    return te__context_to_tokens(c, o, cu, 1, a->format, result);
+    return te__context_heads(c, o, cu, 1, a->format, true, result);
 }
 
 /* Compares the calls of all ranks before the first exchange. `result`: a failure of this rank before the comparison. If

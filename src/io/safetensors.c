@@ -636,8 +636,7 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata) {
     int i, k;
-    if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
     if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
     for (i = 0; i < num_metadata; i++) {

@@ -514,9 +514,8 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
     if (!te || !te__has_desc(te, desc, "te_causal_lm_create")) return NULL;
     d = *desc;
     if (!te__causal_lm_ok(te, &d)) return NULL;
-    m = te__open_part(te, &te__causal_lm_class, d.name ? d.name : "causal_lm", &outer);
+    m = te__begin_part(te__module_named(te, &te__causal_lm_class, d.name, "causal_lm"), &outer);
     if (!m) return NULL;
-    m->named = d.name != NULL;
     te__adopt(m, "model", te__decoder_model_create(te, &d));
     if (!d.tie_word_embeddings) te__add_plain_linear(m, &d, "lm_head", d.hidden_size, d.vocab_size);
     s = (te__causal_lm *)m->state;

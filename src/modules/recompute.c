@@ -234,8 +234,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
     te_result result;
     int i;
-    if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
     if (!d || !d->fn) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: %s", d ? "fn is NULL" : "desc is NULL");
     if (d->num_inputs < 0 || d->num_inputs > TE_MAX_CHECKPOINT_INPUTS || (d->num_inputs && !d->inputs) ||
         d->num_outputs < 1 || d->num_outputs > TE_MAX_CHECKPOINT_OUTPUTS || !d->outputs)

@@ -355,15 +355,13 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     m->meta = false; /* the module has no parameters of its own, only its children have */
     s->linears[TE__EXPERTS_UP][0] = "gate_up_linear";
     s->linears[TE__EXPERTS_DOWN][0] = "down_linear";
-    outer = te__modules_of(te)->making;
-    te__modules_of(te)->making = m;
+    te__begin_part(m, &outer);
     pad.num_gemms = s->local;
     te__te_child(m, "gate_up_linear", te__expert_dim(&s->config), te__up_size(&s->config), false);
     te__te_child(m, "down_linear", s->config.moe_inter_dim, te__expert_dim(&s->config), true);
     te__adopt(m, "fp8_padding", te_fp8_padding_create(te, &pad));
     te__adopt(m, "fp8_unpadding", te_fp8_unpadding_create(te, &pad));
-    te__modules_of(te)->making = outer;
-    return te__module_built(m);
+    return te__close_part(m, outer);
 }
 
 /* ---- stacks ---- */

@@ -62,9 +62,8 @@ static const te_module_class te__moe_class = {"MoE", sizeof(te__moe_module), te_
 
 /* Opens an MoE without children, which the caller adds before te__close_part. `c` has passed te__moe_config_ok. */
 static te_module *te__moe_open(te_ctx *te, const te_moe_config *c, te_module **outer) {
-    te_module *m = te__open_part(te, &te__moe_class, c->name ? c->name : "moe", outer);
+    te_module *m = te__begin_part(te__module_named(te, &te__moe_class, c->name, "moe"), outer);
     if (!m) return NULL;
-    m->named = c->name != NULL;
     ((te__moe_module *)m->state)->config = *c;
     ((te__moe_module *)m->state)->config.name = NULL;
     return m;

@@ -18,13 +18,15 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Creates a module whose children are created until te__close_part; *outer gets the module that was being made
- * before. */
+/* Begins to make the children of m, until te__close_part; *outer gets the module that was being made before. Returns m,
+ * which may be NULL. */
+static te_module *te__begin_part(te_module *m, te_module **outer) {
+    if (!m) return NULL;
+    *outer = te__modules_of(m->te)->making;
+    return te__modules_of(m->te)->making = m;
+}
 static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
-    te_module *m = te_module_create(te, cls, name);
-    *outer = te__modules_of(te)->making;
-    if (m) te__modules_of(te)->making = m;
-    return m;
+    return te__begin_part(te_module_create(te, cls, name), outer);
 }
 static te_module *te__close_part(te_module *m, te_module *outer) {
     te__modules_of(m->te)->making = outer;
@@ -296,10 +298,6 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
     }
     return p;
 }
-static te_module *te__mha_built(te_module *m, te_module *outer) {
-    te__modules_of(m->te)->making = outer;
-    return te__module_built(m);
-}
 
 /* Adds a projection to m, with a norm in front if `norm`. `blocks`: its rows of queries, keys and values; 0: none.
  * Without interleaving, each of the three blocks is divided among the ranks separately, so that rank r has the r-th
@@ -379,14 +377,11 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     if (!te__mha_choices_ok(te, &d.attention) ||
         !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention))
         return NULL;
-    m = te__module_named(te, &te__mha_class, d.name, "self_attention");
+    m = te__begin_part(te__module_with_desc(te, &te__mha_class, &d, d.name, "self_attention"), &outer);
     if (!m) return NULL;
-    *(te_multihead_attention_desc *)m->state = d;
-    outer = te__modules_of(te)->making;
-    te__modules_of(te)->making = m;
     if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE,
                           d.attention.num_attention_heads, d.attention.num_gqa_groups))
-        return te__mha_built(m, outer);
+        return te__close_part(m, outer);
     blocks[0] = d.attention.num_attention_heads * d.attention.kv_channels;
     blocks[1] = blocks[2] = d.attention.num_gqa_groups * d.attention.kv_channels;
     if (d.attention.attention_type == TE_ATTENTION_SELF)
@@ -412,7 +407,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
-    return te__mha_built(m, outer);
+    return te__close_part(m, outer);
 }
 
 /* ---- TransformerLayer ---- */
@@ -555,14 +550,11 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     d = *desc;
     if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention))
         return NULL;
-    m = te__module_named(te, &te__layer_class, d.name, "layer");
-    if (!m) return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* children return their biases, and te_bias_dropout_add adds
                                                      * them */
-    *(te_transformer_layer_desc *)m->state = d;
+    m = te__begin_part(te__module_with_desc(te, &te__layer_class, &d, d.name, "layer"), &outer);
+    if (!m) return NULL;
     te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
-    outer = te__modules_of(te)->making;
-    te__modules_of(te)->making = m;
     a.name = "self_attention";
     a.hidden_size = d.hidden_size;
     a.attention = d.attention;
@@ -605,6 +597,5 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         te__adopt(m, n.name,
                   d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
-    te__modules_of(te)->making = outer;
-    return te__module_built(m);
+    return te__close_part(m, outer);
 }

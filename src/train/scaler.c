@@ -60,12 +60,8 @@ TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_de
 
 /* Returns x * scale: the scaled loss, and in the backward pass its gradient. */
 static te_tensor *te__times(const te_tensor *x, const te_tensor *scale) {
-    te_op_axpby_args args = TE_ZERO;
-    args.x = x;
-    args.alpha = 1.0f;
-    args.alpha_device = scale;
-    args.out = te__empty_like(x, x->dtype);
-    return args.out ? te__checked(args.out, te_op_axpby(x->te, &args)) : NULL;
+    te_tensor *y = te__empty_like(x, x->dtype);
+    return y ? te__checked(y, te__times_into(y, x, scale)) : NULL;
 }
 static te_result te__scaled_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                           te_tensor **dx, const bool *needs) {

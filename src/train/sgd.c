@@ -12,15 +12,16 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
     int i;
     for (i = 0; i < step->count; i++) {
         const te__opt_param *p = &opt->params[opt->order[i]];
-        list[i].grad = opt->grads[i];
-        list[i].param = te__opt_entry_param(p);
-        list[i].momentum = p->state[TE__OPT_FIRST].x;
-        list[i].master = te__opt_entry_master(p)->x;
-        list[i].first = te__sgd_first_counts(d) && !p->started;
-        list[i].own_numbers = p->group > 0;
-        list[i].place = p->group;
-        list[i].numbers.lr = te__group_lr(opt, p->group);
-        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
+        te_sgd_tensor *x = &list[i];
+        x->grad = opt->grads[i];
+        x->param = te__opt_entry_param(p);
+        x->momentum = p->state[TE__OPT_FIRST].x;
+        x->master = te__opt_entry_master(p)->x;
+        x->first = te__sgd_first_counts(d) && !p->started;
+        x->own_numbers = p->group > 0;
+        x->place = p->group;
+        x->numbers.lr = te__group_lr(opt, p->group);
+        x->numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;

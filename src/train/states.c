@@ -133,6 +133,19 @@ static void te__opt_state_close(te__opt_state *s) {
 }
 static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
 
+/* Returns true if the parameter was written after its value was last copied to the master. */
+static bool te__opt_is_stale(const te__opt_param *p) { return p->version != te__param_version(p->param); }
+
+/* Writes x * scale, a number on the device, to `out`. */
+static te_result te__times_into(te_tensor *out, const te_tensor *x, const te_tensor *scale) {
+    te_op_axpby_args args = TE_ZERO;
+    args.x = x;
+    args.alpha = 1.0f;
+    args.alpha_device = scale;
+    args.out = out;
+    return te_op_axpby(x->te, &args);
+}
+
 /* Writes `value`, of any float format, to the state, with a new scale if the state has one. */
 static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     te_op_amax_args most = TE_ZERO;
@@ -150,7 +163,6 @@ static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
 /* Writes the state's values, multiplied by its scale, to the f32 tensor `out`. */
 static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     te_op_fp8_dequantize_args decode = TE_ZERO;
-    te_op_axpby_args scale = TE_ZERO;
     if (!s->scale) return te_tensor_copy(out, s->x);
     if (s->x->dtype == TE_F8E4M3) {
         decode.q = s->x;
@@ -158,29 +170,29 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
         decode.y = out;
         return te_op_fp8_dequantize(out->te, &decode);
     }
-    scale.x = s->x;
-    scale.out = out;
-    scale.alpha = 1.0f;
-    scale.alpha_device = s->scale;
-    return te_op_axpby(out->te, &scale);
+    return te__times_into(out, s->x, s->scale);
 }
 
-/* Joins a bf16 parameter `upper` and the remainders in `s` into the host array `master`; with `split`, splits `master`
- * into both. */
-static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, float *master, bool split) {
+/* Joins a bf16 parameter `upper` and the remainders in `s` into `master`, f32; with `split`, splits `master` into
+ * both. */
+static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tensor *master, bool split) {
     te_ctx *te = upper->te;
-    size_t n = (size_t)te__numel(upper), i;
-    uint16_t *param = (uint16_t *)te__alloc(te, (2 * n + 1) * sizeof(uint16_t)), *remainder = param + n;
-    te_result result = param ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    const size_t n = (size_t)te__numel(upper), bytes = 2 * n * sizeof(float) + 1;
+    float *whole = (float *)te__alloc(te, bytes);
+    uint16_t *param = (uint16_t *)(whole + n), *remainder = param + n;
+    te_result result = whole ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    size_t i;
+    if (result == TE_OK && split) result = te_tensor_to_host(master, whole);
     if (result == TE_OK && !split) result = te_tensor_to_host(upper, param);
     if (result == TE_OK && !split) result = te_tensor_to_host(s->x, remainder);
     for (i = 0; i < n && result == TE_OK; i++) {
-        if (split) te__split_master(master[i], &param[i], &remainder[i]);
-        else master[i] = te__join_master(param[i], remainder[i]);
+        if (split) te__split_master(whole[i], &param[i], &remainder[i]);
+        else whole[i] = te__join_master(param[i], remainder[i]);
     }
+    if (result == TE_OK && !split) result = te_tensor_copy_from_host(master, whole);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(upper, param);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
-    te__free(te, param, (2 * n + 1) * sizeof(uint16_t));
+    te__free(te, whole, bytes);
     return result;
 }
 

@@ -221,7 +221,6 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
     te_op_attn_bwd_args a = TE_ZERO;
     te_tensor *part[6];
     te_result result = te__context_open(s, &p, i, g->q, k, v, &f);
-    te_ctx *te = g->q->te;
     if (result != TE_OK) return result;
     a.q = f.q;
     a.k = f.k;
@@ -241,8 +240,8 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
     a.offset = f.offset;
     a.rng = f.rng;
     if (g->dbias) a.dbias = te__empty_like(f.rule.core_attention_bias, g->dbias->dtype);
-    if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(te);
-    result = te_op_attn_bwd(te, &a);
+    if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(g->q->te);
+    result = te_op_attn_bwd(g->q->te, &a);
     for (i = 0; i < 3 && result == TE_OK; i++)
         result = te__context_join(s->args.format, part[i], NULL, NULL, part[3 + i], NULL, NULL);
     if (result == TE_OK && g->dbias) result = te__context_bias(s, &p, g->dbias, a.dbias, true);

@@ -588,7 +588,6 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
  * frees. */
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
                                te_tensor **saved) {
-    te_ctx *te = parts[0]->te;
     bool wanted = false;
     int i;
     for (i = 0; i < 3; i++) in[i] = parts[i];
@@ -602,8 +601,8 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     saved[5] = (te_tensor *)args->rng;
     te__attention_tensors(&args->rule, saved + 6, false);
     for (i = 0; i < TE__ATTENTION_INPUTS; i++) wanted = wanted || (in[i] && te__wants_grad(in[i]));
-    if (wanted && te__score_mod_check_gradient(te, "te_attention", &args->rule.score_mod) != TE_OK) return false;
-    return te__score_mod_keep(te, &args->rule.score_mod);
+    if (wanted && te__score_mod_check_gradient(parts[0]->te, "te_attention", &args->rule.score_mod) != TE_OK) return false;
+    return te__score_mod_keep(parts[0]->te, &args->rule.score_mod);
 }
 
 /* Runs te_attention on three parts. With p, parts[p->keys] holds keys and values (and queries, unless p->keys), and

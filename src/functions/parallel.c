@@ -85,7 +85,6 @@ static bool te__copy_gathers(const te_tensor *x) {
 /* Gathers the matrix `part` of each rank into `whole`, one behind the other along dimension `dim`. `used`: rows or
  * columns of a part that are gathered; the rest is padding. Copies bytes, whatever the format. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
-    te_ctx *te = part->te;
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
     te_tensor *stage, *from, *to;
     te_result result = TE_OK;
@@ -99,9 +98,9 @@ static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_te
         to = stage = te__alias_as(whole, 0, TE_U8, 3, shape);
     else {
         to = te__alias_2d(whole, 0, TE_U8, whole->shape[0], to_row);
-        stage = te_tensor_empty(te, TE_U8, 3, shape);
+        stage = te_tensor_empty(part->te, TE_U8, 3, shape);
     }
-    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(part->te));
     result = te__all_gather(group, from, stage);
     for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
         result = te_tensor_copy(

@@ -181,7 +181,6 @@ static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
 }
 /* Sets the parameters of a group from `parts`, all tensors of the group in the file. Overwrites entries of `parts`. */
 static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor **parts) {
-    te_ctx *te = m->te;
     const te_dtype dtype = te__lm_model_tensor(g, m, 0)->dtype;
     te_tensor *all;
     te_result result = TE_OK;
@@ -196,7 +195,7 @@ static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor *
         result = te__lm_give(x, te_tensor_narrow(all, 0, at, te__rows(x)));
         at += te__rows(x);
     }
-    return all ? result : te_error_code(te);
+    return all ? result : te_error_code(m->te);
 }
 /* Undoes te__lm_take_in: fills `parts` with the count[TE__LM_FILE] tensors for the file, from the parameters. */
 static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor **parts) {

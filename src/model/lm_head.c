@@ -44,7 +44,6 @@ static te_tensor *te__cast_param(te_tensor *x, te_dtype dtype) {
 }
 /* Replaces the floating parameters of m and of the modules below by casts. */
 static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
-    te_ctx *te = m->te;
     int i, k;
     for (i = 0; i < m->num_entries; i++) {
         te_tensor *x = m->entries[i].tensor;
@@ -54,7 +53,7 @@ static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
         for (k = 0; k < c->num && c->item[k].x != x; k++) {}
         if (k == c->num) {
             te_tensor *y = te__cast_param(x, c->dtype);
-            if (!y || !te__grow(te, (void **)&c->item, &c->cap, c->num, sizeof(te__stand_in))) return te_error_code(te);
+            if (!y || !te__grow(m->te, (void **)&c->item, &c->cap, c->num, sizeof(te__stand_in))) return te_error_code(m->te);
             c->item[c->num].x = te_tensor_retain(x);
             c->item[c->num++].cast = te_tensor_retain(y);
         }
@@ -62,7 +61,7 @@ static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
         te_tensor_release(x);
     }
     for (i = 0; i < m->num_children; i++)
-        if (te__param_cast_begin(c, m->children[i]) != TE_OK) return te_error_code(te);
+        if (te__param_cast_begin(c, m->children[i]) != TE_OK) return te_error_code(m->te);
     return TE_OK;
 }
 static void te__param_cast_back(te__param_cast *c, te_module *m) {

@@ -235,10 +235,9 @@ static int64_t *te__exchange_counts(const te__exchange_state *s) {
  * rank failed, and all ranks get an error. */
 static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
                                      const int64_t *recv) {
-    te_ctx *te = group->te;
-    te_tensor *y = x ? te__empty_2d(te, dtype, te__count_all(recv, te__group_size(group)), cols) : NULL;
+    te_tensor *y = x ? te__empty_2d(group->te, dtype, te__count_all(recv, te__group_size(group)), cols) : NULL;
     if (!y) {
-        te__refuse(group, TE__ALL_TO_ALL, te_error_code(te));
+        te__refuse(group, TE__ALL_TO_ALL, te_error_code(group->te));
         return NULL;
     }
     return te__checked(y, te__lines_exchanged(group, x, send, y, recv));
@@ -294,10 +293,9 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
 /* Fills in d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has this rank's copies for each expert
  * of all ranks. Waits for the device. */
 static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
-    te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
     te_tensor *recv = counts ? te__empty_like(counts, TE_I64) : NULL;
-    te_result result = recv ? te_tensor_to_host(counts, d->chunks) : te_error_code(te);
+    te_result result = recv ? te_tensor_to_host(counts, d->chunks) : te_error_code(d->group->te);
     int r, e;
     if (result != TE_OK) return te__refuse(d->group, TE__ALL_TO_ALL, result);
     for (e = 0; e < experts; e++) d->send[e / d->local] += d->chunks[e];

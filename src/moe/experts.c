@@ -201,7 +201,6 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
 /* Returns y with probs[i] times the bias of the row's expert added to row i. The unpermute kernel gathers the biases:
  * r->ids is its row map, r->probs its weights. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
-    te_ctx *te = y->te;
     te_op_moe_unpermute_args rows = TE_ZERO;
     te_tensor *z;
     bias = te_tensor_cast(bias, y->dtype);
@@ -210,7 +209,7 @@ static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_t
     rows.merging_probs = te__alias_2d(r->probs, 0, TE_F32, te__numel(r->probs), 1);
     rows.topk = 1;
     rows.y = te__empty_like(y, TE_F32);
-    if (!bias || !rows.merging_probs || !rows.y || te_op_moe_unpermute(te, &rows) != TE_OK) return NULL;
+    if (!bias || !rows.merging_probs || !rows.y || te_op_moe_unpermute(y->te, &rows) != TE_OK) return NULL;
     z = te__axpby(y, rows.y, 1.0f, 1.0f);
     te_tensor *in[3] = {y, bias, r->probs}, *saved[4] = {bias, r->ids, r->probs, r->sizes};
     return te__record("expert_bias", z, te__weighted_bias_backward, NULL, 0, in, 3, saved, 4);

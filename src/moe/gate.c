@@ -128,9 +128,8 @@ static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tens
  * choice is a routing map u8 [T, E]. */
 static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args router,
                                   te_dtype dtype, te_tensor **indices) {
-    te_ctx *te = logits->te;
-    te_tensor *y = te__empty_2d(te, dtype, te__rows(logits), s->maps ? te__cols(logits) : router.topk);
-    *indices = s->maps ? te__empty_like(logits, TE_U8) : te__empty_2d(te, TE_I32, te__rows(logits), router.topk);
+    te_tensor *y = te__empty_2d(logits->te, dtype, te__rows(logits), s->maps ? te__cols(logits) : router.topk);
+    *indices = s->maps ? te__empty_like(logits, TE_U8) : te__empty_2d(logits->te, TE_I32, te__rows(logits), router.topk);
     if (!y || !*indices) return NULL;
     if (s->maps) {
         router.probs = y;
@@ -147,16 +146,15 @@ static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, t
 /* Counts the tokens that each expert gets: f32 [E]. */
 static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, te_tensor *padding) {
     const int64_t experts = s->config.n_routed_experts;
-    te_ctx *te = indices->te;
     te_op_moe_local_ids_args args = TE_ZERO;
-    te_tensor *counts = te__empty_1d(te, TE_I32, experts);
+    te_tensor *counts = te__empty_1d(indices->te, TE_I32, experts);
     if (s->maps) return counts && te__moe_mask_map(indices, counts) ? te__copied(counts, TE_F32) : NULL;
     args.experts = indices;
     args.dropped = padding;
     args.local = te__empty_like(indices, TE_I32);
     args.tokens_per_expert = counts;
     args.count = experts;
-    return counts && args.local && te_op_moe_local_ids(te, &args) == TE_OK ? te__copied(counts, TE_F32) : NULL;
+    return counts && args.local && te_op_moe_local_ids(indices->te, &args) == TE_OK ? te__copied(counts, TE_F32) : NULL;
 }
 
 /* Returns the sum of x over the ranks. In the backward pass the gradient of x is the gradient of the sum. */

@@ -305,10 +305,9 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD, n = q->scaling->num_gemms;
-    te_ctx *te = q->scaling->te;
     if (spec->cls->form != TE__FORM_CODES) return TE_OK;
     if (spec->row_scaled)
-        return te__fail(te, TE_ERR_UNSUPPORTED,
+        return te__fail(q->scaling->te, TE_ERR_UNSUPPORTED,
                         "GroupedLinear: NVFP4 with an amax for each row, and m_splits_tensor, whose products take one "
                         "for each group; give the sizes in m_splits, or "
                         "leave row_scaled_activation off");
@@ -316,7 +315,7 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
         if (spec->scale != slots->slot_scale[slot]) return TE_OK;
         spec->scale = te__every(slots->scale, slot, step, n);
         spec->amax = te__every(slots->history, slot, step, n);
-        if (!spec->scale || !spec->amax) return te_error_code(te);
+        if (!spec->scale || !spec->amax) return te_error_code(q->scaling->te);
     }
     spec->sizes = sizes;
     return TE_OK;

@@ -119,15 +119,14 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     te_op_moe_permute_args args = TE_ZERO;
     te__permute_state state = TE_ZERO;
     te_tensor *in[2] = {inp, probs}, *saved[2] = {map, pad_offsets}, *y, *moved = NULL;
-    te_ctx *te = inp->te;
     state.topk = topk;
     state.tokens = te__rows(inp);
     state.copies = topk ? topk : te__cols(map) / 2;
     state.h = te__cols(inp);
     state.rows = rows;
     state.dtype = inp->dtype;
-    y = inp->quantized ? NULL : te__empty_2d(te, inp->dtype, rows, state.h);
-    if (probs) moved = te__empty_1d(te, probs->dtype, rows);
+    y = inp->quantized ? NULL : te__empty_2d(inp->te, inp->dtype, rows, state.h);
+    if (probs) moved = te__empty_1d(inp->te, probs->dtype, rows);
     if ((!y && !inp->quantized) || (probs && !moved)) return NULL;
     args.x = inp;
     args.row_id_map = map;
@@ -138,7 +137,7 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     args.topk = topk;
     if (probs && !args.probs) return NULL;
     if (inp->quantized) y = te__permute_codes(name, inp, &args, rows);
-    else if (te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    else if (te_op_moe_permute(inp->te, &args) != TE_OK) return NULL;
     if (!y) return NULL;
     if (probs) {
         state.probs_dtype = probs->dtype;

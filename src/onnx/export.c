@@ -280,7 +280,6 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
 
 /* Returns x repeated times[i] times along each dimension i. */
 static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
-    te_ctx *te = x->te;
     int64_t shape[TE_MAX_DIMS], count = 1, i;
     size_t element = (size_t)te__dtype_size(x->dtype), bytes = te_tensor_bytes(x), larger;
     char *host;
@@ -291,7 +290,7 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
         count *= shape[d];
     }
     larger = (size_t)count * element;
-    host = (char *)te__alloc(te, bytes + larger);
+    host = (char *)te__alloc(x->te, bytes + larger);
     if (!host) return NULL;
     if (te_tensor_to_host(x, host) == TE_OK) {
         for (i = 0; i < count; i++) {
@@ -303,9 +302,9 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
             }
             memcpy(host + bytes + (size_t)i * element, host + (size_t)from * element, element);
         }
-        y = te_tensor_from_host(te, x->dtype, x->ndim, shape, host + bytes);
+        y = te_tensor_from_host(x->te, x->dtype, x->ndim, shape, host + bytes);
     }
-    te__free(te, host, bytes + larger);
+    te__free(x->te, host, bytes + larger);
     return y;
 }
 

@@ -389,9 +389,8 @@ static int te__onnx_by_name(const void *a, const void *b) {
 }
 /* Checks that no two values share a name, since a module's own name may be any. */
 static te_result te__onnx_names_differ(te__onnx *g) {
-    te_ctx *te = g->te;
     size_t bytes = (size_t)(g->num_items + g->num_outputs) * sizeof(char *);
-    const char **names = (const char **)te__alloc(te, bytes);
+    const char **names = (const char **)te__alloc(g->te, bytes);
     te_result result = TE_OK;
     int i, n = 0;
     if (!names) return TE_ERR_OUT_OF_MEMORY;
@@ -402,10 +401,10 @@ static te_result te__onnx_names_differ(te__onnx *g) {
     for (i = 1; i < n && result == TE_OK; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
             result = te__fail(
-                te, TE_ERR_INVALID,
+                g->te, TE_ERR_INVALID,
                 "te_onnx_export: two values of the graph are \"%s\"; give the module or the parameter another name",
                 names[i]);
-    te__free(te, names, bytes);
+    te__free(g->te, names, bytes);
     return result;
 }
 

@@ -233,7 +233,6 @@ static te_result te__master_per_tensor(const te__master_job *j) {
 }
 
 static te_result te__master_by_tile(const te__master_job *j) {
-    te_ctx *te = j->weight->te;
     bool both = j->spec->cls->facts & TE__BOTH_FROM_SLICES;
     te_op_shard_scales_args args = TE_ZERO;
     te_result result = TE_OK;
@@ -253,10 +252,10 @@ static te_result te__master_by_tile(const te__master_job *j) {
     if (j->spec->fp32_scales) { /* the reciprocal of the rounded scale_inv differs from the factor that the cast
                                  * needs */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
-        if (!args.multiplier) return te_error_code(te);
+        if (!args.multiplier) return te_error_code(j->weight->te);
     }
     if (j->amax_tensor) result = te_tensor_copy(j->copy->amax, j->amax_tensor);
-    if (result == TE_OK) result = te_op_shard_scales(te, &args);
+    if (result == TE_OK) result = te_op_shard_scales(j->weight->te, &args);
     if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, args.multiplier);
     if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
     return result;

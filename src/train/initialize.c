@@ -168,11 +168,10 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || te__opt_is_stale(p);
-    te_ctx *te = p->param->te;
     te_tensor *upper = te__copied(p->param, TE_BF16);
     te_result result = upper && te__opt_state_make(&whole, TE_F32, false, false, p->param)
                            ? te__opt_remainders(upper, s, whole.x, false)
-                           : te_error_code(te);
+                           : te_error_code(p->param->te);
     if (result != TE_OK) {
         te__opt_state_close(&whole);
         return result;

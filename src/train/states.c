@@ -120,9 +120,8 @@ static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bo
     const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
     const int ndim = dtype == TE_U8 ? 2 : like->ndim;
     const int64_t *shape = dtype == TE_U8 ? pairs : like->shape;
-    te_ctx *te = like->te;
-    s->x = te_tensor_retain(zeros ? te_tensor_zeros(te, dtype, ndim, shape) : te_tensor_empty(te, dtype, ndim, shape));
-    if (scaled) s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, one, 1.0));
+    s->x = te_tensor_retain(zeros ? te_tensor_zeros(like->te, dtype, ndim, shape) : te_tensor_empty(like->te, dtype, ndim, shape));
+    if (scaled) s->scale = te_tensor_retain(te_tensor_full(like->te, TE_F32, 1, one, 1.0));
     return s->x && (!scaled || s->scale);
 }
 static void te__opt_state_close(te__opt_state *s) {
@@ -176,9 +175,8 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
 /* Joins a bf16 parameter `upper` and the remainders in `s` into `master`, f32; with `split`, splits `master` into
  * both. */
 static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tensor *master, bool split) {
-    te_ctx *te = upper->te;
     const size_t n = (size_t)te__numel(upper), bytes = 2 * n * sizeof(float) + 1;
-    float *whole = (float *)te__alloc(te, bytes);
+    float *whole = (float *)te__alloc(upper->te, bytes);
     uint16_t *param = (uint16_t *)(whole + n), *remainder = param + n;
     te_result result = whole ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     size_t i;
@@ -192,7 +190,7 @@ static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tenso
     if (result == TE_OK && !split) result = te_tensor_copy_from_host(master, whole);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(upper, param);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
-    te__free(te, whole, bytes);
+    te__free(upper->te, whole, bytes);
     return result;
 }
 

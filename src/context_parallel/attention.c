@@ -26,8 +26,7 @@ typedef struct te__context_piece {
 } te__context_piece;
 
 static int te__context_pieces(const te__context_attention *s) {
-    const int ranks = te__group_size(s->context.ring);
-    if (!s->context.gathers) return ranks;
+    if (!s->context.gathers) return te__group_size(s->context.ring);
     return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 

@@ -94,8 +94,7 @@ static bool te__peft_look(void *user, te_module *m) {
 }
 /* Returns true if the model is tied and its embedding table is trained. */
 static bool te__peft_ties(const te_module *root) {
-    const te_module *table = te__tied_table(root);
-    const te__trained *t = te__trained_of(table);
+    const te__trained *t = te__trained_of(te__tied_table(root));
     return t && t->whole;
 }
 /* Returns the base model's name: the name that the program gave, or the folder that the model was opened from; NULL if

@@ -93,8 +93,7 @@ TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f) {
 
 /* Returns the context-parallel state of f's module, or NULL if its ranks do not share sequences. */
 static te__context *te__sdpa_ranks(const te_sdpa_patch *f) {
-    const te_module *m = f->desc.attn_module;
-    te__dpa_module *s = te__dpa_of(m);
+    te__dpa_module *s = te__dpa_of(f->desc.attn_module);
     return s && te__context_size(&s->context) > 1 ? &s->context : NULL;
 }
 /* Reports that a call fails before it reaches the module, so that other context-parallel ranks do not wait. Returns

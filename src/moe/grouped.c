@@ -610,8 +610,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
         state->quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     }
     for (i = 0; i < n && result == TE_OK; i++) {
-        te_tensor *x = c->weights[i];
-        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : te__plain(x);
+        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : te__plain(c->weights[i]);
         if (!w[i]) result = te_error_code(te);
     }
     te__grouped_gemm_of(&gemm, c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features,

@@ -193,8 +193,7 @@ static te_result te__pad_rows(te_module *m, te__experts_call *c, int64_t *splits
 /* Runs the experts of a GroupedExpertsTE; under autocast the rows of each expert are padded before and unpadded
  * after. */
 static te_tensor *te__te_experts_compute(te_module *m, te__experts_call *c) {
-    const te__experts_module *s = (const te__experts_module *)m->state;
-    const size_t bytes = (size_t)s->local * sizeof(int64_t);
+    const size_t bytes = (size_t)((const te__experts_module *)m->state)->local * sizeof(int64_t);
     int64_t *padded;
     te__autocast cast;
     te_tensor *y = NULL;

@@ -24,8 +24,6 @@ enum {
     TE__SLOT_DP = 2 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_INPUT
 };
 
-static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r->fp8_mha; }
-
 /* Returns the quantizer that a custom recipe's factory gave for slot i. */
 static const te__quant_spec *te__attention_answer(const te__quant_call *q, bool backward, int i) {
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -118,8 +116,8 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     const te_dtype dtype = spec->dtype;
     te_ctx *te = x[0]->te;
     te_tensor *each = te__empty_1d(te, TE_F32, 3), *all = te__empty_1d(te, TE_F32, 1);
-    te_op_scale_from_amax_args scale = TE_ZERO;
     te_op_amax_args amax = TE_ZERO;
+    te_tensor *scale = NULL;
     te_result result = each && all ? TE_OK : te_error_code(te);
     int i;
     for (i = 0; i < 4 && result == TE_OK; i++) {
@@ -130,15 +128,13 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     if (te__group_size(spec->group) > 1)
         result = result == TE_OK ? te__all_reduce(spec->group, all, TE_REDUCE_MAX)
                                  : te__refuse(spec->group, TE__ALL_REDUCE, result);
-    scale.amax = all;
-    scale.scale = te__empty_1d(te, TE_F32, 1);
-    scale.fp8_max = te_dtype_max(spec->dtype);
-    scale.epsilon = spec->epsilon;
-    scale.power_of_two = spec->power_of_two;
-    if (result == TE_OK) result = scale.scale ? te_op_scale_from_amax(te, &scale) : te_error_code(te);
+    if (result == TE_OK) {
+        scale = te__scale_of_amax(spec, all, NULL);
+        if (!scale) result = te_error_code(te);
+    }
     *spec = te__recipe_spec(&given, backward, TE__SLOT_INPUT, NULL);
     spec->dtype = dtype;
-    spec->scale = scale.scale;
+    spec->scale = scale;
     return result;
 }
 
@@ -308,8 +304,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
         /* The backward pass needs this scale, and the update at the end of the region changes the slot: keep a copy. */
-        saved[TE__ATTENTION_SAVED] = te__empty_like(spec.scale, TE_F32);
-        ready = saved[TE__ATTENTION_SAVED] && te_tensor_copy(saved[TE__ATTENTION_SAVED], spec.scale) == TE_OK;
+        saved[TE__ATTENTION_SAVED] = te__copied(spec.scale, TE_F32);
+        ready = saved[TE__ATTENTION_SAVED] != NULL;
         args->fp8.s_dtype = state.s_dtype = spec.dtype;
         args->fp8.s_scale = spec.scale;
         args->fp8.s_amax = spec.amax;
@@ -342,7 +338,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
 
 /* Returns true if m quantizes its core in the current autocast region; *cast is the region as m sees it. */
 static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
-    return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe);
+    return te__autocast_of(m, cast) && cast->enabled && (cast->recipe.fp8_dpa || cast->recipe.fp8_mha);
 }
 
 /* Runs te_attention, or its FP8 form if the current autocast region has fp8_dpa, and returns [.., H dv]. s: m's scaling

@@ -137,7 +137,7 @@ TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_infe
     te__closable_add(te, &c->closable, "cache", te__inference_params_close, c);
     n = te__cached_numbers(c);
     te__frame_begin(te);
-    c->device = te_tensor_retain(te_tensor_empty(te, TE_I32, 1, &n));
+    c->device = te_tensor_retain(te__empty_1d(te, TE_I32, n));
     te__frame_end(te, NULL, 0);
     c->numbers = c->device ? (int32_t *)te__alloc_zero(te, (size_t)n * sizeof(int32_t)) : NULL;
     if (c->numbers && te__cached_open(c, &c->now) && te__cached_open(c, &c->next)) {

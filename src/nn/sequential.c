@@ -151,8 +151,6 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
-/* Returns true if a following Linear may get m's output quantized. */
-static bool te__leaves_quantized(const te_module *m) { return te__is_norm(m) || te__is_activation(m); }
 /* Returns true if the activation `act` makes the gradient of this Linear's bias. Not for interleaved halves, nor where
  * ranks sum the product before the bias is added. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
@@ -170,8 +168,8 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
     const bool chains = te__chains(c) && !te__is_unallocated(call->input);
     te_result result;
     chain->front = NULL;
-    if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output &&
-        !call->fp8_grad) {
+    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) &&
+        !call->fp8_output && !call->fp8_grad) {
         chain->front = c;
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;

@@ -213,23 +213,18 @@ static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scal
 
 static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
-    te_op_scale_from_amax_args args = TE_ZERO;
-    te_result result;
+    const te_tensor *scale;
+    te_result result = TE_OK;
     if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax;
                                                   * several weights may share scale and amax */
-        args.scale = j->spec->scale;
+        scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
-        if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
+        if (result == TE_OK) result = te__scale_inverse(te, j->spec->scale, j->copy->scale);
     } else {
-        args.amax = j->amax_tensor;
-        args.scale = te__empty_1d(te, TE_F32, 1);
-        args.scale_inv = j->copy->scale;
-        args.fp8_max = te_dtype_max(j->spec->dtype);
-        args.epsilon = j->spec->epsilon;
-        args.power_of_two = j->spec->power_of_two;
-        result = args.scale ? te_op_scale_from_amax(te, &args) : te_error_code(te);
+        scale = te__scale_of_amax(j->spec, j->amax_tensor, j->copy->scale);
+        if (!scale) result = te_error_code(te);
     }
-    return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL) : result;
+    return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, scale, NULL) : result;
 }
 
 static te_result te__master_by_tile(const te__master_job *j) {

@@ -334,8 +334,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.num_values + 1) * sizeof(te_tensor *));
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < p->have.num_values; i++) {
-        te_tensor *x = te_safetensors_read(f, p->have.values[i].name);
-        p->value[i] = te_tensor_cast(x, p->have.values[i].tensor->dtype);
+        p->value[i] = te_tensor_cast(te_safetensors_read(f, p->have.values[i].name), p->have.values[i].tensor->dtype);
         if (!p->value[i]) return te_error_code(te);
     }
     for (i = 0; i < p->num_fresh; i++) {

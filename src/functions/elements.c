@@ -278,16 +278,15 @@ static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *c
     return TE_OK;
 }
 
-static bool te__concat_fits(const te_tensor *x, const te_tensor *y, int dim) {
+static te_result te__concat_fits(const te_tensor *x, const te_tensor *y, int dim) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     bool same = x->ndim == y->ndim;
     int i;
     for (i = 0; same && i < x->ndim; i++) same = i == dim || x->shape[i] == y->shape[i];
-    if (same && x->dtype == y->dtype) return true;
-    te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE,
-             "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike",
-             te_dtype_name(x->dtype), te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
-    return false;
+    if (same && x->dtype == y->dtype) return TE_OK;
+    return te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+                    "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike",
+                    te_dtype_name(x->dtype), te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
 }
 
 static te_tensor *te__concat_copy(te_tensor *const *x, int n, te__concat_state *s) {
@@ -323,7 +322,7 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
         return NULL;
     }
     for (i = 1; i < n; i++)
-        if (!te__concat_fits(x[0], x[i], dim)) return NULL;
+        if (te__concat_fits(x[0], x[i], dim) != TE_OK) return NULL;
     s = (te__concat_state *)te__alloc_zero(te, te__concat_bytes(n));
     if (!s) return NULL;
     s->dim = dim;

@@ -356,51 +356,45 @@ static te_result te__calibrate(const te__linear_call *c) {
     return result;
 }
 
-/* Checks that the operands fit together; fails with a message if not. */
-static bool te__linear_fits(const te__linear_call *c) {
+/* Checks that the operands fit together. */
+static te_result te__linear_fits(const te__linear_call *c) {
     const te_tensor *x = c->x, *weight = c->weight, *bias = c->bias;
     const te__quant_call *quant = c->quant;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     te_ctx *te;
-    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return false;
-    if (!x->quantized && !te__need_float(x, "linear")) return false;
+    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear"))
+        return TE_ERR_STATE;
+    if (!x->quantized && !te__need_float(x, "linear")) return TE_ERR_STATE;
     te = x->te;
-    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
-        te__fail(te, TE_ERR_SHAPE,
-                 "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
-                 te__shape_text(x, a), te__shape_text(weight, b));
-        return false;
-    }
-    if (c->parallel.size > 1 && x->ndim < 2) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed",
-                 te__shape_text(x, a), c->parallel.size);
-        return false;
-    }
-    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed",
-                 te__shape_text(bias, a), te__shape_text(weight, b));
-        return false;
-    }
-    if (x->dtype != weight->dtype) {
-        te__fail(te, TE_ERR_DTYPE,
-                 "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with "
-                 "params_dtype %s",
-                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
-        return false;
-    }
+    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1])
+        return te__fail(
+            te, TE_ERR_SHAPE,
+            "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
+            te__shape_text(x, a), te__shape_text(weight, b));
+    if (c->parallel.size > 1 && x->ndim < 2)
+        return te__fail(te, TE_ERR_SHAPE,
+                        "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed",
+                        te__shape_text(x, a), c->parallel.size);
+    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0]))
+        return te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed",
+                        te__shape_text(bias, a), te__shape_text(weight, b));
+    if (x->dtype != weight->dtype)
+        return te__fail(
+            te, TE_ERR_DTYPE,
+            "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with "
+            "params_dtype %s",
+            te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
     if (quant && quant->enabled && x->quantized) {
         /* true: the receiver of gathered codes makes the column-wise copy */
         bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED;
         if (!x->quantized->row.data ||
-            (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
-            te__fail(te, TE_ERR_STATE,
-                     "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
-                     x->quantized->row.data ? "column-wise" : "row-wise",
-                     x->quantized->row.data ? "weight's gradient" : "product");
-            return false;
-        }
+            (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned))
+            return te__fail(te, TE_ERR_STATE,
+                            "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                            x->quantized->row.data ? "column-wise" : "row-wise",
+                            x->quantized->row.data ? "weight's gradient" : "product");
     }
-    return true;
+    return TE_OK;
 }
 
 /* Returns the quantized input for the forward product, gathered from all ranks. *kept gets this rank's input for the
@@ -521,7 +515,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     bool quantized, block;
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
-    te_result result = te__linear_meets(c, te__linear_fits(c) ? TE_OK : TE_ERR_STATE);
+    te_result result = te__linear_meets(c, te__linear_fits(c) == TE_OK ? TE_OK : TE_ERR_STATE);
     if (result != TE_OK) return NULL;
     te = x->te;
     quantized = quant && quant->enabled;

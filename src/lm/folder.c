@@ -288,7 +288,7 @@ static void te__hf_choose_names(te__hf_folder *f) {
 
 /* Checks, before modules are allocated, that the config has no more layers and experts than the files can hold. Each
  * tensor counts 1; a stacked 3-D tensor counts its matrices, but at most one for each TE__HF_MIN_EXPERT bytes. */
-static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
+static te_result te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;
     for (k = 0; k < f->num_shards; k++)
@@ -298,15 +298,14 @@ static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d)
         }
     for (i = 0; i < d->num_hidden_layers; i++)
         need += d->dense_layers && d->dense_layers[i] ? 1 : te__max(d->num_local_experts, 1);
-    if (need <= have) return true;
+    if (need <= have) return TE_OK;
     if (d->num_local_experts)
-        te__fail(f->te, TE_ERR_FORMAT,
-                 "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors",
-                 f->config_path.s, d->num_hidden_layers, d->num_local_experts, (long long)have);
-    else
-        te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors",
-                 f->config_path.s, d->num_hidden_layers, (long long)have);
-    return false;
+        return te__fail(
+            f->te, TE_ERR_FORMAT,
+            "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors",
+            f->config_path.s, d->num_hidden_layers, d->num_local_experts, (long long)have);
+    return te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors",
+                    f->config_path.s, d->num_hidden_layers, (long long)have);
 }
 
 /* Returns true if the tensor belongs to the larger model around the text model. */
@@ -527,7 +526,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
         !te__lm_config_desc(&f->c, f->family, &d) || !te__hf_open_weights(f))
         return NULL;
     te__hf_choose_names(f);
-    if (!te__hf_ties(f, &d) || !te__hf_sizes_are_there(f, &d)) return NULL;
+    if (!te__hf_ties(f, &d) || te__hf_sizes_are_there(f, &d) != TE_OK) return NULL;
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : te__hf_dtype(f);
     d.device = TE_PARAMS_META;
     d.init.no_init = true;

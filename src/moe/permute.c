@@ -44,17 +44,16 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
 
 /* ---- rows of codes ---- */
 
-/* Checks that the quantized rows of inp can be moved as codes with their scales; records an error if not. */
-static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
+/* Checks that the quantized rows of inp can be moved as codes with their scales. */
+static te_result te__moe_codes_ok(const te_tensor *inp, const char *name) {
     const te__quant_copy *row = &inp->quantized->row;
     char why[96] = "";
-    if (!row->data) {
-        te__fail(inp->te, TE_ERR_STATE,
-                 "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or "
-                 "quantize it with TE_ROWWISE",
-                 name);
-        return false;
-    }
+    if (!row->data)
+        return te__fail(
+            inp->te, TE_ERR_STATE,
+            "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or "
+            "quantize it with TE_ROWWISE",
+            name);
     if (row->cls->form != TE__FORM_CODES)
         snprintf(why, sizeof(why), "are no codes of te.h's own");
     else if (row->cls->code_dtype == TE_F4E2M1)
@@ -63,12 +62,12 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
         snprintf(why, sizeof(why), "share scales with other rows (%s)", row->cls->two_dimensional);
     else if (row->swizzled)
         snprintf(why, sizeof(why), "have swizzled scales (optimize_for_gemm)");
-    if (!why[0]) return true;
-    te__fail(inp->te, TE_ERR_UNSUPPORTED,
-             "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can "
-             "be moved: te_dequantize it first",
-             name, inp->quantized->cls->name, why);
-    return false;
+    if (!why[0]) return TE_OK;
+    return te__fail(
+        inp->te, TE_ERR_UNSUPPORTED,
+        "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can "
+        "be moved: te_dequantize it first",
+        name, inp->quantized->cls->name, why);
 }
 
 /* Moves the scales of the tokens, `from` [T, n], by the row map into `to` [R, n]; rows without a token get 0. Both
@@ -93,7 +92,7 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     const int64_t shape[2] = {rows, te__cols(inp)};
     int dim; /* the dimension of the scales that runs along the tokens; its size may be rounded up */
     bool one_scale;
-    if (!te__moe_codes_ok(inp, name)) return NULL;
+    if (te__moe_codes_ok(inp, name) != TE_OK) return NULL;
     spec = te__copy_spec(from);
     one_scale = (spec.cls->facts & TE__TENSOR_SCALED) != 0;
     dim = spec.cls->shard_scales[0];

@@ -117,8 +117,8 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     te_ctx *te = x[0]->te;
     te_tensor *each = te__empty_1d(te, TE_F32, 3), *all = te__empty_1d(te, TE_F32, 1);
     te_op_amax_args amax = TE_ZERO;
-    te_tensor *scale = NULL;
-    te_result result = each && all ? TE_OK : te_error_code(te);
+    te_tensor *scale = te__empty_1d(te, TE_F32, 1);
+    te_result result = each && all && scale ? TE_OK : te_error_code(te);
     int i;
     for (i = 0; i < 4 && result == TE_OK; i++) {
         amax.x = i < 3 ? x[i] : each;
@@ -128,10 +128,7 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     if (te__group_size(spec->group) > 1)
         result = result == TE_OK ? te__all_reduce(spec->group, all, TE_REDUCE_MAX)
                                  : te__refuse(spec->group, TE__ALL_REDUCE, result);
-    if (result == TE_OK) {
-        scale = te__scale_of_amax(spec, all, NULL);
-        if (!scale) result = te_error_code(te);
-    }
+    if (result == TE_OK) result = te__scale_of_amax(spec, all, scale, NULL);
     *spec = te__recipe_spec(&given, backward, TE__SLOT_INPUT, NULL);
     spec->dtype = dtype;
     spec->scale = scale;
@@ -253,21 +250,21 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
 }
 
 /* Checks that MXFP8 has whole blocks along d and, for v, along s. */
-static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
+static te_result te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
     if (a->format != TE_THD && !a->rule.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 &&
         k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 && q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
-        return true;
-    te__fail(q->te, TE_ERR_SHAPE,
-             "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples "
-             "of 128 and heads that are multiples of 32, "
-             "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)",
-             te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
-             a->format == TE_THD  ? " (TE_THD)"
-             : a->rule.page_table ? " (pages)"
-                                  : "");
-    return false;
+        return TE_OK;
+    return te__fail(
+        q->te, TE_ERR_SHAPE,
+        "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples "
+        "of 128 and heads that are multiples of 32, "
+        "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)",
+        te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
+        a->format == TE_THD  ? " (TE_THD)"
+        : a->rule.page_table ? " (pages)"
+                             : "");
 }
 
 /* Returns softmax(q k^T) v as [.., H dv]; with fp8_output quantized, for a product. `call` must be of a recipe with
@@ -286,7 +283,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     /* by blocks o stays plain; te__hands_fp8 could not know that a factory chose blocks */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
-    ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args));
+    ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args) == TE_OK);
     if (ready && args->rule.page_table) {
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other "

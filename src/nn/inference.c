@@ -81,43 +81,37 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
     te__free(c->te, c, sizeof(*c));
 }
 
-/* Checks a desc and fills its defaults; returns false with the error recorded. */
-static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
+/* Checks a desc and fills its defaults. */
+static te_result te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     const char *const who = "te_inference_params_create";
     const int64_t most = 1 << 26; /* limit of tokens and of pages: lists of them fit into 32-bit address spaces */
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
     if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 ||
-        d->head_dim_v < 1 || d->max_ctx_len < 1 || d->max_sequence_length > most / d->max_batch_size) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v "
-                 "%lld, max_ctx_len %lld; each is at least 1, and "
-                 "the product of the first two at most 2^26",
-                 who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv,
-                 (long long)d->head_dim_k, (long long)d->head_dim_v, (long long)d->max_ctx_len);
-        return false;
-    }
-    if (!te__is_float(d->dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; f32, f16 and bf16 are possible", who, te_dtype_name(d->dtype));
-        return false;
-    }
-    if (!d->is_paged && (d->page_size || d->total_num_pages)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who,
-                 (long long)d->page_size, (long long)d->total_num_pages);
-        return false;
-    }
+        d->head_dim_v < 1 || d->max_ctx_len < 1 || d->max_sequence_length > most / d->max_batch_size)
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v "
+            "%lld, max_ctx_len %lld; each is at least 1, and "
+            "the product of the first two at most 2^26",
+            who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv,
+            (long long)d->head_dim_k, (long long)d->head_dim_v, (long long)d->max_ctx_len);
+    if (!te__is_float(d->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; f32, f16 and bf16 are possible", who, te_dtype_name(d->dtype));
+    if (!d->is_paged && (d->page_size || d->total_num_pages))
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who,
+                        (long long)d->page_size, (long long)d->total_num_pages);
     if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 ||
-                        d->total_num_pages > most)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, "
-                 "and the third is at most 2^26, or 0 for "
-                 "enough",
-                 who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
-        return false;
-    }
-    return true;
+                        d->total_num_pages > most))
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, "
+            "and the third is at most 2^26, or 0 for "
+            "enough",
+            who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
+    return TE_OK;
 }
 
 TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc *desc) {
@@ -126,7 +120,7 @@ TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_infe
     int64_t n;
     if (!te || !te__has_desc(te, desc, "te_inference_params_create")) return NULL;
     d = *desc;
-    if (!te__inference_desc_ok(te, &d)) return NULL;
+    if (te__inference_desc_ok(te, &d) != TE_OK) return NULL;
     c = (te_inference_params *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
     c->te = te;

@@ -229,36 +229,29 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
 
 /* Checks that all can become children, each once. */
-static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
+static te_result te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
     int i, k;
-    if (n < 0 || (n > 0 && !children)) {
-        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n,
-                 n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
-        return false;
-    }
+    if (n < 0 || (n > 0 && !children))
+        return te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n,
+                        n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
     for (i = 0; i < n; i++) {
         const te_module *c = children[i];
-        if (!c) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
-            return false;
-        }
-        if (c->te != te) {
-            te__fail(te, TE_ERR_INVALID,
-                     "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)",
-                     i, c->name, c->te->device_name, te->device_name);
-            return false;
-        }
+        if (!c) return te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
+        if (c->te != te)
+            return te__fail(
+                te, TE_ERR_INVALID,
+                "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i,
+                c->name, c->te->device_name, te->device_name);
         for (k = 0; k < i && children[k] != c; k++) {}
-        if (c->parent || k < i) {
-            te__fail(te, TE_ERR_INVALID,
-                     "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to "
-                     "tie weights, give "
-                     "two modules one parameter: te_module_add_parameter)",
-                     i, c->name, c->parent ? "a child of " : "in this list", c->parent ? c->parent->name : "");
-            return false;
-        }
+        if (c->parent || k < i)
+            return te__fail(
+                te, TE_ERR_INVALID,
+                "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to "
+                "tie weights, give "
+                "two modules one parameter: te_module_add_parameter)",
+                i, c->name, c->parent ? "a child of " : "in this list", c->parent ? c->parent->name : "");
     }
-    return true;
+    return TE_OK;
 }
 
 /* Destroys the modules without a parent. Links them in a list first (through `parent`), because one may be inside the
@@ -291,7 +284,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     te_module *m = NULL;
     char name[16];
     int i;
-    if (te && te__sequential_children_ok(te, children, n))
+    if (te && te__sequential_children_ok(te, children, n) == TE_OK)
         m = te__module_named(te, &te__sequential_class, NULL, "sequential");
     /* children check fp8_output and fp8_grad themselves, and a Sequential needs none of its children */
     if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true;

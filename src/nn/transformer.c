@@ -352,18 +352,17 @@ static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d)
                                                                                : te_layernorm_create(m->te, &n));
     }
 }
-/* Checks choices that no other place checks; returns false with the error recorded. */
-static bool te__mha_choices_ok(te_ctx *te, const te_attn_options *o) {
+/* Checks choices that no other place checks. */
+static te_result te__mha_choices_ok(te_ctx *te, const te_attn_options *o) {
     if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 ||
-        o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF "
-                 "(0) and TE_ATTENTION_CROSS (1), "
-                 "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible",
-                 (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
-        return false;
-    }
-    return true;
+        o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f))
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF "
+            "(0) and TE_ATTENTION_CROSS (1), "
+            "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible",
+            (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
+    return TE_OK;
 }
 
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc) {
@@ -374,7 +373,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     int64_t blocks[3];
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
     d = *desc;
-    if (!te__mha_choices_ok(te, &d.attention) ||
+    if (te__mha_choices_ok(te, &d.attention) != TE_OK ||
         !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention))
         return NULL;
     m = te__begin_part(te__module_with_desc(te, &te__mha_class, &d, d.name, "self_attention"), &outer);
@@ -499,46 +498,40 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc),
                                                 te__layer_forward, NULL, NULL};
 
-/* Checks choices that no child checks; returns false with the error recorded. An encoder accepts the options of a
+/* Checks choices that no child checks. An encoder accepts the options of a
  * decoder if they have default values, explicit or not. */
-static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
+static te_result te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
     bool decoder = d->layer_type == TE_LAYER_DECODER,
          bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);
     bool cross = bounded || (d->enc_dec_attn_mask_type && d->enc_dec_attn_mask_type != TE_MASK_NONE) ||
                  d->enc_dec_bottom_right_diagonal;
     if ((int)d->layer_type < 0 || d->layer_type > TE_LAYER_DECODER ||
-        !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and "
-                 "TE_LAYER_DECODER (1), and probabilities below 1 are possible",
-                 (int)d->layer_type, (double)d->drop_path_rate);
-        return false;
-    }
-    if (d->attention.attention_type != TE_ATTENTION_SELF) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross "
-                 "attention beside it with layer_type TE_LAYER_DECODER: "
-                 "leave it 0",
-                 (int)d->attention.attention_type);
-        return false;
-    }
-    if ((decoder && d->parallel_attention_mlp) || (!decoder && cross)) {
-        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
-                 decoder
-                     ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
-                     : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a "
-                       "decoder's: leave them at their defaults, or take TE_LAYER_DECODER (1)");
-        return false;
-    }
-    if (d->parallel_attention_mlp && (d->apply_residual_connection_post_layernorm || d->output_layernorm)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_transformer_layer_create: parallel_attention_mlp with %s; the halves of such a layer share one "
-                 "residual, which begins at its input, and each has its own "
-                 "norm in front: leave one of the two out",
-                 d->output_layernorm ? "output_layernorm" : "apply_residual_connection_post_layernorm");
-        return false;
-    }
-    return true;
+        !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f))
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and "
+                        "TE_LAYER_DECODER (1), and probabilities below 1 are possible",
+                        (int)d->layer_type, (double)d->drop_path_rate);
+    if (d->attention.attention_type != TE_ATTENTION_SELF)
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross "
+            "attention beside it with layer_type TE_LAYER_DECODER: "
+            "leave it 0",
+            (int)d->attention.attention_type);
+    if ((decoder && d->parallel_attention_mlp) || (!decoder && cross))
+        return te__fail(
+            te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
+            decoder ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
+                    : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a "
+                      "decoder's: leave them at their defaults, or take TE_LAYER_DECODER (1)");
+    if (d->parallel_attention_mlp && (d->apply_residual_connection_post_layernorm || d->output_layernorm))
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_transformer_layer_create: parallel_attention_mlp with %s; the halves of such a layer share one "
+            "residual, which begins at its input, and each has its own "
+            "norm in front: leave one of the two out",
+            d->output_layernorm ? "output_layernorm" : "apply_residual_connection_post_layernorm");
+    return TE_OK;
 }
 
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc) {
@@ -548,7 +541,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_module *m, *outer;
     if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
     d = *desc;
-    if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention))
+    if (te__layer_choices_ok(te, &d) != TE_OK ||
+        !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention))
         return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* children return their biases, and te_bias_dropout_add adds
                                                      * them */

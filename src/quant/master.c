@@ -213,16 +213,16 @@ static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scal
 
 static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
-    const te_tensor *scale;
-    te_result result = TE_OK;
+    te_tensor *scale;
+    te_result result;
     if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax;
                                                   * several weights may share scale and amax */
         scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
-        if (result == TE_OK) result = te__scale_inverse(te, j->spec->scale, j->copy->scale);
+        if (result == TE_OK) result = te__scale_inverse(te, scale, j->copy->scale);
     } else {
-        scale = te__scale_of_amax(j->spec, j->amax_tensor, j->copy->scale);
-        if (!scale) result = te_error_code(te);
+        scale = te__empty_1d(te, TE_F32, 1);
+        result = te__scale_of_amax(j->spec, j->amax_tensor, scale, j->copy->scale);
     }
     return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, scale, NULL) : result;
 }

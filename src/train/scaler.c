@@ -8,16 +8,16 @@ struct te_grad_scaler {
     te_tensor *any_inf; /* f32 [1]: number of steps with an overflow since the last update */
 };
 
-static bool te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
+static te_result te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
     if (d->init_scale > 0.0f && d->init_scale <= FLT_MAX && d->growth_factor > 1.0f && d->growth_factor <= FLT_MAX &&
         d->backoff_factor > 0.0f && d->backoff_factor < 1.0f && d->growth_interval > 0)
-        return true;
-    te__fail(te, TE_ERR_INVALID,
-             "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale "
-             "above 0, a growth above 1, a backoff between 0 and 1 and "
-             "an interval of at least 1 are needed, or 0 for the defaults",
-             (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
-    return false;
+        return TE_OK;
+    return te__fail(
+        te, TE_ERR_INVALID,
+        "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale "
+        "above 0, a growth above 1, a backoff between 0 and 1 and "
+        "an interval of at least 1 are needed, or 0 for the defaults",
+        (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
 }
 
 TE_API void te_grad_scaler_destroy(te_grad_scaler *s) {
@@ -38,7 +38,7 @@ TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_de
     if (d.growth_factor == 0.0f) d.growth_factor = 2.0f;
     if (d.backoff_factor == 0.0f) d.backoff_factor = 0.5f;
     if (d.growth_interval == 0) d.growth_interval = 2000;
-    if (!te__scaler_desc_ok(te, &d)) return NULL;
+    if (te__scaler_desc_ok(te, &d) != TE_OK) return NULL;
     if (te->capture) {
         te__refuse_capture(te, "te_grad_scaler_create", "make it before te_graph_begin");
         return NULL;

@@ -150,8 +150,8 @@ static te_result te__context_heads(const te__context *c, te_tensor **x, te_tenso
 
 /* ---- the ring ---- */
 
-/* Sends the pair `out` to the next rank, and receives `in` from the previous one. Even ranks send first and odd ranks receive
- * first, since a send may wait for the receiver. */
+/* Sends the pair `out` to the next rank, and receives `in` from the previous one. Even ranks send first and odd ranks
+ * receive first, since a send may wait for the receiver. */
 static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_tensor *const in[2], te_result result) {
     const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
               last = (rank + size - 1) % size;

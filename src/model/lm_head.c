@@ -53,7 +53,8 @@ static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
         for (k = 0; k < c->num && c->item[k].x != x; k++) {}
         if (k == c->num) {
             te_tensor *y = te__cast_param(x, c->dtype);
-            if (!y || !te__grow(m->te, (void **)&c->item, &c->cap, c->num, sizeof(te__stand_in))) return te_error_code(m->te);
+            if (!y || !te__grow(m->te, (void **)&c->item, &c->cap, c->num, sizeof(te__stand_in)))
+                return te_error_code(m->te);
             c->item[c->num].x = te_tensor_retain(x);
             c->item[c->num++].cast = te_tensor_retain(y);
         }

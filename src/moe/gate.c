@@ -129,7 +129,8 @@ static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tens
 static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args router,
                                   te_dtype dtype, te_tensor **indices) {
     te_tensor *y = te__empty_2d(logits->te, dtype, te__rows(logits), s->maps ? te__cols(logits) : router.topk);
-    *indices = s->maps ? te__empty_like(logits, TE_U8) : te__empty_2d(logits->te, TE_I32, te__rows(logits), router.topk);
+    *indices =
+        s->maps ? te__empty_like(logits, TE_U8) : te__empty_2d(logits->te, TE_I32, te__rows(logits), router.topk);
     if (!y || !*indices) return NULL;
     if (s->maps) {
         router.probs = y;

@@ -1,8 +1,8 @@
 /* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT: FP8 with one scale per tensor, which is given
  * (delayed) or comes from the tensor's amax (current). */
 
-/* Writes to `scale` the scales that f32 tensors of these amaxes get by `spec`, and to scale_inv, which may be NULL, their
- * reciprocals. scale NULL: it could not be allocated. */
+/* Writes to `scale` the scales that f32 tensors of these amaxes get by `spec`, and to scale_inv, which may be NULL,
+ * their reciprocals. scale NULL: it could not be allocated. */
 static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, te_tensor *scale,
                                    te_tensor *scale_inv) {
     te_op_scale_from_amax_args args = TE_ZERO;

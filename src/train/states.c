@@ -120,7 +120,8 @@ static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bo
     const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
     const int ndim = dtype == TE_U8 ? 2 : like->ndim;
     const int64_t *shape = dtype == TE_U8 ? pairs : like->shape;
-    s->x = te_tensor_retain(zeros ? te_tensor_zeros(like->te, dtype, ndim, shape) : te_tensor_empty(like->te, dtype, ndim, shape));
+    s->x = te_tensor_retain(zeros ? te_tensor_zeros(like->te, dtype, ndim, shape)
+                                  : te_tensor_empty(like->te, dtype, ndim, shape));
     if (scaled) s->scale = te_tensor_retain(te_tensor_full(like->te, TE_F32, 1, one, 1.0));
     return s->x && (!scaled || s->scale);
 }

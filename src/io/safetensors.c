@@ -535,11 +535,8 @@ static te_result te__st_store(te_ctx *te, te__file_out *out, const te_tensor *x,
     const te_tensor *flat = x;
     size_t size = te_tensor_bytes(x), done, chunk = TE__ST_CHUNK;
     te__frame_begin(te);
-    if (!te__is_contiguous(x)) {
-        te_tensor *copy = te__empty_like(x, x->dtype);
-        result = copy ? te_tensor_copy(copy, x) : te_error_code(te);
-        flat = copy;
-    }
+    if (!te__is_contiguous(x)) flat = te__copied(x, x->dtype);
+    if (!flat) result = te_error_code(te);
     for (done = 0; done < size && result == TE_OK && !out->failed; done += chunk) {
         if (chunk > size - done) chunk = size - done;
         result = te->device->download(te, staging, (const char *)te__data(flat) + done, chunk);

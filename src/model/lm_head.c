@@ -137,21 +137,10 @@ static te_tensor *te__take_rows(te_tensor *x, te_tensor *positions) {
 /* Gathers x [b, s, h] at `positions` of s: returns [b, number of positions, h]. */
 static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     const int64_t b = x->shape[0], s = x->shape[1], h = x->shape[2], n = te__numel(positions);
-    int64_t shape[3];
-    te_tensor *rows;
-    shape[0] = s;
-    shape[1] = b * h;
-    rows = te_tensor_contiguous(b == 1 ? x : te_tensor_transpose(x, 0, 1));
-    rows = te__take_rows(te_tensor_view(rows, 2, shape), positions); /* [n, b * h] */
-    if (b == 1) {
-        shape[0] = 1;
-        shape[1] = n;
-        shape[2] = h;
-        return te_tensor_view(rows, 3, shape);
-    }
-    shape[0] = n;
-    shape[1] = b;
-    shape[2] = h;
+    const int64_t one[3] = {1, n, h}, shape[3] = {n, b, h};
+    te_tensor *rows = te_tensor_contiguous(b == 1 ? x : te_tensor_transpose(x, 0, 1));
+    rows = te__take_rows(te__view_2d(rows, s, b * h), positions); /* [n, b * h] */
+    if (b == 1) return te_tensor_view(rows, 3, one);
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(rows, 3, shape), 0, 1));
 }
 static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) {
@@ -210,11 +199,8 @@ static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const 
     return o->positions ? te__positions_ok(o->positions, hidden->shape[hidden->ndim - 2]) : TE_OK;
 }
 static te_tensor *te__as_batch(te_tensor *x) {
-    int64_t shape[3];
     if (!x || x->ndim != 2) return x;
-    shape[0] = 1;
-    shape[1] = x->shape[0];
-    shape[2] = x->shape[1];
+    const int64_t shape[3] = {1, x->shape[0], x->shape[1]};
     return te_tensor_view(x, 3, shape);
 }
 

@@ -281,9 +281,7 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
         longest = te__max(longest, positions[i] + 1);
     }
     dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
-    int64_t shape[2] = {n, dim};
-    y = dim >= 0 ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* before `table`, because it checks the size */
-    if (y && te__numel(y) == 0) return y;
+    y = dim >= 0 ? te__empty_2d(te, TE_F32, n, dim) : NULL; /* before `table`, because it checks the size */
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;
     floats = te__floats_begin();
@@ -301,18 +299,12 @@ TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int he
     float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
     te_tensor *y;
     te__floats floats;
-    int64_t shape[4], i;
+    int64_t i;
     int dim, k;
     if (!te) return NULL;
     dim = te__rope_table_begin(te, "te_rope_freqs", rotary, head_dim, n, n, inv_freq, &factor);
-    shape[0] = n;
-    shape[1] = shape[2] = 1;
-    shape[3] = dim;
+    const int64_t shape[4] = {n, 1, 1, dim};
     y = dim >= 0 ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
-    if (y && te__numel(y) == 0) {
-        if (attention_factor) *attention_factor = factor;
-        return y;
-    }
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;
     floats = te__floats_begin();

@@ -69,18 +69,8 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
 
 /* Inverts a u8 mask between 0 for a masked key and te_attention's 1 for a masked key: max(1 - x, 0). */
 static te_tensor *te__mask_turned(te_tensor *mask) {
-    te_op_axpby_args sum = TE_ZERO;
-    te_tensor *x = te__empty_like(mask, TE_F32), *one = te_tensor_full(mask->te, TE_F32, mask->ndim, mask->shape, 1.0),
-              *y = te__empty_like(mask, TE_U8);
-    if (!x || !one || !y) return NULL;
-    sum.x = x;
-    sum.y = one;
-    sum.out = x;
-    sum.alpha = -1.0f;
-    sum.beta = 1.0f;
-    if (te_tensor_copy(x, mask) != TE_OK || te_op_axpby(mask->te, &sum) != TE_OK || te_tensor_copy(y, x) != TE_OK)
-        return NULL;
-    return y;
+    te_tensor *one = te_tensor_full(mask->te, TE_F32, mask->ndim, mask->shape, 1.0), *x = te__copied(mask, TE_F32);
+    return one && x ? te__copied(te__axpby(x, one, -1.0f, 1.0f), TE_U8) : NULL;
 }
 
 /* Sets the masks of a rule: `masked` (u8, 1 for a masked key), or if that is NULL a causal mask or none. `added`, which

@@ -104,15 +104,17 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
     return result;
 }
 
-/* Adds an uninitialised parameter, which reset_parameters fills. cols 0: a vector. */
-static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
-    int64_t shape[2] = {rows, cols};
-    if (!dtype) dtype = TE_BF16;
+/* Adds an uninitialised parameter, which reset_parameters fills. */
+static void te__add_shaped(te_module *m, const char *name, te_dtype dtype, int ndim, const int64_t *shape) {
     te__frame_begin(m->te);
-    te_module_add_parameter(m, name,
-                            m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape)
-                                    : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
+    te_module_add_parameter(
+        m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : te_tensor_empty(m->te, dtype, ndim, shape));
     te__frame_end(m->te, NULL, 0);
+}
+/* Adds a matrix, or a vector if cols is 0. */
+static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    const int64_t shape[2] = {rows, cols};
+    te__add_shaped(m, name, dtype ? dtype : TE_BF16, cols ? 2 : 1, shape);
 }
 /* Applies the `device` of a desc to the parameters that are added afterwards. Shards have no values before the group is
  * known. */

@@ -81,19 +81,6 @@ static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
 
 /* ---- sorting by expert ---- */
 
-/* Converts expert numbers to local ids: i32, shaped as `indices`, relative to `first`, and -1 outside of the `count`
- * local experts and for padding. *sizes receives the copies of each local expert, i64 [count]. */
-static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count,
-                                te_tensor **sizes) {
-    te_op_moe_local_ids_args args = TE_ZERO;
-    args.experts = indices;
-    args.dropped = padding;
-    args.first = first;
-    args.count = count;
-    args.local = te__empty_like(indices, TE_I32);
-    args.tokens_per_expert = *sizes = te__empty_1d(indices->te, TE_I64, count);
-    return args.local && *sizes && te_op_moe_local_ids(indices->te, &args) == TE_OK ? args.local : NULL;
-}
 /* Sorts copies of x's tokens by expert id and returns the first `rows` of them; *probs receives their router weights.
  * Sets d->map. */
 static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids, int64_t rows, te_tensor **probs) {
@@ -187,7 +174,7 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
     int64_t rows;
     te_result result = te__dispatch_lists(te, d, r);
     /* padding tokens have id -1 from here on */
-    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL;
+    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, TE_I64, &sizes) : NULL;
     if (d->ranks > 1) {
         if (!local) return te__refuse(d->group, TE__ALL_REDUCE, te_error_code(te));
         result = te__longest_tokens(d, te);
@@ -196,7 +183,7 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
         d->weights = x ? te__gather_tokens(d, d->weights) : NULL;
         local = d->weights ? te__gather(d->group, te__padded_tokens(local, d->longest, -1.0)) : NULL;
         if (!local) return te_error_code(te);
-        local = te__local_ids(local, NULL, (int64_t)te__group_rank(d->group) * d->local, d->local, &sizes);
+        local = te__local_ids(local, NULL, (int64_t)te__group_rank(d->group) * d->local, d->local, TE_I64, &sizes);
     }
     if (!on_host) r->host = NULL;
     if (local && (!on_host || te_tensor_to_host(sizes, r->host) == TE_OK)) {
@@ -338,7 +325,7 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     te_ctx *te = x->te;
     te_tensor *sizes = NULL, *local, *sent, *probs = NULL, *order;
     te_result result = te__dispatch_lists(te, d, r);
-    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL;
+    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, TE_I64, &sizes) : NULL;
     result = te__exchange_sizes(d, local ? sizes : NULL);
     if (result != TE_OK) return result;
     sent = te__sort_copies(d, x, local, te__count_all(d->send, d->ranks), &probs);

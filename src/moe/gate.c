@@ -144,18 +144,28 @@ static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, t
 
 /* ---- load and auxiliary loss ---- */
 
+/* Converts expert numbers to local ids: i32, shaped as `indices`, relative to `first`, and -1 outside of the `count`
+ * local experts and for padding. *sizes receives the copies of each local expert, [count] in `dtype`. */
+static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count, te_dtype dtype,
+                                te_tensor **sizes) {
+    te_op_moe_local_ids_args args = TE_ZERO;
+    args.experts = indices;
+    args.dropped = padding;
+    args.first = first;
+    args.count = count;
+    args.local = te__empty_like(indices, TE_I32);
+    args.tokens_per_expert = *sizes = te__empty_1d(indices->te, dtype, count);
+    return args.local && *sizes && te_op_moe_local_ids(indices->te, &args) == TE_OK ? args.local : NULL;
+}
 /* Counts the tokens that each expert gets: f32 [E]. */
 static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, te_tensor *padding) {
     const int64_t experts = s->config.n_routed_experts;
-    te_op_moe_local_ids_args args = TE_ZERO;
-    te_tensor *counts = te__empty_1d(indices->te, TE_I32, experts);
-    if (s->maps) return counts && te__moe_mask_map(indices, counts) ? te__copied(counts, TE_F32) : NULL;
-    args.experts = indices;
-    args.dropped = padding;
-    args.local = te__empty_like(indices, TE_I32);
-    args.tokens_per_expert = counts;
-    args.count = experts;
-    return counts && args.local && te_op_moe_local_ids(indices->te, &args) == TE_OK ? te__copied(counts, TE_F32) : NULL;
+    te_tensor *counts = NULL;
+    if (s->maps) {
+        counts = te__empty_1d(indices->te, TE_I32, experts);
+        return counts && te__moe_mask_map(indices, counts) ? te__copied(counts, TE_F32) : NULL;
+    }
+    return te__local_ids(indices, padding, 0, experts, TE_I32, &counts) ? te__copied(counts, TE_F32) : NULL;
 }
 
 /* Returns the sum of x over the ranks. In the backward pass the gradient of x is the gradient of the sum. */

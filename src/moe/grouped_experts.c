@@ -256,11 +256,7 @@ static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(
 /* Adds parameter `name`, a stack [n, rows, cols], or [n, cols] if rows is 0. */
 static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
     const int64_t shape[3] = {n, rows ? rows : cols, cols};
-    te__frame_begin(m->te);
-    te_module_add_parameter(m, name,
-                            m->meta ? te_tensor_describe(m->te, dtype, rows ? 3 : 2, shape)
-                                    : te_tensor_empty(m->te, dtype, rows ? 3 : 2, shape));
-    te__frame_end(m->te, NULL, 0);
+    te__add_shaped(m, name, dtype, rows ? 3 : 2, shape);
 }
 static te_module *te__experts_create(te_ctx *te, const char *who, const te_module_class *cls,
                                      const te_moe_config *config, const te_moe_backend *backend) {

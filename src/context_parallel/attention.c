@@ -28,8 +28,7 @@ typedef struct te__context_piece {
 } te__context_piece;
 
 static int te__context_pieces(const te__context_attention *s) {
-    const int ranks = te__group_size(s->context.ring);
-    if (!s->context.gathers) return ranks;
+    if (!s->context.gathers) return te__group_size(s->context.ring);
     return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 
@@ -226,7 +225,6 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
     te_op_attn_bwd_args a = TE_ZERO;
     te_tensor *part[6];
     te_result result = te__context_open(s, &p, i, g->q, k, v, &f);
-    te_ctx *te = g->q->te;
     if (result != TE_OK) return result;
     a.q = f.q;
     a.k = f.k;
@@ -246,8 +244,8 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
     a.offset = f.offset;
     a.rng = f.rng;
     if (g->dbias) a.dbias = te__empty_like(f.rule.core_attention_bias, g->dbias->dtype);
-    if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(te);
-    result = te_op_attn_bwd(te, &a);
+    if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(g->q->te);
+    result = te_op_attn_bwd(g->q->te, &a);
     for (i = 0; i < 3 && result == TE_OK; i++)
         result = te__context_join(s->args.format, part[i], NULL, NULL, part[3 + i], NULL, NULL);
     if (result == TE_OK && g->dbias) result = te__context_bias(s, &p, g->dbias, a.dbias, true);
@@ -332,7 +330,7 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
     }
     for (i = 0; i < (s->context.gathers ? n : ranks); i++) {
         const bool passes = !s->context.gathers && i + 1 < ranks;
-        if (passes) result = te__context_pass(ring, now, spare[i % 2], 2, result);
+        if (passes) result = te__context_pass(ring, now, spare[i % 2], result);
         te__frame_begin(ring->te);
         if (result == TE_OK) result = te__context_attend(s, i, q, now[0], now[1], o, lse, max_logit);
         te__frame_end(ring->te, NULL, 0);
@@ -369,11 +367,11 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
             result = te_error_code(ring->te);
     }
     for (i = 0; i < ranks; i++) {
-        if (i + 1 < ranks) result = te__context_pass(ring, now, spare[i % 2], 2, result);
+        if (i + 1 < ranks) result = te__context_pass(ring, now, spare[i % 2], result);
         te__frame_begin(ring->te);
         if (result == TE_OK) result = te__context_differentiate(s, i, g, now[0], now[1], sum[i % 2][0], sum[i % 2][1]);
         te__frame_end(ring->te, NULL, 0);
-        result = te__context_pass(ring, sum[i % 2], sum[(i + 1) % 2], 2, result);
+        result = te__context_pass(ring, sum[i % 2], sum[(i + 1) % 2], result);
         now = spare[i % 2];
     }
     for (i = 0; i < 2 && result == TE_OK; i++) {
@@ -405,7 +403,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     te__attention_tensors(&s.args.rule, (te_tensor **)saved + 6, true);
     s.args.rng = saved[5];
     te__context_starts(&s.args.rule, cu);
-    result = te__context_to_heads(c, &d_o, cu, 1, s.args.format, result);
+    result = te__context_heads(c, &d_o, cu, 1, s.args.format, false, result);
     if (te__group_size(c->ring) > 1) {
         g.q = saved[0];
         g.o = saved[3];
@@ -437,7 +435,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
                 result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te__group_rank(c->heads), heads), all[4]);
         }
     }
-    result = te__context_to_tokens(c, d, cu, 3, s.args.format, result);
+    result = te__context_heads(c, d, cu, 3, s.args.format, true, result);
     memcpy(dx, d, sizeof(d));
     return result;
 }
@@ -454,7 +452,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     te_tensor *cu[3], *own_max = max_logit, *sum = NULL;
     int64_t shape[TE_MAX_DIMS], lse[3];
     te__context_starts(&a->rule, cu);
-    result = te__context_to_heads(c, parts, cu, 3, a->format, result);
+    result = te__context_heads(c, parts, cu, 3, a->format, false, result);
     if (result == TE_OK) {
         const te_tensor *q = parts[0];
         const int64_t heads = q->shape[q->ndim - 2];
@@ -491,7 +489,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
         if (result != TE_OK) return result; /* here all ranks of the group fail, so no rank waits in the next
                                              * exchange */
     }
-    return te__context_to_tokens(c, o, cu, 1, a->format, result);
+    return te__context_heads(c, o, cu, 1, a->format, true, result);
 }
 
 /* Compares the calls of all ranks before the first exchange. `result` is a failure that this rank had before, or TE_OK.

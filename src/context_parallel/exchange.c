@@ -81,15 +81,15 @@ static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *
 /* Returns a tensor of the given shape whose row map[i] is row i of x. */
 static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, const int64_t *shape) {
     te_op_moe_permute_args a = TE_ZERO;
-    int64_t rows[2];
+    int64_t rows, cols;
     te_tensor *y;
     if (!x || !map) return NULL;
     y = te_tensor_empty(x->te, x->dtype, ndim, shape);
-    rows[0] = te__numel(map);
-    rows[1] = rows[0] ? te__numel(x) / rows[0] : 0;
+    rows = te__numel(map);
+    cols = rows ? te__numel(x) / rows : 0;
     if (!y || te__numel(x) == 0) return y;
-    a.x = te__alias_as(x, 0, x->dtype, 2, rows);
-    a.y = te__alias_as(y, 0, y->dtype, 2, rows);
+    a.x = te__alias_2d(x, 0, x->dtype, rows, cols);
+    a.y = te__alias_2d(y, 0, y->dtype, rows, cols);
     a.row_id_map = map;
     a.topk = 1;
     return te__checked(y, a.x && a.y ? te_op_moe_permute(x->te, &a) : te_error_code(x->te));
@@ -111,65 +111,41 @@ static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_
 /* Returns x, viewed as [a, b, ..], transposed to [b, a, ..]. This turns rows of heads [R, ranks, ..] into blocks
  * [ranks, R, ..], or the reverse. */
 static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t numel) {
-    int64_t shape[3];
-    shape[0] = a;
-    shape[1] = b;
-    shape[2] = numel / te__max(1, a * b);
+    int64_t shape[3] = {a, b, numel / te__max(1, a * b)};
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
 /* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any
- * layout. cu[i] has the starts, in memory, of the sequences of x[i]. */
-static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
-                                      te_qkv_format format, te_result result) {
+ * layout; `back`: the reverse. cu[i]: the starts of x[i]'s sequences in memory. */
+static te_result te__context_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
+                                   te_qkv_format format, bool back, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
-    te__context_order order = te__context_order_of(te__group_size(c->heads), te__group_size(c->ring), false);
+    te__context_order order = te__context_order_of(ranks, te__group_size(c->ring), back);
     te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
     int64_t shape[TE_MAX_DIMS];
     int i;
     if (ranks < 2) return result;
     for (i = 0; i < n && result == TE_OK; i++) {
-        packed[i] = te__context_turned(
-            x[i], te__numel(x[i]) / te__max(1, x[i]->shape[x[i]->ndim - 2] * x[i]->shape[x[i]->ndim - 1]), ranks,
-            te__numel(x[i]));
+        const int64_t numel = te__numel(x[i]), parts[2] = {ranks, numel / ranks},
+                      one = x[i]->shape[x[i]->ndim - 2] * x[i]->shape[x[i]->ndim - 1];
+        packed[i] = back ? te__context_moved(x[i], te__context_map_of(&order, x[i], format, 1, cu[i]), 2, parts)
+                         : te__context_turned(x[i], numel / te__max(1, one), ranks, numel);
         got[i] = packed[i] ? te__empty_like(packed[i], packed[i]->dtype) : NULL;
     }
     result = te__context_exchange(c->heads, packed, got, n, result);
     for (i = 0; i < n && result == TE_OK; i++) {
-        te_tensor *map = te__context_map_of(&order, x[i], format, ranks, cu[i]);
+        const int64_t numel = te__numel(x[i]), one = x[i]->shape[x[i]->ndim - 2] * x[i]->shape[x[i]->ndim - 1];
+        const int ndim = x[i]->ndim;
         memcpy(shape, x[i]->shape, sizeof(shape));
-        shape[seq] *= ranks;
-        shape[x[i]->ndim - 2] /= ranks;
-        x[i] = te__context_moved(got[i], map, x[i]->ndim, shape);
-        if (!x[i]) result = te_error_code(c->heads->te);
-    }
-    return result;
-}
-/* Reverses te__context_to_heads: x[i] [tokens of the group, H / ranks, d] becomes [tokens of this rank, H, d]. */
-static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
-                                       te_qkv_format format, te_result result) {
-    const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
-    te__context_order order = te__context_order_of(te__group_size(c->heads), te__group_size(c->ring), true);
-    te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
-    int64_t shape[TE_MAX_DIMS], heads, d;
-    int i;
-    if (ranks < 2) return result;
-    for (i = 0; i < n && result == TE_OK; i++) {
-        te_tensor *map = te__context_map_of(&order, x[i], format, 1, cu[i]);
-        shape[0] = ranks;
-        shape[1] = te__numel(x[i]) / ranks;
-        packed[i] = te__context_moved(x[i], map, 2, shape);
-        got[i] = packed[i] ? te__empty_like(packed[i], packed[i]->dtype) : NULL;
-    }
-    result = te__context_exchange(c->heads, packed, got, n, result);
-    for (i = 0; i < n && result == TE_OK; i++) {
-        heads = x[i]->shape[x[i]->ndim - 2];
-        d = x[i]->shape[x[i]->ndim - 1];
-        memcpy(shape, x[i]->shape, sizeof(shape));
-        shape[seq] /= ranks;
-        shape[x[i]->ndim - 2] *= ranks;
-        x[i] = te_tensor_view(
-            te__context_turned(got[i], ranks, te__numel(got[i]) / te__max(1, ranks * heads * d), te__numel(got[i])),
-            x[i]->ndim, shape);
+        if (back) {
+            shape[seq] /= ranks;
+            shape[ndim - 2] *= ranks;
+            x[i] =
+                te_tensor_view(te__context_turned(got[i], ranks, numel / te__max(1, ranks * one), numel), ndim, shape);
+        } else {
+            shape[seq] *= ranks;
+            shape[ndim - 2] /= ranks;
+            x[i] = te__context_moved(got[i], te__context_map_of(&order, x[i], format, ranks, cu[i]), ndim, shape);
+        }
         if (!x[i]) result = te_error_code(c->heads->te);
     }
     return result;
@@ -177,17 +153,16 @@ static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_t
 
 /* ---- the ring ---- */
 
-/* Sends out[i] to the next rank and receives in[i] from the previous one. A send may wait for its receiver, so even
- * ranks send first and odd ranks receive first. */
-static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n,
-                                  te_result result) {
+/* Sends the pair `out` to the next rank, and receives `in` from the previous one. Even ranks send first and odd ranks
+ * receive first, since a send may wait for the receiver. */
+static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_tensor *const in[2], te_result result) {
     const int size = te__group_size(group), rank = te__group_rank(group), next = (rank + 1) % size,
               last = (rank + size - 1) % size;
     int turn, i;
-    for (i = 0; i < n && result == TE_OK; i++)
+    for (i = 0; i < 2 && result == TE_OK; i++)
         if (!out[i] || !in[i]) result = te_error_code(group->te);
     for (turn = 0; turn < 2; turn++)
-        for (i = 0; i < n; i++) {
+        for (i = 0; i < 2; i++) {
             if (turn == rank % 2) {
                 if (result == TE_OK) result = te_send(group, out[i], next);
                 else te__refuse_peer(group, TE__SEND, next, result);

@@ -22,10 +22,7 @@ static te__sharding_state *te__sharding_of(const te_ctx *te) {
     return (te__sharding_state *)te__slot_of(te, &te__sharding_slot);
 }
 
-static te__dp_unit *te__unit_of(const te_module *m) {
-    void *value = NULL;
-    return te_module_attribute(m, TE__UNIT, &value) ? (te__dp_unit *)value : NULL;
-}
+static te__dp_unit *te__unit_of(const te_module *m) { return (te__dp_unit *)te__attribute_of(m, TE__UNIT); }
 static void te__unit_free(void *value) {
     te__dp_unit *u = (te__dp_unit *)value, **at;
     te_ctx *te = u->module->te;
@@ -432,8 +429,7 @@ static te_result te__units_enable(te_module *part, void *user) {
 }
 static const te_step_hooks te__units_hooks = {te__units_defer, te__units_enable, NULL};
 static bool te__units_are_hooked(const te_module *m) {
-    void *value;
-    return te_module_attribute(m, TE__STEP_HOOKS, &value) && value == (const void *)&te__units_hooks;
+    return te__attribute_of(m, TE__STEP_HOOKS) == (const void *)&te__units_hooks;
 }
 TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on) {
     if (!on && !te__units_are_hooked(model)) return model ? TE_OK : TE_ERR_STATE;

@@ -38,7 +38,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     const te__act_state *s = (const te__act_state *)state;
     te_tensor *x = saved[0];
     te_op_act_bwd_args args = TE_ZERO;
-    te__quant_out out = TE_ZERO;
+    te__quant_out out;
     te__quant_spec spec;
     te_result result;
     args.dy = te_tensor_contiguous(dy[0]);
@@ -49,21 +49,17 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.unrounded_amax = s->rounding == TE__ACT_UNROUNDED_AMAX;
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
-    if (!s->quant.scaling) {
-        args.dx = dx[0] = te__empty_like(x, x->dtype);
-        return dx[0] ? te_op_act_bwd(te, &args) : te_error_code(te);
-    }
-    spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
-    out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
+    if (s->quant.scaling) spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
+    out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, s->quant.scaling ? &spec : NULL);
     if (!out.y) return te_error_code(te);
     dx[0] = out.y;
-    args.dx = out.plain ? out.plain : out.y->quantized->row.data;
-    if (!out.plain) args.col = out.y->quantized->col.data;
+    args.dx = out.data;
+    args.col = out.col;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
-    if (result != TE_OK || !te__quant_of(te)->inspecting) return result;
+    if (result != TE_OK || !s->quant.scaling || !te__quant_of(te)->inspecting) return result;
     /* The kernel wrote only codes. A second run computes the plain numbers for the inspection. */
     if (!out.plain) {
         te_op_act_bwd_args again = TE_ZERO;
@@ -94,8 +90,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
                                const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;
     te__act_state state = TE_ZERO;
-    te__quant_out out = TE_ZERO;
-    te_tensor *y, *in[2];
+    te__quant_out out;
     te_ctx *te;
     te_result result;
     int64_t shape[TE_MAX_DIMS];
@@ -106,19 +101,17 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     memcpy(shape, x->shape, sizeof(shape));
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     te__frame_begin(te);
-    if (spec) out = te__quant_out_open(te, x->dtype, x->ndim, shape, spec);
-    y = spec ? out.y : te_tensor_empty(te, x->dtype, x->ndim, shape);
-    if (!y) return te__frame_return(te, NULL);
+    out = te__quant_out_open(te, x->dtype, x->ndim, shape, spec);
+    if (!out.y) return te__frame_return(te, NULL);
     args.x = x;
-    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
+    args.y = out.data;
     args.activation = activation;
     if (params) state.params = args.activation_params = *params;
-    if (spec && !out.plain) args.col = y->quantized->col.data;
+    args.col = out.col;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
-    result = te_op_act_fwd(te, &args);
-    if (spec) result = te__quant_out_close(&out, spec, result);
+    result = te__quant_out_close(&out, spec, te_op_act_fwd(te, &args));
     state.activation = activation;
     if (grad) {
         state.bias_dtype = grad->bias ? grad->bias->dtype : TE_DTYPE_NONE;
@@ -126,12 +119,11 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         state.gemm = grad->gemm;
         state.usage = grad->usage;
     }
-    in[0] = x;
-    in[1] = grad ? grad->bias : NULL;
     if (result != TE_OK) return te__frame_return(te, NULL);
     if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
-    return te__frame_return(
-        te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
+    te_tensor *in[2] = {x, grad ? grad->bias : NULL};
+    return te__frame_return(te, te__record_owning("activate", out.y, te__act_backward, &state, sizeof(state),
+                                                  te__act_release, in, 2, &x, 1));
 }
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) {
     return te__activate(x, activation, params, NULL, NULL);
@@ -144,10 +136,7 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
  * Fast products need memory at a multiple of 16 bytes: returns NULL without an error if the second tensor would not
  * start there. */
 static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
-    int64_t shape[2];
-    shape[0] = 1;
-    shape[1] = 2 * rows * n;
-    return n < 1 || rows * n * te__dtype_size(dtype) % 16 ? NULL : te_tensor_empty(te, dtype, 2, shape);
+    return n < 1 || rows * n * te__dtype_size(dtype) % 16 ? NULL : te__empty_2d(te, dtype, 1, 2 * rows * n);
 }
 /* Returns half h (0 or 1) of `halves` as a tensor of this shape. */
 static te_tensor *te__half(const te_tensor *halves, int h, int ndim, const int64_t *shape) {
@@ -164,12 +153,9 @@ static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *c
                                      te_tensor **dx, const bool *needs) {
     te_op_act_bwd_args args = TE_ZERO;
     te_tensor *g = te_tensor_contiguous(dy[0]);
-    int64_t shape[2];
     int h;
     (void)needs;
-    shape[0] = 1;
-    shape[1] = saved[0]->shape[1] / 2;
-    args.dy = g ? te__alias_as(g, 0, g->dtype, 2, shape) : NULL;
+    args.dy = g ? te__alias_2d(g, 0, g->dtype, 1, saved[0]->shape[1] / 2) : NULL;
     args.x = saved[0];
     args.dx = te__empty_like(saved[0], saved[0]->dtype);
     args.activation = *(const te_activation *)state;
@@ -179,14 +165,9 @@ static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *c
 /* Returns the gated activation of the operands a and b, which are the two halves of `halves`. */
 static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor *b, te_activation activation) {
     te_op_act_fwd_args args = TE_ZERO;
-    te_tensor *in[2], *y = te__empty_like(a, a->dtype);
-    int64_t shape[2];
-    shape[0] = 1;
-    shape[1] = halves->shape[1] / 2;
-    in[0] = a;
-    in[1] = b;
+    te_tensor *in[2] = {a, b}, *y = te__empty_like(a, a->dtype);
     args.x = halves;
-    args.y = y ? te__alias_as(y, 0, y->dtype, 2, shape) : NULL;
+    args.y = y ? te__alias_2d(y, 0, y->dtype, 1, halves->shape[1] / 2) : NULL;
     args.activation = activation;
     y = args.y ? te__checked(y, te_op_act_fwd(a->te, &args)) : NULL;
     return te__record("activate", y, te__halves_backward, &activation, sizeof(activation), in, 2, &halves, 1);
@@ -194,29 +175,24 @@ static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor
 
 /* ---- times one factor for each row ---- */
 
-typedef struct te__scaled_act_state {
-    te_activation activation;
-    te_activation_params params;
-} te__scaled_act_state;
-
+/* The state is the forward pass's arguments; the tensors in it are not read. */
 static te_result te__scaled_act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
-    const te__scaled_act_state *s = (const te__scaled_act_state *)state;
+    const te_op_scaled_act_fwd_args *f = (const te_op_scaled_act_fwd_args *)state;
     te_op_scaled_act_bwd_args args = TE_ZERO;
     args.dy = te_tensor_contiguous(dy[0]);
     args.x = saved[0];
     args.act_scales = saved[1];
     args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
     if (needs[1]) args.dact_scales = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
-    args.activation = s->activation;
-    args.activation_params = s->params;
+    args.activation = f->activation;
+    args.activation_params = f->activation_params;
     return args.dy && dx[0] && (!needs[1] || dx[1]) ? te_op_scaled_act_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation,
                                      const te_activation_params *params) {
     te_op_scaled_act_fwd_args args = TE_ZERO;
-    te__scaled_act_state state = TE_ZERO;
     te_tensor *in[2], *y;
     int64_t shape[TE_MAX_DIMS];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -238,12 +214,12 @@ TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te
     if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
     y = in[0] && in[1] ? te_tensor_empty(x->te, x->dtype, x->ndim, shape) : NULL;
     if (!y) return te__frame_return(x->te, NULL);
-    state.activation = args.activation = activation;
-    if (params) state.params = args.activation_params = *params;
+    args.activation = activation;
+    if (params) args.activation_params = *params;
     args.x = in[0];
     args.act_scales = in[1];
     args.y = y;
     y = te__checked(y, te_op_scaled_act_fwd(x->te, &args));
     return te__frame_return(
-        x->te, te__record("scaled_activate", y, te__scaled_act_backward, &state, sizeof(state), in, 2, in, 2));
+        x->te, te__record("scaled_activate", y, te__scaled_act_backward, &args, sizeof(args), in, 2, in, 2));
 }

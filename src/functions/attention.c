@@ -196,7 +196,6 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
     te__rope_state s = TE_ZERO;
-    te_tensor *saved[4];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -211,10 +210,8 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     s.args.format = format;
     s.args.no_rope = te__rope_is_none(&s.args.angles);
-    saved[0] = desc->start_positions;
-    saved[1] = desc->positions;
-    saved[2] = (te_tensor *)s.args.angles.freqs;
-    s.args.cu_seqlens = saved[3] = desc->cu_seqlens;
+    s.args.cu_seqlens = desc->cu_seqlens;
+    te_tensor *saved[4] = {desc->start_positions, desc->positions, (te_tensor *)s.args.angles.freqs, desc->cu_seqlens};
     return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s,
                       te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 4);
 }
@@ -298,22 +295,11 @@ static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format forma
 /* Records a tape node with the input x and the outputs `out`. */
 static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_desc *rotary, te__qkv_state *s,
                                 te_backward_fn backward, te_tensor **out, int count) {
-    te_node_desc node = TE_ZERO;
-    te_tensor *saved[3];
-    saved[0] = rotary ? rotary->start_positions : NULL;
-    saved[1] = rotary ? rotary->positions : NULL;
-    saved[2] = (te_tensor *)s->args.angles.freqs;
-    node.name = name;
-    node.inputs = &x;
-    node.num_inputs = 1;
-    node.outputs = out;
-    node.num_outputs = count;
-    node.saved = saved;
-    node.num_saved = 3;
-    node.state = s;
-    node.state_size = te__rope_state_size(&s->args.angles, offsetof(te__qkv_state, inv_freq));
-    node.backward = backward;
-    return te_record(x->te, &node);
+    te_tensor *saved[3] = {rotary ? rotary->start_positions : NULL, rotary ? rotary->positions : NULL,
+                           (te_tensor *)s->args.angles.freqs};
+    return te__record_outputs(name, out, count, backward, s,
+                              te__rope_state_size(&s->args.angles, offsetof(te__qkv_state, inv_freq)), NULL, &x, 1,
+                              saved, 3);
 }
 /* Returns the arguments of the backward pass, except the gradients of the heads. `qkv` is the gradient that the
  * backward pass writes. */
@@ -480,13 +466,10 @@ static size_t te__score_mod_bytes(const te_score_mod *m) {
 }
 static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
     const size_t bytes = te__score_mod_bytes(m);
-    const char **text[3];
+    const char **text[3] = {&m->score_mod, &m->score_mod_bprop, &m->mask_mod};
     char *at = bytes ? (char *)te__alloc(te, bytes) : NULL;
     int i;
     if (!at) return bytes == 0;
-    text[0] = &m->score_mod;
-    text[1] = &m->score_mod_bprop;
-    text[2] = &m->mask_mod;
     for (i = 0; i < 3; i++) {
         const size_t n = *text[i] ? strlen(*text[i]) + 1 : 0;
         if (n) *text[i] = (const char *)memcpy(at, *text[i], n);
@@ -571,7 +554,7 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
     te_tensor *q = parts[0], *k = parts[1], *v = parts[2];
     te_ctx *te = q->te;
     te__draw draw = TE_ZERO;
-    int64_t shape[4], lse[3];
+    int64_t shape[4];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
     bool packed, packed_kv;
     if (!te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") ||
@@ -588,9 +571,8 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
     }
     memcpy(shape, q->shape, sizeof(shape));
     shape[q->ndim - 1] = v->shape[v->ndim - 1];
-    lse[0] = packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1];
-    lse[1] = q->shape[q->ndim - 2];
-    lse[2] = q->shape[desc->format == TE_BSHD ? 1 : 0];
+    int64_t lse[3] = {packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1], q->shape[q->ndim - 2],
+                      q->shape[desc->format == TE_BSHD ? 1 : 0]};
     memset(args, 0, sizeof(*args));
     args->q = q;
     args->k = k;
@@ -614,7 +596,6 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
  * `args` gets copies of the user's expressions, which te__attention_release frees. */
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
                                te_tensor **saved) {
-    te_ctx *te = parts[0]->te;
     bool wanted = false;
     int i;
     for (i = 0; i < 3; i++) in[i] = parts[i];
@@ -628,8 +609,9 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     saved[5] = (te_tensor *)args->rng;
     te__attention_tensors(&args->rule, saved + 6, false);
     for (i = 0; i < TE__ATTENTION_INPUTS; i++) wanted = wanted || (in[i] && te__wants_grad(in[i]));
-    if (wanted && te__score_mod_check_gradient(te, "te_attention", &args->rule.score_mod) != TE_OK) return false;
-    return te__score_mod_keep(te, &args->rule.score_mod);
+    if (wanted && te__score_mod_check_gradient(parts[0]->te, "te_attention", &args->rule.score_mod) != TE_OK)
+        return false;
+    return te__score_mod_keep(parts[0]->te, &args->rule.score_mod);
 }
 
 /* Runs te_attention on q, k and v.
@@ -670,9 +652,6 @@ static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, c
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_desc *desc) {
     const te_attn_desc zero = TE_ZERO;
-    te_tensor *parts[3];
-    parts[0] = q;
-    parts[1] = k;
-    parts[2] = v;
+    te_tensor *parts[3] = {q, k, v};
     return q ? te__attention_run(parts, NULL, desc ? desc : &zero) : NULL;
 }

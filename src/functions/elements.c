@@ -1,34 +1,44 @@
-/* functions/elements.c: differentiable functions, each after its backward function. A function checks its arguments,
- * allocates its output, runs raw operations and records a tape node. This part may call raw operations. It must not
- * depend on modules. */
+/* functions/elements.c: differentiable functions, each after its backward function. A function checks its
+ * arguments, makes its output, runs raw operations and records a node. Knows raw operations; must not know modules. */
 
 /* ---- plumbing ---- */
 
-/* Records a tape node with the output y. Returns y, or NULL on failure. Entries of `inputs` and `saved` may be NULL. */
-static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, void *state,
-                                    size_t state_size, void (*release)(te_ctx *te, void *state),
-                                    te_tensor *const *inputs, int num_inputs, te_tensor *const *saved, int num_saved) {
+/* Records a node. Entries of `inputs` and `saved` may be NULL. */
+static te_result te__record_outputs(const char *name, te_tensor *const *outputs, int num_outputs,
+                                    te_backward_fn backward, const void *state, size_t state_size,
+                                    void (*release)(te_ctx *te, void *state), te_tensor *const *inputs, int num_inputs,
+                                    te_tensor *const *saved, int num_saved) {
     te_node_desc node = TE_ZERO;
     node.name = name;
     node.inputs = inputs;
     node.num_inputs = num_inputs;
-    node.outputs = &y;
-    node.num_outputs = 1;
+    node.outputs = outputs;
+    node.num_outputs = num_outputs;
     node.saved = saved;
     node.num_saved = num_saved;
     node.state = state;
     node.state_size = state_size;
     node.backward = backward;
     node.release = release;
-    return te_record(y->te, &node) == TE_OK ? y : NULL;
+    return te_record(outputs[0]->te, &node);
+}
+/* Records a node with one output and returns this output, or NULL on failure. */
+static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, const void *state,
+                                    size_t state_size, void (*release)(te_ctx *te, void *state),
+                                    te_tensor *const *inputs, int num_inputs, te_tensor *const *saved, int num_saved) {
+    return te__record_outputs(name, &y, 1, backward, state, state_size, release, inputs, num_inputs, saved,
+                              num_saved) == TE_OK
+               ? y
+               : NULL;
 }
 /* Records a tape node whose state owns nothing. Returns NULL if y is NULL. */
 static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state,
                              size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                              int num_saved) {
-    return y ? te__record_owning(name, y, backward, (void *)state, state_size, NULL, inputs, num_inputs, saved,
-                                 num_saved)
-             : NULL;
+    return y && te__record_outputs(name, &y, 1, backward, state, state_size, NULL, inputs, num_inputs, saved,
+                                   num_saved) == TE_OK
+               ? y
+               : NULL;
 }
 
 /* Checks that the operand `with` belongs to the same context as x. If `with` is NULL, accepts it if `optional`.
@@ -47,6 +57,37 @@ static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char 
     return false;
 }
 
+/* Returns x as a matrix, recorded on the tape; NULL if x is. */
+static te_tensor *te__view_2d(te_tensor *x, int64_t rows, int64_t cols) {
+    const int64_t shape[2] = {rows, cols};
+    return x ? te_tensor_view(x, 2, shape) : NULL;
+}
+static te_tensor *te__zeros_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols) {
+    const int64_t shape[2] = {rows, cols};
+    return te_tensor_zeros(te, dtype, 2, shape);
+}
+/* Returns a copy of x in this format, without history; NULL if x is. */
+static te_tensor *te__copied(const te_tensor *x, te_dtype dtype) {
+    te_tensor *y = x ? te__empty_like(x, dtype) : NULL;
+    return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
+}
+/* Format and shape of a tensor whose gradient a backward pass makes without it. */
+typedef struct te__like {
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te__like;
+static te__like te__like_of(const te_tensor *x) {
+    te__like like;
+    like.dtype = x->dtype;
+    like.ndim = x->ndim;
+    memcpy(like.shape, x->shape, sizeof(like.shape));
+    return like;
+}
+static te_tensor *te__empty_of(te_ctx *te, const te__like *x) {
+    return te_tensor_empty(te, x->dtype, x->ndim, x->shape);
+}
+
 /* Returns the gradient of a parameter [N] that was broadcast over the rows of dy, in the parameter's `dtype`. */
 static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
     te_op_column_sum_args args = TE_ZERO;
@@ -59,16 +100,19 @@ static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
 
 /* ---- add, scale ---- */
 
-static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta) {
+/* Writes alpha * x + beta * y to `out`. y may be NULL. */
+static te_result te__axpby_into(te_tensor *out, const te_tensor *x, const te_tensor *y, float alpha, float beta) {
     te_op_axpby_args args = TE_ZERO;
-    te_tensor *out = te__empty_like(x, x->dtype);
-    if (!out) return NULL;
     args.x = x;
     args.y = y;
     args.out = out;
     args.alpha = alpha;
     args.beta = beta;
-    return te__checked(out, te_op_axpby(x->te, &args));
+    return te_op_axpby(out->te, &args);
+}
+static te_tensor *te__axpby(const te_tensor *x, const te_tensor *y, float alpha, float beta) {
+    te_tensor *out = te__empty_like(x, x->dtype);
+    return out ? te__checked(out, te__axpby_into(out, x, y, alpha, beta)) : NULL;
 }
 
 static te_result te__add_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
@@ -166,16 +210,14 @@ TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y) {
 /* ---- sums ---- */
 
 typedef struct te__sum_state {
-    te_dtype dtype;
-    int ndim;
-    int64_t shape[TE_MAX_DIMS];
+    te__like x;
     float scale;
 } te__sum_state;
 static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                   te_tensor **dx, const bool *needs) {
     const te__sum_state *s = (const te__sum_state *)state;
     te_op_axpby_args args = TE_ZERO;
-    te_tensor *ones = te_tensor_full(te, s->dtype, s->ndim, s->shape, 1.0);
+    te_tensor *ones = te_tensor_full(te, s->x.dtype, s->x.ndim, s->x.shape, 1.0);
     (void)saved, (void)needs;
     if (!ones) return te_error_code(te);
     args.x = args.out = ones;
@@ -196,9 +238,7 @@ static te_tensor *te__sum(te_tensor *x, float scale, const char *name) {
     args.out = y;
     args.scale = scale;
     y = te__checked(y, te_op_sum(x->te, &args));
-    state.dtype = x->dtype;
-    state.ndim = x->ndim;
-    memcpy(state.shape, x->shape, sizeof(state.shape));
+    state.x = te__like_of(x);
     state.scale = scale;
     return te__record(name, y, te__sum_backward, &state, sizeof(state), &x, 1, NULL, 0);
 }
@@ -238,16 +278,15 @@ static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *c
     return TE_OK;
 }
 
-static bool te__concat_fits(const te_tensor *x, const te_tensor *y, int dim) {
+static te_result te__concat_fits(const te_tensor *x, const te_tensor *y, int dim) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     bool same = x->ndim == y->ndim;
     int i;
     for (i = 0; same && i < x->ndim; i++) same = i == dim || x->shape[i] == y->shape[i];
-    if (same && x->dtype == y->dtype) return true;
-    te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE,
-             "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike",
-             te_dtype_name(x->dtype), te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
-    return false;
+    if (same && x->dtype == y->dtype) return TE_OK;
+    return te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+                    "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike",
+                    te_dtype_name(x->dtype), te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
 }
 
 static te_tensor *te__concat_copy(te_tensor *const *x, int n, te__concat_state *s) {
@@ -283,7 +322,7 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
         return NULL;
     }
     for (i = 1; i < n; i++)
-        if (!te__concat_fits(x[0], x[i], dim)) return NULL;
+        if (te__concat_fits(x[0], x[i], dim) != TE_OK) return NULL;
     s = (te__concat_state *)te__alloc_zero(te, te__concat_bytes(n));
     if (!s) return NULL;
     s->dim = dim;
@@ -331,7 +370,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, cons
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
     te__quant_out out = TE_ZERO;
-    te_tensor *in[3], *saved[4], *y;
+    te_tensor *y;
     te_ctx *te;
     te_result result;
     if (!x || !te__operand(x, gamma, false, name) || !te__operand(x, beta, true, name) || !te__need_float(x, name))
@@ -340,47 +379,42 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, cons
     te = x->te;
     x = te_tensor_contiguous(x);
     te__frame_begin(te);
-    if (x && spec) out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, spec);
-    y = !x ? NULL : spec ? out.y : te__empty_like(x, x->dtype);
+    if (x) out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, spec);
+    y = out.y;
     if (!y) return te__frame_return(te, NULL);
     args.x = x;
     args.gamma = gamma;
     args.beta = beta;
-    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
+    args.y = out.data;
     args.mean = rms ? NULL : te__empty_1d(te, TE_F32, te__rows(x));
     args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
     args.norm = *o;
     args.rounded = rounded;
-    if (spec && !out.plain) args.y_col = y->quantized->col.data;
+    args.y_col = out.col;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
     args.amax = out.amax;
     result = !args.rstd ? te_error_code(te) : rms ? te_op_rmsnorm_fwd(te, &args) : te_op_layernorm_fwd(te, &args);
-    if (spec) result = te__quant_out_close(&out, spec, result);
-    in[0] = x;
-    in[1] = gamma;
-    in[2] = beta;
-    saved[0] = x;
-    saved[1] = gamma;
-    saved[2] = args.mean;
-    saved[3] = args.rstd;
-    if (result == TE_OK) y = te__record(name, y, te__norm_backward, o, sizeof(*o), in, 3, saved, 4);
+    result = te__quant_out_close(&out, spec, result);
+    if (result == TE_OK) {
+        te_tensor *in[3] = {x, gamma, beta}, *saved[4] = {x, gamma, args.mean, args.rstd};
+        y = te__record(name, y, te__norm_backward, o, sizeof(*o), in, 3, saved, 4);
+    }
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
-static te_norm_options te__norm_options_of(te_normalization normalization, float eps, bool zero_centered_gamma) {
+static te_tensor *te__norm_with(te_tensor *x, te_tensor *weight, te_tensor *bias, te_normalization normalization,
+                                float eps, bool zero_centered_gamma) {
     te_norm_options o;
     o.normalization = normalization;
     o.eps = eps;
     o.zero_centered_gamma = zero_centered_gamma;
-    return o;
-}
-TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma) {
-    const te_norm_options o = te__norm_options_of(TE_LAYERNORM, eps, zero_centered_gamma);
     return te__norm(x, weight, bias, &o, false, NULL);
 }
+TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma) {
+    return te__norm_with(x, weight, bias, TE_LAYERNORM, eps, zero_centered_gamma);
+}
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma) {
-    const te_norm_options o = te__norm_options_of(TE_RMSNORM, eps, zero_centered_gamma);
-    return te__norm(x, weight, NULL, &o, false, NULL);
+    return te__norm_with(x, weight, NULL, TE_RMSNORM, eps, zero_centered_gamma);
 }
 
 static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved,
@@ -448,7 +482,7 @@ static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor 
     te__dropout_state state;
     te__rng_state before;
     te__draw draw = TE_ZERO;
-    te_tensor *in[3], *y;
+    te_tensor *y;
     te_ctx *te;
     if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") ||
         !te__operand(x, residual, true, "te_bias_dropout_add") || !te__need_float(x, "te_bias_dropout_add"))
@@ -475,9 +509,7 @@ static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor 
     args.offset = state.offset;
     args.rng = draw.rng;
     y = te__checked(y, te_op_dropout_add_fwd(te, &args));
-    in[0] = x;
-    in[1] = bias;
-    in[2] = residual;
+    te_tensor *in[3] = {x, bias, residual};
     y = te__record("bias_dropout_add", y, te__dropout_backward, &state, sizeof(state), in, 3, &draw.rng, 1);
     if (!y) te__rng_back(te, before);
     return y;
@@ -552,8 +584,7 @@ TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor
 /* ---- losses ---- */
 
 typedef struct te__loss_state {
-    float label_smoothing;
-    int64_t ignore_index, vocab_size, vocab_start;
+    te_op_cross_entropy_fwd_args args; /* the tensors in here are not read */
     bool reduce, inplace;
 } te__loss_state;
 
@@ -567,10 +598,10 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     args.lse = saved[2];
     args.count = s->reduce ? saved[3] : NULL;
     args.dloss = te_tensor_contiguous(dy[0]);
-    args.label_smoothing = s->label_smoothing;
-    args.ignore_index = s->ignore_index;
-    args.vocab_size = s->vocab_size;
-    args.vocab_start = s->vocab_start;
+    args.label_smoothing = s->args.label_smoothing;
+    args.ignore_index = s->args.ignore_index;
+    args.vocab_size = s->args.vocab_size;
+    args.vocab_start = s->args.vocab_start;
     args.dlogits = dx[0] = s->inplace ? te__alias(saved[0]) : te__empty_like(saved[0], saved[0]->dtype);
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
@@ -603,9 +634,9 @@ static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd
 
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc) {
     te_cross_entropy_desc zero = TE_ZERO;
-    te_op_cross_entropy_fwd_args args = TE_ZERO;
-    te__loss_state state;
-    te_tensor *saved[4], *rows, *lse, *loss;
+    te__loss_state state = TE_ZERO;
+    te_op_cross_entropy_fwd_args *args = &state.args;
+    te_tensor *rows, *lse, *loss;
     te_group *group;
     te_ctx *te;
     te_result result;
@@ -626,24 +657,20 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     logits = te_tensor_contiguous(logits);
     target = te_tensor_contiguous(target);
     if (!logits || !target) return NULL;
-    state.label_smoothing = desc->label_smoothing;
-    state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
     state.reduce = !desc->no_reduce_loss;
     state.inplace = desc->inplace_backward;
-    state.vocab_size = te__cols(logits) * te__group_size(group);
-    state.vocab_start = te__cols(logits) * te__group_rank(group);
     te__frame_begin(te);
-    args.logits = logits;
-    args.target = target;
+    args->logits = logits;
+    args->target = target;
     rows = te__empty_1d(te, TE_F32, te__rows(logits));
     lse = te__empty_1d(te, TE_F32, te__rows(logits));
-    args.count = te__empty_1d(te, TE_F32, 1);
-    args.label_smoothing = state.label_smoothing;
-    args.ignore_index = state.ignore_index;
-    args.vocab_size = state.vocab_size;
-    args.vocab_start = state.vocab_start;
+    args->count = te__empty_1d(te, TE_F32, 1);
+    args->label_smoothing = desc->label_smoothing;
+    args->ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
+    args->vocab_size = te__cols(logits) * te__group_size(group);
+    args->vocab_start = te__cols(logits) * te__group_rank(group);
     loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
-    result = rows && lse && args.count && loss ? te__cross_entropy_rows(group, &args, rows, lse) : te_error_code(te);
+    result = rows && lse && args->count && loss ? te__cross_entropy_rows(group, args, rows, lse) : te_error_code(te);
     if (result == TE_OK && state.reduce) { /* mean: sum / max(count, 1) */
         te_op_sum_args sum = TE_ZERO;
         te_op_axpby_args divide = TE_ZERO;
@@ -652,16 +679,14 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
         result = te_op_sum(te, &sum);
         divide.x = divide.out = loss;
         divide.alpha = 1.0f;
-        divide.divide_device = args.count;
+        divide.divide_device = args->count;
         if (result == TE_OK) result = te_op_axpby(te, &divide);
     }
-    saved[0] = logits;
-    saved[1] = target;
-    saved[2] = lse;
-    saved[3] = args.count;
-    if (result == TE_OK)
+    if (result == TE_OK) {
+        te_tensor *saved[4] = {logits, target, lse, args->count};
         loss =
             te__record("cross_entropy", loss, te__cross_entropy_backward, &state, sizeof(state), &logits, 1, saved, 4);
+    }
     return te__frame_return(te, result == TE_OK ? loss : NULL);
 }
 

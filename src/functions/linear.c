@@ -364,51 +364,45 @@ static te_result te__calibrate(const te__linear_call *c) {
     return result;
 }
 
-/* Checks that the operands fit together. Sets an error if they do not. */
-static bool te__linear_fits(const te__linear_call *c) {
+/* Checks that the operands fit together. */
+static te_result te__linear_fits(const te__linear_call *c) {
     const te_tensor *x = c->x, *weight = c->weight, *bias = c->bias;
     const te__quant_call *quant = c->quant;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     te_ctx *te;
-    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return false;
-    if (!x->quantized && !te__need_float(x, "linear")) return false;
+    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear"))
+        return TE_ERR_STATE;
+    if (!x->quantized && !te__need_float(x, "linear")) return TE_ERR_STATE;
     te = x->te;
-    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
-        te__fail(te, TE_ERR_SHAPE,
-                 "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
-                 te__shape_text(x, a), te__shape_text(weight, b));
-        return false;
-    }
-    if (c->parallel.size > 1 && x->ndim < 2) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed",
-                 te__shape_text(x, a), c->parallel.size);
-        return false;
-    }
-    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed",
-                 te__shape_text(bias, a), te__shape_text(weight, b));
-        return false;
-    }
-    if (x->dtype != weight->dtype) {
-        te__fail(te, TE_ERR_DTYPE,
-                 "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with "
-                 "params_dtype %s",
-                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
-        return false;
-    }
+    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1])
+        return te__fail(
+            te, TE_ERR_SHAPE,
+            "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
+            te__shape_text(x, a), te__shape_text(weight, b));
+    if (c->parallel.size > 1 && x->ndim < 2)
+        return te__fail(te, TE_ERR_SHAPE,
+                        "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed",
+                        te__shape_text(x, a), c->parallel.size);
+    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0]))
+        return te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed",
+                        te__shape_text(bias, a), te__shape_text(weight, b));
+    if (x->dtype != weight->dtype)
+        return te__fail(
+            te, TE_ERR_DTYPE,
+            "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with "
+            "params_dtype %s",
+            te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
     if (quant && quant->enabled && x->quantized) {
         /* true: the column-wise copy is made after the codes are gathered */
         bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED;
         if (!x->quantized->row.data ||
-            (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
-            te__fail(te, TE_ERR_STATE,
-                     "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
-                     x->quantized->row.data ? "column-wise" : "row-wise",
-                     x->quantized->row.data ? "weight's gradient" : "product");
-            return false;
-        }
+            (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned))
+            return te__fail(te, TE_ERR_STATE,
+                            "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                            x->quantized->row.data ? "column-wise" : "row-wise",
+                            x->quantized->row.data ? "weight's gradient" : "product");
     }
-    return true;
+    return TE_OK;
 }
 
 /* Returns the quantized input of the forward product, gathered from all ranks. *kept gets this rank's input for the
@@ -521,7 +515,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
-    te_tensor *in[4], *saved[3], *y, *xq, *kept;
+    te_tensor *saved[3], *y, *xq, *kept;
     const te__quant_call *quant = c->quant;
     const te__parallel *p = &c->parallel;
     const te_recipe *recipe;
@@ -529,7 +523,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     bool quantized, block;
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
-    te_result result = te__linear_meets(c, te__linear_fits(c) ? TE_OK : TE_ERR_STATE);
+    te_result result = te__linear_meets(c, te__linear_fits(c) == TE_OK ? TE_OK : TE_ERR_STATE);
     if (result != TE_OK) return NULL;
     te = x->te;
     quantized = quant && quant->enabled;
@@ -540,10 +534,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
         te__linear_misses(p, te_error_code(te));
         return te__frame_return(te, NULL);
     }
-    in[0] = c->act_of ? c->act_of : x;
-    in[1] = weight;
-    in[2] = c->bias_grad_elsewhere ? NULL : bias;
-    in[3] = c->act_of ? c->act_bias : NULL;
+    te_tensor *in[4] = {c->act_of ? c->act_of : x, weight, c->bias_grad_elsewhere ? NULL : bias,
+                        c->act_of ? c->act_bias : NULL};
     kept = x;
     if (quantized) {
         /* the copy that the backward pass reads */
@@ -561,8 +553,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
             te__linear_misses(p, te_error_code(te));
             return te__frame_return(te, NULL);
         }
-        if (x->quantized) kept = te__quant_value(x, x->dtype);
-        if (weight->quantized) w = te__quant_value(weight, weight->dtype);
+        kept = te__plain(x);
+        w = te__plain(weight);
         xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
     }
     result = xq && w ? TE_OK : te_error_code(te);
@@ -580,8 +572,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (result != TE_OK) return te__frame_return(te, NULL);
     /* the backward pass reads the unquantized operands */
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) {
-        kept = x->quantized ? te__quant_value(x, x->dtype) : x;
-        w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
+        kept = te__plain(x);
+        w = te__plain(weight);
         if (!kept || !w) return te__frame_return(te, NULL);
     }
     saved[0] = te__wants_grad(weight) ? kept : NULL;

@@ -38,6 +38,12 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
+/* Returns the sum of x over the ranks, without history. x NULL: this rank failed; it still joins the others. */
+static te_tensor *te__summed(te_group *group, te_tensor *x) {
+    te_tensor *y = te__copied(x, x ? x->dtype : TE_DTYPE_NONE);
+    return te__all_reduce(group, y, TE_REDUCE_SUM) == TE_OK ? y : NULL;
+}
+
 /* Sums *y over the ranks. Afterwards *y is the whole sum or, under sequence parallelism, this rank's part of the first
  * dimension. `result` tells whether this rank has computed *y; an error makes all ranks fail. */
 static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
@@ -71,7 +77,7 @@ static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
 }
 /* The same check as te__codes_gather, for the copy that a quantized tensor has. */
 static bool te__copy_gathers(const te_tensor *x) {
-    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te__quant_copy *c = te__first_copy(x);
     te__quant_spec spec;
     if (x->quantized->cls->form != TE__FORM_CODES || !c->data) return false;
     spec = te__copy_spec(c);
@@ -82,7 +88,6 @@ static bool te__copy_gathers(const te_tensor *x) {
 /* Gathers the matrices `part` of all ranks into `whole`, one after another along dimension `dim`. Gathers the first
  * `used` rows or columns of each part; the rest is padding. Copies bytes and works for any format. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
-    te_ctx *te = part->te;
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
     te_tensor *stage, *from, *to;
     te_result result = TE_OK;
@@ -96,9 +101,9 @@ static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_te
         to = stage = te__alias_as(whole, 0, TE_U8, 3, shape);
     else {
         to = te__alias_2d(whole, 0, TE_U8, whole->shape[0], to_row);
-        stage = te_tensor_empty(te, TE_U8, 3, shape);
+        stage = te_tensor_empty(part->te, TE_U8, 3, shape);
     }
-    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(part->te));
     result = te__all_gather(group, from, stage);
     for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
         result = te_tensor_copy(
@@ -130,7 +135,7 @@ static void te__share_factor(te_tensor **to, te_tensor *from) {
 /* Returns the whole tensor of a quantized shard, with the copies that `usage` names. te__copy_gathers must be true for
  * the shard. If the recipe has one scale per tensor, only row-wise codes are sent, and the receiver transposes them. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
-    const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te__quant_copy *first = te__first_copy(x);
     bool turned = first->cls->facts & TE__TENSOR_SCALED;
     int made = turned ? TE_ROWWISE : usage, which;
     te__quant_spec spec = te__copy_spec(first);
@@ -155,8 +160,7 @@ static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int 
 /* Gathers a plain or quantized shard. If the codes cannot be gathered, decodes them first. */
 static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
     if (!x || !x->quantized) return te__gather(group, x);
-    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage)
-                               : te__gather(group, te__quant_value(x, x->dtype));
+    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__plain(x));
 }
 
 /* Gathers the plain shard x and returns the whole tensor quantized. If the codes of the shards equal those of the whole
@@ -191,6 +195,6 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
  * ranks, the gradients of this rank's x. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
-    if (x) x = te_tensor_contiguous(x);
+    x = te_tensor_contiguous(x);
     return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
 }

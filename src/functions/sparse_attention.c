@@ -22,8 +22,8 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
                                       const te_sparse_attention_desc *desc) {
     static const char who[] = "te_sparse_attention";
     te_op_sparse_attn_fwd_args a = TE_ZERO;
-    te_tensor *in[3], *saved[6], *o = NULL;
-    int64_t shape[4], lse[3];
+    te_tensor *o = NULL;
+    int64_t shape[4];
     char t[TE__SHAPE_TEXT];
     te_ctx *te;
     if (!q || !te__operand(q, kv, false, who) || !te__operand(q, indices, false, who) || !te__need_float(q, who))
@@ -38,9 +38,7 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
     }
     memcpy(shape, q->shape, sizeof(shape));
     if (desc && desc->v_dim) shape[3] = desc->v_dim;
-    lse[0] = q->shape[0];
-    lse[1] = q->shape[2];
-    lse[2] = q->shape[1];
+    int64_t lse[3] = {q->shape[0], q->shape[2], q->shape[1]};
     te__frame_begin(te);
     a.q = q;
     a.kv = kv;
@@ -49,12 +47,8 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
     a.softmax_scale = desc ? desc->softmax_scale : 0.0f;
     a.o = te_tensor_empty(te, q->dtype, 4, shape);
     a.lse = te_tensor_empty(te, TE_F32, 3, lse);
-    in[0] = saved[0] = q;
-    in[1] = saved[1] = kv;
-    in[2] = saved[3] = (te_tensor *)a.sinks;
-    saved[2] = (te_tensor *)a.indices;
-    saved[4] = a.o;
-    saved[5] = a.lse;
+    te_tensor *sinks = (te_tensor *)a.sinks, *in[3] = {q, kv, sinks},
+              *saved[6] = {q, kv, (te_tensor *)a.indices, sinks, a.o, a.lse};
     if (a.indices && a.o && a.lse && te_op_sparse_attn_fwd(te, &a) == TE_OK)
         o = te__record("sparse_attention", a.o, te__sparse_attention_backward, &a.softmax_scale,
                        sizeof(a.softmax_scale), in, 3, saved, 6);
@@ -63,7 +57,7 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
 
 TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_desc *d) {
     te_tensor *out = NULL;
-    int64_t shape[3], first, in_window, row, i, k;
+    int64_t first, in_window, row, i, k;
     int32_t *list;
     size_t bytes;
     if (!te || !te__has_desc(te, d, "te_sparse_window_indices")) return NULL;
@@ -79,9 +73,7 @@ TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_de
         return NULL;
     }
     in_window = te__min(d->window, te__max(d->seq_len, 1) - 1) + 1;
-    shape[0] = d->batch;
-    shape[1] = d->seq_len;
-    shape[2] = in_window + d->num_compressed;
+    int64_t shape[3] = {d->batch, d->seq_len, in_window + d->num_compressed};
     if (d->batch && d->seq_len && shape[2] > INT_MAX / d->batch / d->seq_len) {
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "te_sparse_window_indices: a list of %lld keys for each of %lld queries in %lld sequences; at most "

@@ -17,17 +17,17 @@ typedef struct te__hf_list {
     int n, cap;
 } te__hf_list;
 
-/* Adds a parameter to the list under its path, decoded if it is quantized. This function is a visitor for
- * te_module_visit_tensors. */
-static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__hf_list *l = (te__hf_list *)user;
-    (void)m;
-    if (kind != TE_ENTRY_PARAMETER) return true;
+static bool te__hf_list_put(te__hf_list *l, const char *name, te_tensor *x) {
     if (!te__grow(l->te, (void **)&l->items, &l->cap, l->n, sizeof(te_safetensors_item))) return false;
-    l->items[l->n].name = te__copy_string(l->te, path);
-    if (!l->items[l->n].name) return false;
-    l->items[l->n++].tensor = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x;
-    return l->items[l->n - 1].tensor != NULL;
+    l->items[l->n].name = te__copy_string(l->te, name);
+    l->items[l->n].tensor = x;
+    return l->items[l->n].name && l->items[l->n++].tensor;
+}
+/* Adds a parameter under its path, decoded if it is quantized; a visitor of te_module_visit_tensors. */
+static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m;
+    return kind != TE_ENTRY_PARAMETER ||
+           te__hf_list_put((te__hf_list *)user, path, x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x);
 }
 static void te__hf_list_free(te__hf_list *l) {
     int i;

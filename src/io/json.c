@@ -15,6 +15,17 @@ typedef struct te__json {
     bool failed;
 } te__json;
 
+/* Begins to parse a text of n bytes, behind which is a zero. `path` and `part` are for messages. */
+static te__json te__json_of(te_ctx *te, const char *path, const char *part, char *text, size_t n) {
+    te__json j;
+    j.te = te;
+    j.path = path;
+    j.part = part;
+    j.begin = j.at = text;
+    j.end = text + n;
+    j.failed = false;
+    return j;
+}
 TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) {
     char text[512];
     va_list args;
@@ -150,6 +161,22 @@ static const char *te__json_string(te__json *j) {
     return start;
 }
 
+/* Reads the key of an object's element; NULL on an error. */
+static const char *te__json_key(te__json *j) {
+    const char *key = te__json_string(j);
+    return te__json_expect(j, ':') ? key : NULL;
+}
+/* Opens an object and returns its first key, whose value follows; NULL if the object is empty, or on an error. */
+static const char *te__json_first(te__json *j) { return te__json_open(j, '{', '}') ? te__json_key(j) : NULL; }
+/* Continues behind a value of an object and returns the next key; NULL at the end, or on an error. */
+static const char *te__json_next(te__json *j) { return te__json_more(j, '}') ? te__json_key(j) : NULL; }
+/* Checks that nothing but spaces follows. */
+static bool te__json_end(te__json *j) {
+    if (j->failed) return false;
+    te__json_space(j);
+    return j->at == j->end || te__json_fail(j, "something follows the end");
+}
+
 /* Reads a whole number from 0 on that 63 bits can hold. */
 static uint64_t te__json_uint(te__json *j) {
     uint64_t value = 0;
@@ -232,11 +259,8 @@ static void te__json_skip(te__json *j, int depth) {
     } else if (*j->at == '[') {
         for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) te__json_skip(j, depth + 1);
     } else if (*j->at == '{') {
-        for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-            te__json_string(j);
-            te__json_expect(j, ':');
-            te__json_skip(j, depth + 1);
-        }
+        const char *key;
+        for (key = te__json_first(j); key; key = te__json_next(j)) te__json_skip(j, depth + 1);
     } else if (*j->at == '-' || (*j->at >= '0' && *j->at <= '9')) {
         te__json_skip_number(j);
     } else {

@@ -29,6 +29,7 @@ static const te__hf_key te__hf_rope_keys[] = {TE__HF_KEY(TE__HF_STRING, "rope_ty
                                               TE__HF_KEY(TE__HF_BOOL, "truncate", truncate),
                                               TE__HF_KEY(TE__HF_COUNT, "original_max_position_embeddings", original)};
 #undef TE__HF_KEY
+static void te__hf_rope_clear(te__hf_rope *rope) { te__hf_clear(rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys)); }
 
 /* Reads one of the two lists of longrope. Appends its numbers to `list`, which has *n numbers. */
 static bool te__hf_factors(te__json *j, const char *name, float *list, int *n) {

@@ -74,10 +74,8 @@ static const te__st_dtype *te__st_dtype_named(const char *name) {
 }
 
 static bool te__st_parse_metadata(te_safetensors *f, te__json *j) {
-    bool more;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *key = te__json_string(j), *value;
-        te__json_expect(j, ':');
+    const char *key, *value;
+    for (key = te__json_first(j); key; key = te__json_next(j)) {
         value = te__json_string(j);
         if (j->failed ||
             !te__grow(f->te, (void **)&f->metadata, &f->cap_metadata, f->num_metadata, sizeof(te_metadata)))
@@ -104,14 +102,12 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
     te__st_entry *x;
     uint64_t begin = 0, end = 0;
     int types = 0, shapes = 0, offsets = 0;
-    bool more;
+    const char *key;
     if (!te__grow(f->te, (void **)&f->entries, &f->cap_entries, f->num_entries, sizeof(te__st_entry))) return false;
     x = &f->entries[f->num_entries];
     memset(x, 0, sizeof(*x));
     x->e.name = name;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *key = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    for (key = te__json_first(j); key; key = te__json_next(j)) {
         if (strcmp(key, "dtype") == 0 && types++ == 0) {
             const char *type = te__json_string(j);
             if (!type) return false;
@@ -216,19 +212,12 @@ static bool te__st_check_layout(te_safetensors *f) {
 }
 
 static bool te__st_parse_header(te_safetensors *f) {
-    te__json j;
-    bool more, metadata_seen = false;
-    memset(&j, 0, sizeof(j));
-    j.te = f->te;
-    j.path = f->path;
-    j.part = "the header";
-    j.begin = j.at = f->header;
-    j.end = f->header + f->header_size;
+    te__json j = te__json_of(f->te, f->path, "the header", f->header, f->header_size);
+    const char *name;
+    bool metadata_seen = false;
     if (*j.at != '{')
         return te__st_fail(f, TE_ERR_FORMAT, "the header does not begin with '{': this is not a safetensors file");
-    for (more = te__json_open(&j, '{', '}'); more; more = te__json_more(&j, '}')) {
-        const char *name = te__json_string(&j);
-        if (!te__json_expect(&j, ':')) return false;
+    for (name = te__json_first(&j); name; name = te__json_next(&j)) {
         if (strcmp(name, "__metadata__") != 0) {
             if (!te__st_parse_entry(f, &j, name)) return false;
         } else {
@@ -237,9 +226,7 @@ static bool te__st_parse_header(te_safetensors *f) {
             if (!te__st_parse_metadata(f, &j)) return false;
         }
     }
-    if (j.failed) return false;
-    te__json_space(&j);
-    return j.at == j.end ? true : te__json_fail(&j, "something follows the end");
+    return te__json_end(&j);
 }
 
 /* Reads the length of the header, and the header. */
@@ -549,11 +536,8 @@ static te_result te__st_store(te_ctx *te, te__file_out *out, const te_tensor *x,
     const te_tensor *flat = x;
     size_t size = te_tensor_bytes(x), done, chunk = TE__ST_CHUNK;
     te__frame_begin(te);
-    if (!te__is_contiguous(x)) {
-        te_tensor *copy = te__empty_like(x, x->dtype);
-        result = copy ? te_tensor_copy(copy, x) : te_error_code(te);
-        flat = copy;
-    }
+    if (!te__is_contiguous(x)) flat = te__copied(x, x->dtype);
+    if (!flat) result = te_error_code(te);
     for (done = 0; done < size && result == TE_OK && !out->failed; done += chunk) {
         if (chunk > size - done) chunk = size - done;
         result = te->device->download(te, staging, (const char *)te__data(flat) + done, chunk);
@@ -650,8 +634,7 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata) {
     int i, k;
-    if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
     if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
     for (i = 0; i < num_metadata; i++) {

@@ -82,7 +82,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
 }
 static void te__decoder_attention_destroy(te_module *m) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
-    if (s->factors) te__free(m->te, s->factors, (size_t)s->of.head_dim * sizeof(float));
+    te__free(m->te, s->factors, (size_t)s->of.head_dim * sizeof(float));
 }
 static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention),
                                                             te__decoder_attention_forward,
@@ -263,7 +263,6 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     const te_tensor *table;
     te_kv_cache *c;
     te_ctx *te;
-    int64_t shape[4];
     int i;
     if (!model) return NULL;
     te = model->te;
@@ -284,10 +283,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     te__closable_add(te, &c->closable, "cache", te__kv_cache_close, c);
     c->layers = (te__kv_layer *)te__alloc_zero(te, (size_t)d->num_hidden_layers * sizeof(te__kv_layer));
     if (c->layers) c->num_layers = d->num_hidden_layers;
-    shape[0] = batch;
-    shape[1] = max_length;
-    shape[2] = d->num_key_value_heads;
-    shape[3] = d->head_dim;
+    int64_t shape[4] = {batch, max_length, d->num_key_value_heads, d->head_dim};
     te__frame_begin(te);
     for (i = 0; i < c->num_layers; i++) {
         c->layers[i].k = te_tensor_retain(te_tensor_empty(te, table ? table->dtype : d->params_dtype, 4, shape));
@@ -524,9 +520,8 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
     if (!te || !te__has_desc(te, desc, "te_causal_lm_create")) return NULL;
     d = *desc;
     if (!te__causal_lm_ok(te, &d)) return NULL;
-    m = te__open_part(te, &te__causal_lm_class, d.name ? d.name : "causal_lm", &outer);
+    m = te__begin_part(te__module_named(te, &te__causal_lm_class, d.name, "causal_lm"), &outer);
     if (!m) return NULL;
-    m->named = d.name != NULL;
     te__adopt(m, "model", te__decoder_model_create(te, &d));
     if (!d.tie_word_embeddings) te__add_plain_linear(m, &d, "lm_head", d.hidden_size, d.vocab_size);
     s = (te__causal_lm *)m->state;

@@ -118,9 +118,7 @@ static const struct {
 /* ---- reading ---- */
 
 /* Frees the text. Its size comes from the parser: strlen would stop early, because parsing in place writes 0 bytes. */
-static void te__lm_text_free(te__lm_config *c) {
-    if (c->text) te__free(c->j.te, c->text, (size_t)(c->j.end - c->j.begin) + 1);
-}
+static void te__lm_text_free(te__lm_config *c) { te__free(c->j.te, c->text, (size_t)(c->j.end - c->j.begin) + 1); }
 static void te__lm_config_close(te__lm_config *c) {
     te_ctx *te = c->j.te;
     const size_t layers = (size_t)te__max(c->num_hidden_layers, 0);
@@ -128,21 +126,19 @@ static void te__lm_config_close(te__lm_config *c) {
     te__lm_text_free(c);
     te__free(te, c->layer_types.items, (size_t)c->layer_types.cap * sizeof(int64_t));
     te__free(te, c->mlp_only_layers.items, (size_t)c->mlp_only_layers.cap * sizeof(int64_t));
-    if (c->slides) te__free(te, c->slides, layers);
-    if (c->dense) te__free(te, c->dense, layers);
+    te__free(te, c->slides, layers);
+    te__free(te, c->dense, layers);
     for (i = 0; i < TE__LM_ROWS && c->rows; i++) te__lm_text_free(&c->rows[i]);
-    if (c->rows) te__free(te, c->rows, TE__LM_ROWS * sizeof(te__lm_config));
+    te__free(te, c->rows, TE__LM_ROWS * sizeof(te__lm_config));
 }
 
 /* Parses a RoPE object into `rope`. With `by_kind`, the entries "full_attention" and "sliding_attention" are RoPE
  * objects themselves and are parsed into c->full and c->sliding. */
 static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind) {
     te__json *j = &c->j;
-    bool more;
+    const char *name;
     if (te__json_word(j) == 2) return true;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *name = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    for (name = te__json_first(j); name; name = te__json_next(j)) {
         if (by_kind && strcmp(name, "full_attention") == 0) te__lm_parse_rope(c, &c->full, false);
         else if (by_kind && strcmp(name, "sliding_attention") == 0) te__lm_parse_rope(c, &c->sliding, false);
         else te__hf_rope_take(j, rope, name);
@@ -199,25 +195,20 @@ static bool te__lm_parse_inner(te__lm_config *c) {
 /* Copies `text` and parses the JSON object that begins at offset `at`. Error messages call the text `path`. */
 static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const char *text, size_t at, int num_tables) {
     te__json *j = &c->j;
-    bool more;
+    const char *name;
     int i;
     memset(c, 0, sizeof(*c));
     j->te = te;
-    j->path = path;
-    j->part = "the text";
     for (i = 0; i < TE__COUNT(te__lm_tables); i++) te__hf_clear(c, te__lm_tables[i].keys, te__lm_tables[i].n);
-    te__hf_clear(&c->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    te__hf_clear(&c->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    te__hf_clear(&c->full, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    te__hf_clear(&c->sliding, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_rope_clear(&c->scaling);
+    te__hf_rope_clear(&c->parameters);
+    te__hf_rope_clear(&c->full);
+    te__hf_rope_clear(&c->sliding);
     c->text = te__copy_string(te, text); /* a copy, because the parser unescapes strings in place */
     if (!c->text) return false;
-    j->begin = c->text;
-    j->at = c->text + at;
-    j->end = c->text + strlen(c->text);
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *name = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    *j = te__json_of(te, path, "the text", c->text, strlen(c->text));
+    j->at += at;
+    for (name = te__json_first(j); name; name = te__json_next(j)) {
         if (strcmp(name, "rope_parameters") == 0) te__lm_parse_rope(c, &c->parameters, true);
         else if (strcmp(name, "rope_scaling") == 0) te__lm_parse_rope(c, &c->scaling, false);
         else if (strcmp(name, "layer_types") == 0) te__lm_parse_list(c, &c->layer_types, name, true);
@@ -228,9 +219,7 @@ static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const c
         else te__lm_take(c, name, num_tables);
         if (j->failed || te->error_code != TE_OK) return false;
     }
-    if (j->failed) return false;
-    te__json_space(j);
-    return at || j->at == j->end ? true : te__json_fail(j, "something follows the end");
+    return at ? !j->failed : te__json_end(j);
 }
 
 /* ---- the row ---- */

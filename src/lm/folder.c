@@ -105,13 +105,12 @@ static int te__hf_by_tensor(const void *a, const void *b) {
 }
 
 static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
-    bool more;
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+    const char *tensor;
+    for (tensor = te__json_first(j); tensor; tensor = te__json_next(j)) {
         te__hf_place *p;
         if (!te__grow(f->te, (void **)&f->places, &f->cap_places, f->num_places, sizeof(te__hf_place))) return false;
         p = &f->places[f->num_places];
-        p->tensor = te__json_string(j);
-        te__json_expect(j, ':');
+        p->tensor = tensor;
         p->shard = te__json_string(j);
         if (j->failed) return false;
         if (!te__hf_is_plain_name(p->shard)) {
@@ -127,25 +126,15 @@ static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
 }
 
 static bool te__hf_parse_index(te__hf_folder *f) {
-    te__json j;
-    bool more;
+    te__json j = te__json_of(f->te, f->index_path.s, "the text", f->index.s, f->index.n);
+    const char *name;
     int i, maps = 0;
-    memset(&j, 0, sizeof(j));
-    j.te = f->te;
-    j.path = f->index_path.s;
-    j.part = "the text";
-    j.begin = j.at = f->index.s;
-    j.end = f->index.s + f->index.n;
-    for (more = te__json_open(&j, '{', '}'); more; more = te__json_more(&j, '}')) {
-        const char *name = te__json_string(&j);
-        if (!te__json_expect(&j, ':')) return false;
+    for (name = te__json_first(&j); name; name = te__json_next(&j)) {
         if (strcmp(name, "weight_map") != 0) te__json_skip(&j, 0);
         else if (maps++) return te__json_fail(&j, "\"weight_map\" is given twice");
         else if (!te__hf_parse_weight_map(f, &j)) return false;
     }
-    if (j.failed) return false;
-    te__json_space(&j);
-    if (j.at != j.end) return te__json_fail(&j, "something follows the end");
+    if (!te__json_end(&j)) return false;
     if (!f->num_places) return te__json_fail(&j, "weight_map is %s", maps ? "empty" : "missing");
     qsort(f->places, (size_t)f->num_places, sizeof(te__hf_place), te__hf_by_tensor);
     for (i = 1; i < f->num_places; i++)
@@ -302,7 +291,7 @@ static void te__hf_choose_names(te__hf_folder *f) {
 /* Called before modules are allocated. Checks that the config.json has no more layers and experts than the files can
  * hold. Each tensor counts as 1. A stacked 3-D tensor counts as its number of matrices, but with at most one matrix per
  * TE__HF_MIN_EXPERT bytes. */
-static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
+static te_result te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;
     for (k = 0; k < f->num_shards; k++)
@@ -312,15 +301,14 @@ static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d)
         }
     for (i = 0; i < d->num_hidden_layers; i++)
         need += d->dense_layers && d->dense_layers[i] ? 1 : te__max(d->num_local_experts, 1);
-    if (need <= have) return true;
+    if (need <= have) return TE_OK;
     if (d->num_local_experts)
-        te__fail(f->te, TE_ERR_FORMAT,
-                 "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors",
-                 f->config_path.s, d->num_hidden_layers, d->num_local_experts, (long long)have);
-    else
-        te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors",
-                 f->config_path.s, d->num_hidden_layers, (long long)have);
-    return false;
+        return te__fail(
+            f->te, TE_ERR_FORMAT,
+            "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors",
+            f->config_path.s, d->num_hidden_layers, d->num_local_experts, (long long)have);
+    return te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors",
+                    f->config_path.s, d->num_hidden_layers, (long long)have);
 }
 
 /* Returns true if the tensor belongs to the larger model, outside of its text model. */
@@ -348,9 +336,7 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
     while (at >= 0 && at < end) {
         const size_t n = (size_t)te__min(end - at, CHUNK);
         size_t i = 0;
-        te_safetensors *files[2];
-        files[0] = f->shards[a_shard].file;
-        files[1] = f->shards[b_shard].file;
+        te_safetensors *files[2] = {f->shards[a_shard].file, f->shards[b_shard].file};
         if (!te__file_read_at(&files[0]->file, files[0]->data_start + a->offset + (uint64_t)at, bytes, n, &why) ||
             !te__file_read_at(&files[1]->file, files[1]->data_start + b->offset + (uint64_t)at, bytes + CHUNK, n,
                               &why)) {
@@ -486,7 +472,7 @@ static te_result te__hf_load_group(te__hf_folder *f, const te__lm_group *g) {
     }
     if (result == TE_OK) result = te__lm_take_in(g, f->model, parts);
     te__frame_end(f->te, NULL, 0);
-    if (parts) te__free(f->te, parts, (size_t)n * sizeof(te_tensor *));
+    te__free(f->te, parts, (size_t)n * sizeof(te_tensor *));
     return result;
 }
 static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -545,7 +531,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
         !te__lm_config_desc(&f->c, f->family, &d) || !te__hf_open_weights(f))
         return NULL;
     te__hf_choose_names(f);
-    if (!te__hf_ties(f, &d) || !te__hf_sizes_are_there(f, &d)) return NULL;
+    if (!te__hf_ties(f, &d) || te__hf_sizes_are_there(f, &d) != TE_OK) return NULL;
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : te__hf_dtype(f);
     d.device = TE_PARAMS_META;
     d.init.no_init = true;

@@ -66,12 +66,10 @@ static te_tensor *te__lm_parameter(te_module *m, const char *name) {
     const char *dot = strrchr(name, '.');
     char path[TE__LM_NAME];
     const size_t n = dot ? (size_t)(dot - name) : 0;
-    te_module *owner;
     if (!dot || n >= sizeof(path)) return NULL;
     memcpy(path, name, n);
     path[n] = 0;
-    owner = te_module_find(m, path);
-    return owner ? te_module_parameter(owner, dot + 1) : NULL;
+    return te_module_parameter(te_module_find(m, path), dot + 1);
 }
 static te_tensor *te__lm_model_tensor(const te__lm_group *g, te_module *m, int i) {
     char name[TE__LM_NAME];
@@ -175,12 +173,8 @@ static te_tensor *te__lm_joined(te_tensor **parts, int n) {
 }
 /* Returns a tensor of the file as a matrix [rows, cols]. Transposes it first if `transposed` is set. */
 static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
-    int64_t shape[2];
-    if (x && transposed) x = te_tensor_contiguous(te_tensor_transpose(x, -2, -1));
-    if (!x) return NULL;
-    shape[0] = te__rows(x);
-    shape[1] = te__cols(x);
-    return te_tensor_view(x, 2, shape);
+    if (transposed) x = te_tensor_contiguous(te_tensor_transpose(x, -2, -1));
+    return x ? te__view_2d(x, te__rows(x), te__cols(x)) : NULL;
 }
 /* Sets a parameter to x, after casting x to the parameter's dtype and viewing it in the parameter's shape. A quantized
  * parameter is quantized again. */
@@ -193,7 +187,6 @@ static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
 /* Sets the parameters of a group from `parts`, which are all file tensors of the group. Overwrites entries of
  * `parts`. */
 static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor **parts) {
-    te_ctx *te = m->te;
     const te_dtype dtype = te__lm_model_tensor(g, m, 0)->dtype;
     te_tensor *all;
     te_result result = TE_OK;
@@ -208,7 +201,7 @@ static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor *
         result = te__lm_give(x, te_tensor_narrow(all, 0, at, te__rows(x)));
         at += te__rows(x);
     }
-    return all ? result : te_error_code(te);
+    return all ? result : te_error_code(m->te);
 }
 /* The inverse of te__lm_take_in: computes the file tensors of a group from its parameters, and stores them in `parts`,
  * which has count[TE__LM_FILE] entries. */
@@ -225,7 +218,7 @@ static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor *
         if (!te__lm_is_whole(g)) members[i] = te__lm_matrix(members[i], false);
     }
     if (members) all = te__lm_joined(members, n);
-    if (members) te__free(te, members, (size_t)n * sizeof(te_tensor *));
+    te__free(te, members, (size_t)n * sizeof(te_tensor *));
     for (i = 0; i < files && all; i++) {
         te_tensor *x = all;
         if (te__lm_is_whole(g)) parts[i] = all;

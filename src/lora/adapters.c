@@ -29,6 +29,14 @@ typedef struct te__lora_adapter {
     te_dtype dtype;
 } te__lora_adapter;
 
+static te_gemm_options te__lora_gemm(const te__lora_adapter *a, te_params_device device) {
+    te_gemm_options o = TE_ZERO;
+    o.no_bias = true;
+    o.params_dtype = a->dtype;
+    o.init = a->init;
+    o.device = device;
+    return o;
+}
 static te_module *te__lora_create_linear(const te__lora_site *site, const te__lora_adapter *a,
                                          te_params_device device) {
     te_module *m = site->owner;
@@ -38,10 +46,7 @@ static te_module *te__lora_create_linear(const te__lora_site *site, const te__lo
     d.in_features = a->in;
     d.out_features = a->out;
     d.name = a->name;
-    d.gemm.no_bias = true;
-    d.gemm.params_dtype = a->dtype;
-    d.gemm.init = a->init;
-    d.gemm.device = device;
+    d.gemm = te__lora_gemm(a, device);
     if (divided) {
         d.parallel.parallel_mode = a->mode;
         d.parallel.sequence_parallel = m->parallel.sequence;
@@ -58,10 +63,7 @@ static te_module *te__lora_create_grouped(const te__lora_site *site, const te__l
     d.in_features = a->in;
     d.out_features = a->out;
     d.name = a->name;
-    d.gemm.no_bias = true;
-    d.gemm.params_dtype = a->dtype;
-    d.gemm.init = a->init;
-    d.gemm.device = device;
+    d.gemm = te__lora_gemm(a, device);
     return te_grouped_linear_create(site->owner->te, &d);
 }
 #endif
@@ -128,15 +130,7 @@ static te_module *te__lora_open_holder(const te__lora_site *site) {
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
     return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
-/* Returns the LoRA rank of the adapters of a site, which is d->dim. For experts with moe_rank_scaling it is d->dim /
- * (experts per token). */
-static int te__lora_rank(const te__lora_site *s, const te_lora_desc *d) {
-    return d->moe_rank_scaling && te__is_experts(s->owner)
-               ? d->dim / te__experts_chosen(s->owner)
-               : d->dim;
-}
-/* Creates the adapters of a site and sets the forward function of its owner. If this fails, the site has no
- * adapters. */
+/* Creates the adapters of a site and sets the owner's forward; after a failure the site has no adapters. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;
@@ -148,7 +142,7 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
     dtype = d->lora_dtype ? d->lora_dtype : base->dtype;
     if (!l) return TE_ERR_OUT_OF_MEMORY;
     l->te = m->te;
-    l->dim = te__lora_rank(site, d);
+    l->dim = d->moe_rank_scaling && te__is_experts(m) ? d->dim / te__experts_chosen(m) : d->dim;
     l->alpha = d->alpha;
     l->dropout = te__is_experts(m) ? 0.0f : d->dropout; /* experts have no dropout in Automodel */
     l->position = d->dropout_position;

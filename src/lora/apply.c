@@ -277,8 +277,8 @@ static te_result te__lora_apply(te__lora_choice *c, te_module *model) {
     te_result result;
     c->sites.te = c->trained.te = te;
     c->sites.root = model;
-    if (!te__name_list_open(&c->names, te, "te_lora_apply", names, d->match_all_linear ? 0 : n) ||
-        !te__name_list_open(&c->to_save, te, "te_lora_apply", d->modules_to_save, d->num_modules_to_save) ||
+    if (!te__name_list_open(&c->names, te, names, d->match_all_linear ? 0 : n) ||
+        !te__name_list_open(&c->to_save, te, d->modules_to_save, d->num_modules_to_save) ||
         !te_module_visit(model, te__lora_choose, c))
         return te_error_code(te);
     if (c->sites.n == 0)

@@ -11,16 +11,12 @@
 
 /* Multiplies column i of u [.., N] by g[i], f32 [N]. Differentiable in u and g. */
 static te_tensor *te__scale_columns(te_tensor *u, te_tensor *g) {
-    int64_t shape[2];
     te_tensor *y;
     if (te__numel(u) == 0) return u;
-    shape[0] = te__rows(u);
-    shape[1] = te__cols(u);
-    y = te_tensor_view(te_tensor_contiguous(u), 2, shape);
-    y = y ? te_tensor_contiguous(te_tensor_transpose(y, 0, 1)) : NULL;
-    y = y ? te__scale_rows(y, g) : NULL;
-    y = y ? te_tensor_contiguous(te_tensor_transpose(y, 0, 1)) : NULL;
-    return y ? te_tensor_view(y, u->ndim, u->shape) : NULL;
+    y = te__view_2d(te_tensor_contiguous(u), te__rows(u), te__cols(u));
+    y = te_tensor_contiguous(te_tensor_transpose(y, 0, 1));
+    y = te_tensor_contiguous(te_tensor_transpose(te__scale_rows(y, g), 0, 1));
+    return te_tensor_view(y, u->ndim, u->shape);
 }
 
 /* Returns V, f32 [out, in], not recorded on the tape. */
@@ -89,17 +85,14 @@ static bool te__magnitude_add(te_module *m, te_dtype dtype) {
 /* Returns the row factors magnitude / |V|, f32 [out], differentiable in the magnitude. */
 static te_tensor *te__dora_factors(te_module *m) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight"), *factors;
-    int64_t shape[2];
     if (!weight) {
         te__fail(m->te, TE_ERR_STATE, "%s: its child \"" TE__MAGNITUDE "\" is gone", m->cls->name);
         return NULL;
     }
     factors = te__dora_normalize(te__dora_weight(m));
-    shape[0] = te__numel(weight);
-    shape[1] = 1;
-    weight = factors ? te_tensor_view(te_tensor_cast(weight, TE_F32), 2, shape) : NULL;
-    weight = weight ? te__scale_rows(weight, factors) : NULL;
-    return weight ? te_tensor_view(weight, 1, shape) : NULL;
+    const int64_t n = te__numel(weight);
+    weight = factors ? te__view_2d(te_tensor_cast(weight, TE_F32), n, 1) : NULL;
+    return te_tensor_view(te__scale_rows(weight, factors), 1, &n);
 }
 /* Returns x W^T, the Linear's own product, without bias. */
 static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *x) {
@@ -122,7 +115,7 @@ static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     if (drops && x) x = te_dropout(x, l->dropout);
     base = x ? te__dora_base(m, args, x) : NULL;
     u = base ? te__lora_cast(te__lora_product(m, args, x, true), base->dtype) : NULL;
-    u = u ? te_add(base, u) : NULL;
+    u = te_add(base, u);
     y = te__dora_factors(m);
     y = u && y ? te__scale_columns(u, y) : NULL;
     if (y && drops) y = te_add(te_add(y, te_scale(base, -1.0f)), te__dora_base(m, args, args->input));
@@ -137,5 +130,5 @@ static te_tensor *te__dora_merged(te_module *m, te_tensor *v, int64_t first) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight");
     if (!v || !weight || !te__dora_normalize(v)) return NULL;
     weight = te_tensor_narrow(weight, 0, first, te__rows(v));
-    return weight ? te__scale_rows(v, te_tensor_cast(te_tensor_contiguous(weight), TE_F32)) : NULL;
+    return te__scale_rows(v, te_tensor_cast(te_tensor_contiguous(weight), TE_F32));
 }

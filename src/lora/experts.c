@@ -118,26 +118,22 @@ static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in,
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
 
-/* State of the module that holds one stack: how te_module_reset_parameters fills the stack. */
-typedef struct te__adapter {
-    te_init init;
-} te__adapter;
+/* The state of the module of one stack is a te_init: how its reset fills the stack. */
 static te_result te__adapter_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" is a stack of experts' adapters; run the experts", m->cls->name,
                     m->name);
 }
 static te_result te__adapter_reset(te_module *m) {
-    return te__init_fill(te_module_parameter(m, "weight"), &((const te__adapter *)m->state)->init);
+    return te__init_fill(te_module_parameter(m, "weight"), (const te_init *)m->state);
 }
-static const te_module_class te__adapter_class = {"Adapter", sizeof(te__adapter), te__adapter_forward, NULL,
+static const te_module_class te__adapter_class = {"Adapter", sizeof(te_init), te__adapter_forward, NULL,
                                                   te__adapter_reset};
 
 static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols,
                             const te_init *init, bool meta) {
-    te_module *child = te_module_create(m->te, &te__adapter_class, name);
+    te_module *child = te__module_with_desc(m->te, &te__adapter_class, init, NULL, name);
     if (!child) return false;
-    ((te__adapter *)child->state)->init = *init;
     te__params_on(child, meta ? TE_PARAMS_META : TE_PARAMS_DEFAULT);
     te__add_experts(child, "weight", dtype, te__experts_state(m)->local, rows, cols);
     if (!te__lora_attach(m, child)) return false;

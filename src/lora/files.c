@@ -95,8 +95,7 @@ static bool te__peft_look(void *user, te_module *m) {
 }
 /* Returns true if the model uses its embedding table as lm_head too, and the table is trained. */
 static bool te__peft_ties(const te_module *root) {
-    const te_module *table = te__tied_table(root);
-    const te__trained *t = table ? te__trained_of(table) : NULL;
+    const te__trained *t = te__trained_of(te__tied_table(root));
     return t && t->whole;
 }
 /* Returns the base model's name. This is the name that the program set, otherwise the folder that the model was opened

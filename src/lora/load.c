@@ -59,12 +59,10 @@ static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to
     return te__pattern_open(&to->pattern, p->j.te, who, key, expression);
 }
 static bool te__peft_parse_alphas(te__peft *p) {
-    bool more;
-    for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
-        const char *key = te__json_string(&p->j);
+    const char *key;
+    for (key = te__json_first(&p->j); key; key = te__json_next(&p->j)) {
         float alpha;
-        if (!key || !te__json_expect(&p->j, ':') ||
-            !te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha)))
+        if (!te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha)))
             return false;
         if (!te__peft_open_alpha(p, key, &p->alphas[p->num_alphas])) {
             p->j.failed = true;
@@ -168,18 +166,12 @@ static bool te__peft_take(te__peft *p, const char *key) {
     return !p->j.failed;
 }
 static bool te__peft_parse(te__peft *p, te__text *config) {
-    bool more;
+    const char *key;
     p->alpha = 8.0f; /* peft's defaults */
-    p->j.part = "the text";
-    p->j.begin = p->j.at = config->s;
-    p->j.end = config->s + config->n;
-    for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
-        const char *key = te__json_string(&p->j);
-        if (!key || !te__json_expect(&p->j, ':') || !te__peft_take(p, key)) return false;
-    }
-    if (p->j.failed) return false;
-    te__json_space(&p->j);
-    if (p->j.at != p->j.end) return te__json_fail(&p->j, "something follows the end");
+    p->j = te__json_of(p->j.te, p->j.path, "the text", config->s, config->n);
+    for (key = te__json_first(&p->j); key; key = te__json_next(&p->j))
+        if (!te__peft_take(p, key)) return false;
+    if (!te__json_end(&p->j)) return false;
     if (fabsf(p->alpha) <= FLT_MAX && p->dropout >= 0.0f && p->dropout < 1.0f) return true;
     te__fail(p->j.te, TE_ERR_FORMAT,
              "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed",
@@ -386,10 +378,7 @@ static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const t
 }
 static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e, const te__peft_tensor *t) {
     te_tensor *x = t->m->entries[t->entry].tensor;
-    if (!t->m->meta && !x->buffer && !x->quantized)
-        return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
-                           t->path);
-    if (t->m->meta)
+    if (t->m->meta || (!x->buffer && !x->quantized))
         return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
                            t->path);
     if (t->head && te__peft_trains(p, t->m, t->entry)) {
@@ -452,19 +441,29 @@ static bool te__peft_give_trained(void *user, te_module *m) {
     if (p->bias == TE_LORA_BIAS_NONE || (p->bias == TE_LORA_BIAS_LORA_ONLY && !te__peft_adapts(p, m))) return true;
     return te__trained_list_give(&p->trained, m, false) == TE_OK;
 }
+/* Copies a tensor of the file to `weight`. */
+static te_result te__peft_read(te__peft *p, const char *name, te_tensor *weight, bool transposed) {
+    te_tensor *value;
+    te_result result;
+    if (!weight)
+        return te__fail(p->j.te, TE_ERR_STATE, "%s: tensor " TE__ST_NAME ": the child that it is for is gone",
+                        p->j.path, name);
+    te__frame_begin(p->j.te);
+    value = te_tensor_cast(te_safetensors_read(p->file, name), weight->dtype);
+    if (value && transposed) value = te_tensor_transpose(value, 0, 1);
+    result = value ? te_tensor_copy(weight, value) : te_error_code(p->j.te);
+    te__frame_end(p->j.te, NULL, 0);
+    return result;
+}
 static bool te__peft_fill_trained(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);
     te_result result = TE_OK;
     int i;
     for (i = 0; t && i < t->n && result == TE_OK; i++) {
-        te_tensor *x = m->entries[t->items[i].entry].tensor, *value;
-        const te_safetensors_entry *e = te__peft_find_parameter(p, m, t->items[i].entry);
-        if (!e) continue;
-        te__frame_begin(p->j.te);
-        value = te_tensor_cast(te_safetensors_read(p->file, e->name), x->dtype);
-        result = value ? te_tensor_copy(x, value) : te_error_code(p->j.te);
-        te__frame_end(p->j.te, NULL, 0);
+        const int entry = t->items[i].entry;
+        const te_safetensors_entry *e = te__peft_find_parameter(p, m, entry);
+        if (e) result = te__peft_read(p, e->name, m->entries[entry].tensor, false);
     }
     return result == TE_OK;
 }
@@ -578,14 +577,14 @@ static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, cons
         result = te_tensor_fill(te__adapter_stack(s->owner, i / 2, i % 2), 0.0);
     for (n = 0; n < te__expert_products(s->owner) && result == TE_OK; n++)
         for (i = 0; i < 2 && result == TE_OK; i++) {
-            te_tensor *to, *value;
+            te_tensor *to;
             te__product_expert(s->owner, n, &proj);
             te__frame_begin(p->j.te);
             te_no_grad_begin(p->j.te);
             to = te__product_adapter(s->owner, n, i);
             to = te_tensor_narrow(to, i, ranks == 2 && proj == TE__UP_PROJ ? rank : 0, rank);
-            value = te_safetensors_read(p->file, te__peft_name(s, path, i ? "lora_B" : "lora_A", n, name));
-            result = to && value ? te_tensor_copy(to, value) : te_error_code(p->j.te);
+            result = to ? te__peft_read(p, te__peft_name(s, path, i ? "lora_B" : "lora_A", n, name), to, false)
+                        : te_error_code(p->j.te);
             te_no_grad_end(p->j.te);
             te__frame_end(p->j.te, NULL, 0);
         }
@@ -689,19 +688,6 @@ static bool te__peft_check(te__peft *p) {
     return fine && te_module_visit(p->model, te__peft_lacks_parameter, p);
 }
 
-static te_result te__peft_read(te__peft *p, const char *name, te_tensor *weight, bool transposed) {
-    te_tensor *value;
-    te_result result;
-    if (!weight)
-        return te__fail(p->j.te, TE_ERR_STATE, "%s: tensor " TE__ST_NAME ": the child that it is for is gone",
-                        p->j.path, name);
-    te__frame_begin(p->j.te);
-    value = te_tensor_cast(te_safetensors_read(p->file, name), weight->dtype);
-    if (value && transposed) value = te_tensor_transpose(value, 0, 1);
-    result = value ? te_tensor_copy(weight, value) : te_error_code(p->j.te);
-    te__frame_end(p->j.te, NULL, 0);
-    return result;
-}
 /* Reads the adapters of one site from the file, and sets the site's alpha. */
 static te_result te__peft_fill(te__peft *p, const te__lora_site *s) {
     static const char *const adapters[] = {"lora_A", "lora_B"};

@@ -14,10 +14,7 @@ typedef struct te__lora {
     bool dora; /* DoRA: the holder also has the child lora_magnitude_vector */
 } te__lora;
 
-static te__lora *te__lora_of(const te_module *m) {
-    void *value = NULL;
-    return te_module_attribute(m, TE__LORA, &value) ? (te__lora *)value : NULL;
-}
+static te__lora *te__lora_of(const te_module *m) { return (te__lora *)te__attribute_of(m, TE__LORA); }
 static void te__lora_free(void *value) {
     te__lora *l = (te__lora *)value;
     te__free(l->te, l, sizeof(*l));
@@ -66,8 +63,7 @@ static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te
 }
 /* Returns y plus the adapters' output for x. */
 static te_tensor *te__lora_added(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *y) {
-    te_tensor *delta = te__lora_cast(te__lora_product(m, args, x, false), y->dtype);
-    return delta ? te_add(y, delta) : NULL;
+    return te_add(y, te__lora_cast(te__lora_product(m, args, x, false), y->dtype));
 }
 static te_result te__lora_call_ok(const te_module *m, const te_forward_args *args) {
     if (!args->fp8_output && !args->fp8_grad) return TE_OK;
@@ -97,8 +93,7 @@ static te_tensor *te__adapters_apply(te_module *m, const te__experts_call *c, in
     if (!a || !b || te__need_memory(a, m->cls->name) != TE_OK || te__need_memory(b, m->cls->name) != TE_OK) return NULL;
     z = te__expert_product(&c->rows, way, x, a, NULL);
     z = z ? te__expert_product(&c->rows, way, z, b, NULL) : NULL;
-    z = z ? te_scale(z, te__lora_factor(te__lora_of(m))) : NULL;
-    return z ? te_add(y, z) : NULL;
+    return te_add(y, te_scale(z, te__lora_factor(te__lora_of(m))));
 }
 static te_result te__lora_experts_forward(te_module *m, te_forward_args *args) {
     return te__experts_run(m, args, te__adapters_apply);
@@ -128,12 +123,10 @@ static const te_module_class te__lora_part_class = {"LoRA", 0, te__lora_mlp_part
 
 static te_tensor *te__lora_mlp_add(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y) {
     te_forward_args in = TE_ZERO;
-    te_tensor *delta;
     if (!te_module_find(m, te__lora_mlp_names[gemm])) return y; /* this site has no adapters */
     te__hand_on(&in, args);
     in.input = x;
-    delta = x ? te__lora_cast(te__run_child(m, te__lora_mlp_names[gemm], &in), y->dtype) : NULL;
-    return delta ? te_add(y, delta) : NULL;
+    return x ? te_add(y, te__lora_cast(te__run_child(m, te__lora_mlp_names[gemm], &in), y->dtype)) : NULL;
 }
 static te_result te__lora_mlp_forward(te_module *m, te_forward_args *args) {
     const te_result result = te__lora_call_ok(m, args);
@@ -235,16 +228,8 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site, int product) 
     te__lora_shape x = TE_ZERO;
     (void)product; /* without experts */
     x.products = x.parts = 1;
-    if (m->cls == &te__linear_class) {
+    if (m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class) {
         const te__linear_module *s = (const te__linear_module *)m->state;
-        x.in = s->desc.in_features;
-        x.out = s->desc.out_features;
-        x.mode = s->desc.parallel.parallel_mode;
-        x.rows = &s->sharding;
-        x.parts = s->params.count;
-        x.weights = s->params.weights;
-    } else if (m->cls == &te__layernorm_linear_class) {
-        const te__layernorm_linear_module *s = (const te__layernorm_linear_module *)m->state;
         x.in = s->desc.in_features;
         x.out = s->desc.out_features;
         x.mode = s->desc.parallel.parallel_mode;

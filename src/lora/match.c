@@ -333,8 +333,6 @@ static bool te__pattern_matches(te__pattern *p, const char *text) {
 
 /* ---- names ---- */
 
-/* Returns true if the name has no operators. Such a name also matches the end of a path after a dot. */
-static bool te__name_is_plain(const char *name) { return strpbrk(name, "*+?[](){}|^$\\") == NULL; }
 static bool te__path_ends_in(const char *path, const char *name) {
     const size_t n = strlen(path), k = strlen(name);
     return strcmp(path, name) == 0 || (n > k && path[n - k - 1] == '.' && strcmp(path + n - k, name) == 0);
@@ -351,17 +349,17 @@ typedef struct te__name_list {
 static void te__name_list_close(te__name_list *l) {
     int i;
     for (i = 0; i < l->n && l->patterns; i++) te__pattern_close(&l->patterns[i]);
-    if (l->te) te__free(l->te, l->patterns, (size_t)l->n * sizeof(te__pattern));
+    te__free(l->te, l->patterns, (size_t)l->n * sizeof(te__pattern));
     l->patterns = NULL;
 }
-static bool te__name_list_open(te__name_list *l, te_ctx *te, const char *who, const char *const *names, int n) {
+static bool te__name_list_open(te__name_list *l, te_ctx *te, const char *const *names, int n) {
     int i;
     l->te = te;
     l->names = names;
     l->n = n;
     l->patterns = n ? (te__pattern *)te__alloc_zero(te, (size_t)n * sizeof(te__pattern)) : NULL;
     for (i = 0; i < n && l->patterns; i++)
-        if (!te__pattern_open_name(&l->patterns[i], te, who, names[i])) return false;
+        if (!te__pattern_open_name(&l->patterns[i], te, "te_lora_apply", names[i])) return false;
     return n == 0 || l->patterns;
 }
 /* Returns true if the path matches a name of the list. If `plain` is not NULL, sets *plain to true if a name without
@@ -371,7 +369,8 @@ static bool te__name_list_match(te__name_list *l, const char *path, bool *plain)
     int i;
     if (plain) *plain = false;
     for (i = 0; i < l->n; i++) {
-        const bool is_plain = te__name_is_plain(l->names[i]);
+        /* a name without operators also matches the end of a path behind a dot */
+        const bool is_plain = !strpbrk(l->names[i], "*+?[](){}|^$\\");
         if (!(is_plain && te__path_ends_in(path, l->names[i])) && !te__pattern_matches(&l->patterns[i], path)) continue;
         any = true;
         if (plain && is_plain) *plain = true;

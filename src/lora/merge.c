@@ -188,7 +188,7 @@ TE_API te_result te_lora_remove(te_module *model) {
     int i;
     if (result != TE_OK) return result;
     result = te__lora_all(&l, model, "te_lora_remove");
-    if (result == TE_OK) result = te__trained_follow(model);
+    if (result == TE_OK && !te_module_visit(model, te__trained_follow, NULL)) result = te_error_code(model->te);
     for (i = 0; i < l.n && result == TE_OK; i++) te__lora_take_away(&l.list[i]);
     if (result == TE_OK) te__trained_forget(model, false);
     if (result == TE_OK) te_module_remove_attribute(model, TE__LORA_BASE);

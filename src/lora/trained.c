@@ -18,10 +18,7 @@ typedef struct te__trained {
     int n, cap;
 } te__trained;
 
-static te__trained *te__trained_of(const te_module *m) {
-    void *value = NULL;
-    return te_module_attribute(m, TE__TRAINED, &value) ? (te__trained *)value : NULL;
-}
+static te__trained *te__trained_of(const te_module *m) { return (te__trained *)te__attribute_of(m, TE__TRAINED); }
 static void te__trained_free(void *value) {
     te__trained *t = (te__trained *)value;
     int i;
@@ -43,11 +40,7 @@ static bool te__is_bias(const te__entry *e) {
            (n == 4 || e->name[n - 5] == '_');
 }
 
-static bool te__trains(const te__entry *e, bool whole) {
-    return whole ? e->kind == TE_ENTRY_PARAMETER : te__is_bias(e);
-}
-
-/* Shortens m's list of trained parameters to n. Puts back the original tensors of the removed ones. Sets t->whole. */
+/* Shortens m's list of trained parameters to n, puts back the original tensors of the rest, and sets t->whole. */
 static void te__trained_cut(te_module *m, int n, bool whole) {
     te__trained *t = te__trained_of(m);
     if (!t) return;
@@ -76,11 +69,9 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
     /* allocates the tape variable now, because te__lora_train cannot report a lack of memory */
     if (!x->buffer) return te__var_of(x) ? TE_OK : te_error_code(m->te);
     te__frame_begin(m->te);
-    copy = te__empty_like(x, x->dtype);
+    copy = te_tensor_set_requires_grad(te__copied(x, x->dtype), true);
     if (copy && x->name) te_tensor_set_name(copy, x->name);
-    if (copy) te_tensor_set_requires_grad(copy, true);
     result = te_error_code(m->te);
-    if (result == TE_OK) result = te_tensor_copy(copy, x);
     if (result == TE_OK && main_grad) result = te_tensor_set_main_grad(copy, main_grad);
     if (result == TE_OK) {
         te_tensor_set_sequence_parallel(copy, x->sequence_parallel);
@@ -108,7 +99,7 @@ static te_result te__trained_give(te_module *m, bool whole) {
     int i;
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te__entry *e = &m->entries[i];
-        if (!te__trains(e, whole) || te__is_trained(te__trained_of(m), i)) continue;
+        if (!(whole ? e->kind == TE_ENTRY_PARAMETER : te__is_bias(e)) || te__is_trained(te__trained_of(m), i)) continue;
         if (!t) t = te__trained_open(m);
         if (!t || !te__grow(m->te, (void **)&t->items, &t->cap, t->n, sizeof(te__trained_item)))
             return te_error_code(m->te);
@@ -153,7 +144,7 @@ static void te__trained_list_close(te__trained_list *l, bool failed) {
 }
 
 /* Casts the original tensors of m to the dtype that their trained copies have now. */
-static bool te__trained_follow_one(void *user, te_module *m) {
+static bool te__trained_follow(void *user, te_module *m) {
     te__trained *t = te__trained_of(m);
     int i;
     (void)user;
@@ -176,9 +167,6 @@ static bool te__trained_follow_one(void *user, te_module *m) {
     }
     return m->te->error_code == TE_OK;
 }
-static te_result te__trained_follow(te_module *model) {
-    return te_module_visit(model, te__trained_follow_one, NULL) ? TE_OK : te_error_code(model->te);
-}
 static bool te__trained_forget_one(void *user, te_module *m) {
     const bool keep = *(const bool *)user;
     const te__trained *t = te__trained_of(m);
@@ -196,15 +184,13 @@ static void te__trained_forget(te_module *model, bool keep) { te_module_visit(mo
 
 /* ---- freezing ---- */
 
-static void te__freeze_entries(te_module *m) {
-    int i;
-    for (i = 0; i < m->num_entries; i++)
-        if (m->entries[i].kind == TE_ENTRY_PARAMETER) te_tensor_set_requires_grad(m->entries[i].tensor, false);
-}
 static bool te__lora_freeze_owner(void *user, te_module *m) {
+    const te_module *owner = te__lora_of(m) ? te__lora_site_of(m).owner : NULL;
+    int i;
     (void)user;
-    if (te__lora_of(m) && te__is_experts(m)) te_module_set_requires_grad(m, false);
-    else if (te__lora_of(m)) te__freeze_entries(te__lora_site_of(m).owner);
+    if (owner && te__is_experts(m)) te_module_set_requires_grad(m, false);
+    for (i = 0; owner && i < owner->num_entries; i++)
+        if (owner->entries[i].kind == TE_ENTRY_PARAMETER) te_tensor_set_requires_grad(owner->entries[i].tensor, false);
     return true;
 }
 static bool te__lora_train(void *user, te_module *m) {

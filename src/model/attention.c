@@ -41,7 +41,6 @@ static te_tensor *te__mask_of_padding(te_tensor *x) {
 static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m, const te_attn_inputs *in) {
     const te_tensor *x = in->attention_mask, *q = in->q, *k = in->k;
     char t[3][TE__SHAPE_TEXT];
-    int64_t full[4];
     bool fits = x->ndim == 2 || x->ndim == 4;
     int i;
     if (x->te != m->te)
@@ -50,10 +49,7 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
         return te__fail(m->te, TE_ERR_SHAPE,
                         "%s: attention_mask with a query %s; packed sequences have cu_seqlens", b->name,
                         te__shape_text(q, t[0]));
-    full[0] = q->shape[0];
-    full[1] = q->shape[2];
-    full[2] = q->shape[1];
-    full[3] = k->shape[1];
+    int64_t full[4] = {q->shape[0], q->shape[2], q->shape[1], k->shape[1]};
     if (x->ndim == 2) fits = x->shape[0] == full[0] && x->shape[1] >= full[3];
     for (i = 0; x->ndim == 4 && i < 4; i++) fits = fits && (x->shape[i] == full[i] || (x->shape[i] == 1 && i < 3));
     if (!fits)

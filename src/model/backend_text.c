@@ -128,14 +128,14 @@ static void te__text_nearest(te__text *t, const char *best, int edits) {
     if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best))
         te__text_printf(t, "; is \"%s\" meant?", best);
 }
-/* Appends the names, separated by commas. */
-static void te__text_names(te__text *t, const te__names *names) {
-    const char *between = "";
+/* Appends those of the names whose bits are set, with `between` between them. */
+static void te__text_names(te__text *t, const te__names *names, unsigned bits, const char *between) {
+    const char *before = "";
     int i;
     for (i = 0; i < names->count; i++) {
-        if (!names->name[i]) continue;
-        te__text_printf(t, "%s%s", between, names->name[i]);
-        between = ", ";
+        if (!names->name[i] || !(bits >> i & 1)) continue;
+        te__text_printf(t, "%s%s", before, names->name[i]);
+        before = between;
     }
 }
 /* Records TE_ERR_INVALID for a word that is not in `names`. The message begins with `who`, the function, and names
@@ -148,7 +148,7 @@ static te_result te__unknown_name(te_ctx *te, const char *who, const char *field
     te_result result;
     for (i = 0; i < names->count; i++)
         if (names->name[i]) te__nearer(word, n, names->name[i], &best, &edits);
-    te__text_names(&t, names);
+    te__text_names(&t, names, ~0u, ", ");
     te__text_put(&t, names->count ? " are possible" : "");
     te__text_nearest(&t, best, edits);
     result = te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s", who, field, (int)te__min((int64_t)n, TE__MAX_WORD),
@@ -341,7 +341,7 @@ TE_API const char *te_backend_config_field(int index, char *values, size_t size)
     if (values && size) values[0] = 0;
     if (index < 0 || index >= TE__CONFIG_WRITTEN) return NULL;
     f = &te__config_fields[index];
-    te__text_names(&t, &f->names);
+    te__text_names(&t, &f->names, ~0u, ", ");
     for (i = 0; i < TE__COUNT(te__dtype_words) && f->kind == TE__FIELD_DTYPE; i++)
         te__text_printf(&t, "%s%s", i ? ", " : "", te__dtype_words[i].name);
     if (f->kind == TE__FIELD_INT || f->kind == TE__FIELD_NUMBER) te__text_put(&t, te__number_wanted(f));
@@ -392,15 +392,6 @@ TE_API const char *te_backend_name(const char *field, int value) {
 
 /* ---- writing ---- */
 
-static void te__text_modules(te__text *t, const te__names *names, int modules) {
-    const char *between = "";
-    int i;
-    for (i = 0; i < names->count; i++)
-        if (modules & 1 << i) {
-            te__text_printf(t, "%s%s", between, names->name[i]);
-            between = "+";
-        }
-}
 static const char *te__dtype_word(te_dtype dtype) {
     int i;
     for (i = 0; i < TE__COUNT(te__dtype_words); i++)
@@ -429,7 +420,7 @@ static void te__text_field(te__text *t, const te__config_field *f, const te_back
         te__text_put(t, config->te_fp8.recipe == TE_FP8_OBJECT ? "object"
                                                                : te__name_of(&f->names, (int)config->te_fp8.recipe));
         break;
-    case TE__FIELD_MODULES: te__text_modules(t, &f->names, config->cuda_graph.modules); break;
+    case TE__FIELD_MODULES: te__text_names(t, &f->names, (unsigned)config->cuda_graph.modules, "+"); break;
     }
 }
 TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size) {

@@ -61,7 +61,7 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
     const int64_t most = 1 << 28, size = TE_ATTN_BLOCK_SIZE;
     te_block_mask_desc d;
     te_tensor *mask;
-    int64_t shape[4], at = 0, b, h, i, j, beyond;
+    int64_t at = 0, b, h, i, j, beyond;
     uint8_t *blocks;
     size_t bytes;
     int lo, hi;
@@ -88,10 +88,7 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
                  (int)TE_MASK_CAUSAL_BOTTOM_RIGHT);
         return NULL;
     }
-    shape[0] = d.batch;
-    shape[1] = d.heads;
-    shape[2] = te__div_up(d.s_q, size);
-    shape[3] = te__div_up(d.s_kv, size);
+    int64_t shape[4] = {d.batch, d.heads, te__div_up(d.s_q, size), te__div_up(d.s_kv, size)};
     if (shape[2] && shape[3] && d.batch > INT_MAX / d.heads / shape[2] / shape[3]) {
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "te_create_block_mask: batch %lld, heads %lld, s_q %lld and s_kv %lld are more than 2^31 - 1 blocks; "
@@ -151,14 +148,9 @@ static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const in
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
                                      int64_t s_kv) {
     te_block_mask_desc d = TE_ZERO;
-    int64_t key[5];
     te_tensor *mask;
     if (!te) return NULL;
-    key[0] = window_keys;
-    key[1] = b;
-    key[2] = heads;
-    key[3] = s_q;
-    key[4] = s_kv;
+    int64_t key[5] = {window_keys, b, heads, s_q, s_kv};
     mask = te__mask_kept(te__masks_of(te)->block_masks, TE__BLOCK_MASKS, key, NULL, 0);
     if (mask) return mask;
     if (window_keys < -1 || window_keys == 0) {

@@ -7,7 +7,7 @@
 /* Computes d = a b for each group. If along_k is true, the groups divide k, otherwise m. Takes m, n and k from the
  * tensors' shapes. */
 static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d,
-                                   bool along_k, bool accumulate) {
+                                   bool along_k) {
     te_op_grouped_gemm_args g = TE_ZERO;
     g.a = a;
     g.b = b;
@@ -17,7 +17,6 @@ static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b,
     g.along_k = along_k;
     g.a_transposed = along_k;
     g.b_transposed = b_transposed;
-    g.accumulate = accumulate;
     g.m = along_k ? te__cols(a) : te__rows(a);
     g.n = te__cols(d);
     g.k = along_k ? te__rows(a) : te__cols(a);
@@ -46,21 +45,20 @@ static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *co
     dx[1] = te__empty_like(k, k->dtype);
     dx[2] = te__empty_like(v, v->dtype);
     if (!d_o || !sizes || !dp || !ds || !dx[0] || !dx[1] || !dx[2]) return te_error_code(te);
-    r = te__eager_product(sizes, d_o, v, true, dp, false, false);
+    r = te__eager_product(sizes, d_o, v, true, dp, false);
     back.y = p;
     back.dy = dp;
     back.dx = ds;
     back.scale = *(const float *)state;
     if (r == TE_OK) r = te_op_softmax_bwd(te, &back);
-    if (r == TE_OK) r = te__eager_product(sizes, ds, k, false, dx[0], false, false);
-    if (r == TE_OK) r = te__eager_product(sizes, ds, q, false, dx[1], true, false);
-    return r == TE_OK ? te__eager_product(sizes, p, d_o, false, dx[2], true, false) : r;
+    if (r == TE_OK) r = te__eager_product(sizes, ds, k, false, dx[0], false);
+    if (r == TE_OK) r = te__eager_product(sizes, ds, q, false, dx[1], true);
+    return r == TE_OK ? te__eager_product(sizes, p, d_o, false, dx[2], true) : r;
 }
 
 /* Broadcasts x into y and casts it to y's dtype. Each size of x is 1 or that of y. */
 static te_result te__eager_repeat(te_tensor *x, te_tensor *y) {
     te_tensor *all = te_tensor_detach(x);
-    te_op_copy_args copy = TE_ZERO;
     int i;
     if (!all) return te_error_code(y->te);
     for (i = 0; i < y->ndim; i++)
@@ -68,9 +66,7 @@ static te_result te__eager_repeat(te_tensor *x, te_tensor *y) {
             all->shape[i] = y->shape[i];
             all->stride[i] = 0;
         }
-    copy.src = all;
-    copy.dst = y;
-    return te_op_copy(y->te, &copy);
+    return te_tensor_copy(y, all);
 }
 /* Returns `masked` expanded to one row for each query, as the softmax kernel needs it. */
 static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
@@ -89,36 +85,33 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
     const float scale = te__attn_scale(x->softmax_scale, q->shape[3]);
     te_tensor *const added = x->core_attention_bias;
-    te_tensor *scores, *p, *o, *all, *sizes, *in[3], *saved[4];
+    te_tensor *scores, *p, *o, *sizes;
     te_op_softmax_fwd_args a = TE_ZERO;
-    te_op_axpby_args sum = TE_ZERO;
     te_ctx *te = q->te;
     te_result r;
     te__frame_begin(te);
-    in[0] = saved[0] = te_tensor_contiguous(q);
-    in[1] = saved[1] = te_tensor_contiguous(k);
-    in[2] = saved[2] = te_tensor_contiguous(v);
+    q = te_tensor_contiguous(q);
+    k = te_tensor_contiguous(k);
+    v = te_tensor_contiguous(v);
+    if (!q || !k || !v) return te__frame_return(te, NULL);
     sizes = te__eager_sizes(q, k);
     a.x = scores = te__eager_scores(q, k, TE_F32);
-    a.y = saved[3] = p = te__eager_scores(q, k, q->dtype);
+    a.y = p = te__eager_scores(q, k, q->dtype);
     a.mask = te__eager_mask(x->attention_mask, q->shape[2]);
     a.scale = added ? 1.0f : scale;
     a.causal = x->mask == TE_MASK_CAUSAL;
     o = te_tensor_empty(te, q->dtype, 4, shape);
-    r = in[0] && in[1] && in[2] && sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK
-                                                                                              : te_error_code(te);
-    if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, false);
-    if (r == TE_OK && added) { /* the bias is added after the scale: scaling would make a mask value such as the
-                                * dtype's minimum overflow to -inf */
-        sum.y = all = te__eager_scores(q, k, TE_F32);
+    r = sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK : te_error_code(te);
+    if (r == TE_OK) r = te__eager_product(sizes, q, k, true, scores, false);
+    if (r == TE_OK && added) { /* added after the scale: a mask value such as the dtype's minimum must not overflow
+                                * to -inf by scaling */
+        te_tensor *all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
-        sum.x = sum.out = scores;
-        sum.alpha = scale;
-        sum.beta = 1.0f;
-        if (r == TE_OK) r = te_op_axpby(te, &sum);
+        if (r == TE_OK) r = te__axpby_into(scores, scores, all, scale, 1.0f);
     }
     if (r == TE_OK) r = te_op_softmax_fwd(te, &a);
-    if (r == TE_OK) r = te__eager_product(sizes, p, in[2], false, o, false, false);
+    if (r == TE_OK) r = te__eager_product(sizes, p, v, false, o, false);
+    te_tensor *in[3] = {q, k, v}, *saved[4] = {q, k, v, p};
     return te__frame_return(
         te, r == TE_OK ? te__record("eager_attention", o, te__eager_backward, &scale, sizeof(scale), in, 3, saved, 4)
                        : NULL);

@@ -122,8 +122,9 @@ static int te__first_by_tensor(const void *a, const void *b) {
     const int order = te__by_address(x->x, y->x);
     return order ? order : x->order < y->order ? -1 : x->order > y->order;
 }
-static int te__first_with_tensor(const void *a, const void *b) {
-    return te__by_address(((const te__first *)a)->x, ((const te__first *)b)->x);
+/* Compares two items of a list whose first field is a tensor. */
+static int te__by_tensor(const void *a, const void *b) {
+    return te__by_address(*(const te_tensor *const *)a, *(const te_tensor *const *)b);
 }
 static bool te__firsts_add(te__firsts *f, const te_module *m) {
     int i;
@@ -165,7 +166,7 @@ static bool te__is_first(const te__firsts *f, const te__entry *e) {
     memset(&key, 0, sizeof(key));
     key.x = e->tensor;
     if (e->kind != TE_ENTRY_PARAMETER) return true;
-    if (f->num) at = (te__first *)bsearch(&key, f->item, (size_t)f->num, sizeof(key), te__first_with_tensor);
+    if (f->num) at = (te__first *)bsearch(&key, f->item, (size_t)f->num, sizeof(key), te__by_tensor);
     return at && at->entry == e;
 }
 
@@ -251,8 +252,7 @@ static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) 
                           skips == (e->kind == TE_ENTRY_BUFFER));
 }
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
-    const bool ok = te__cast_walk(c, visit);
-    return te__recast_run(&c->list, ok);
+    return te__recast_run(&c->list, te__cast_walk(c, visit));
 }
 /* Warns if the root has non-strict words and the model is sharded: then these words keep no parameters in f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
@@ -358,12 +358,8 @@ static bool te__scope_visit(void *user, te_module *m, const char *path, te_tenso
     s->entry[s->num++].dtype = x->dtype;
     return true;
 }
-static int te__scope_by_tensor(const void *a, const void *b) {
-    return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x);
-}
 
-/* Sets c->dtype to the dtype of the first floating parameter that the words of *c do not keep in f32. Then stops the
- * walk. */
+/* Sets c->dtype to the dtype of the first floating parameter that c's words do not keep in f32, and stops the walk. */
 static bool te__first_visit(te__cast *c, const te_module *m, const te__entry *e) {
     (void)m;
     if (e->kind != TE_ENTRY_PARAMETER || !te__is_first(&c->firsts, e) || !te__is_floating(e->tensor) ||
@@ -401,7 +397,7 @@ TE_API te_fp32_scope *te_fp32_scope_open(te_module *m, const te_fp32_scope_desc 
     te_module_visit_tensors(m, te__scope_visit, s);
     result = te_error_code(m->te);
     if (result == TE_OK) {
-        if (s->num) qsort(s->entry, (size_t)s->num, sizeof(te__scope_entry), te__scope_by_tensor);
+        if (s->num) qsort(s->entry, (size_t)s->num, sizeof(te__scope_entry), te__by_tensor);
         c = te__cast_of(m, TE_F32);
         result = te__cast_run(&c, te__cast_visit);
     }
@@ -416,8 +412,7 @@ static bool te__scope_back(te__cast *c, const te_module *m, const te__entry *e) 
     key.x = e->tensor;
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 1);
     if (c->scope->num)
-        before =
-            (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
+        before = (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__by_tensor);
     return te__recast_add(&c->list, e->tensor, before ? before->dtype : c->dtype, 0);
 }
 TE_API te_result te_fp32_scope_close(te_fp32_scope *scope) {

@@ -94,8 +94,7 @@ TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f) {
 
 /* Returns the context-parallel state of f's module. NULL if the module has no context parallelism. */
 static te__context *te__sdpa_ranks(const te_sdpa_patch *f) {
-    const te_module *m = f->desc.attn_module;
-    te__dpa_module *s = te__dpa_of(m);
+    te__dpa_module *s = te__dpa_of(f->desc.attn_module);
     return s && te__context_size(&s->context) > 1 ? &s->context : NULL;
 }
 /* Tells the other context-parallel ranks that this rank's call fails before it reaches the module, so that they do not
@@ -254,11 +253,10 @@ TE_API te_result te_module_set_attn_attributes(te_module *m, const te_attn_attri
 }
 
 TE_API int64_t te_proj_out_features(const te_module *proj) {
-    const te_tensor *weight;
-    void *value;
     while (proj) {
-        if (te_module_attribute(proj, "out_features", &value) && value) return *(const int64_t *)value;
-        weight = te_module_parameter(proj, "weight");
+        const int64_t *given = (const int64_t *)te__attribute_of(proj, "out_features");
+        const te_tensor *weight = te_module_parameter(proj, "weight");
+        if (given) return *given;
         if (weight && weight->ndim > 0) return weight->shape[0];
         proj = te_module_find((te_module *)proj, "linear");
     }
@@ -278,13 +276,13 @@ static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     const int64_t q_out = te_proj_out_features(te_module_find(m, "q_proj")),
                   k_out = te_proj_out_features(te_module_find(m, "k_proj"));
     const te_sdpa_desc *s = te__sdpa_desc_of(m);
-    const te__head_facts *heads = (const te__head_facts *)te__facts_of(m, TE__HEAD_FACTS);
+    const te__head_facts *heads = (const te__head_facts *)te__attribute_of(m, TE__HEAD_FACTS);
+    const te_attn_attributes *given = (const te_attn_attributes *)te__attribute_of(m, TE__ATTN_ATTRIBUTES);
     te_attn_attributes a = TE_ZERO;
-    void *value;
     memset(p, 0, sizeof(*p));
     if (!te_module_find(m, "q_proj") || !te_module_find(m, "k_proj") || !te_module_find(m, "v_proj"))
         return TE_INJECT_PROJECTIONS;
-    if (te_module_attribute(m, TE__ATTN_ATTRIBUTES, &value) && value) a = *(const te_attn_attributes *)value;
+    if (given) a = *given;
     if (heads) {
         if (!a.num_heads) a.num_heads = heads->heads;
         if (!a.num_key_value_heads) a.num_key_value_heads = heads->groups;
@@ -390,8 +388,7 @@ TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_de
 }
 
 TE_API te_sdpa_patch *te_injected_sdpa(const te_module *self_attn) {
-    void *f;
-    return te_module_attribute(self_attn, TE__ATTN_SDPA, &f) ? (te_sdpa_patch *)f : NULL;
+    return (te_sdpa_patch *)te__attribute_of(self_attn, TE__ATTN_SDPA);
 }
 
 /* Forward of a child `sdpa` after injection. */
@@ -603,9 +600,8 @@ TE_API int te_restore_attention(te_module *model) {
 }
 
 static bool te__find_injected(void *user, te_module *m) {
-    void *value;
     (void)user;
-    return !(te__is_self_attn(m) && te_module_attribute(m, TE__ATTN_MODULE, &value) && value);
+    return !(te__is_self_attn(m) && te__attribute_of(m, TE__ATTN_MODULE));
 }
 TE_API bool te_uses_te_attention(te_module *model) {
     return model &&

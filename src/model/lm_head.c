@@ -15,9 +15,8 @@ TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype) {
     return te_module_set_attribute(m, te__param_dtype_key, (void *)(uintptr_t)dtype, NULL);
 }
 TE_API te_dtype te_module_param_dtype(const te_module *m) {
-    void *value;
-    te_module_attribute(m, te__param_dtype_key, &value);
-    return (uintptr_t)value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)(uintptr_t)value : TE_DTYPE_NONE;
+    const uintptr_t value = (uintptr_t)te__attribute_of(m, te__param_dtype_key);
+    return value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)value : TE_DTYPE_NONE;
 }
 
 /* A parameter, and the cast tensor that replaces it during one forward pass. */
@@ -45,7 +44,6 @@ static te_tensor *te__cast_param(te_tensor *x, te_dtype dtype) {
 }
 /* Replaces the floating parameters of m, and of the modules below m, by casts. */
 static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
-    te_ctx *te = m->te;
     int i, k;
     for (i = 0; i < m->num_entries; i++) {
         te_tensor *x = m->entries[i].tensor;
@@ -55,7 +53,8 @@ static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
         for (k = 0; k < c->num && c->item[k].x != x; k++) {}
         if (k == c->num) {
             te_tensor *y = te__cast_param(x, c->dtype);
-            if (!y || !te__grow(te, (void **)&c->item, &c->cap, c->num, sizeof(te__stand_in))) return te_error_code(te);
+            if (!y || !te__grow(m->te, (void **)&c->item, &c->cap, c->num, sizeof(te__stand_in)))
+                return te_error_code(m->te);
             c->item[c->num].x = te_tensor_retain(x);
             c->item[c->num++].cast = te_tensor_retain(y);
         }
@@ -63,7 +62,7 @@ static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
         te_tensor_release(x);
     }
     for (i = 0; i < m->num_children; i++)
-        if (te__param_cast_begin(c, m->children[i]) != TE_OK) return te_error_code(te);
+        if (te__param_cast_begin(c, m->children[i]) != TE_OK) return te_error_code(m->te);
     return TE_OK;
 }
 static void te__param_cast_back(te__param_cast *c, te_module *m) {
@@ -138,21 +137,10 @@ static te_tensor *te__take_rows(te_tensor *x, te_tensor *positions) {
 /* Gathers x [b, s, h] at `positions` of s: returns [b, number of positions, h]. */
 static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     const int64_t b = x->shape[0], s = x->shape[1], h = x->shape[2], n = te__numel(positions);
-    int64_t shape[3];
-    te_tensor *rows;
-    shape[0] = s;
-    shape[1] = b * h;
-    rows = te_tensor_contiguous(b == 1 ? x : te_tensor_transpose(x, 0, 1));
-    rows = te__take_rows(te_tensor_view(rows, 2, shape), positions); /* [n, b * h] */
-    if (b == 1) {
-        shape[0] = 1;
-        shape[1] = n;
-        shape[2] = h;
-        return te_tensor_view(rows, 3, shape);
-    }
-    shape[0] = n;
-    shape[1] = b;
-    shape[2] = h;
+    const int64_t one[3] = {1, n, h}, shape[3] = {n, b, h};
+    te_tensor *rows = te_tensor_contiguous(b == 1 ? x : te_tensor_transpose(x, 0, 1));
+    rows = te__take_rows(te__view_2d(rows, s, b * h), positions); /* [n, b * h] */
+    if (b == 1) return te_tensor_view(rows, 3, one);
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(rows, 3, shape), 0, 1));
 }
 static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) {
@@ -211,11 +199,8 @@ static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const 
     return o->positions ? te__positions_ok(o->positions, hidden->shape[hidden->ndim - 2]) : TE_OK;
 }
 static te_tensor *te__as_batch(te_tensor *x) {
-    int64_t shape[3];
     if (!x || x->ndim != 2) return x;
-    shape[0] = 1;
-    shape[1] = x->shape[0];
-    shape[2] = x->shape[1];
+    const int64_t shape[3] = {1, x->shape[0], x->shape[1]};
     return te_tensor_view(x, 3, shape);
 }
 

@@ -197,8 +197,7 @@ TE_API te_result te_apply_patches(te_ctx *te) {
     struct te__patches *all;
     te_result result = TE_OK;
     int i;
-    if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
     if (te->capture) return te__refuse_capture(te, "te_apply_patches", "apply them before te_graph_begin");
     all = te__patches_of(te);
     if (!all) return te_error_code(te);
@@ -231,8 +230,7 @@ TE_API te_result te_unapply_patches(te_ctx *te) {
     struct te__patches *all = te ? te__automodel_of(te)->patches : NULL;
     te_result result = TE_OK;
     int i;
-    if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
     if (te->capture) return te__refuse_capture(te, "te_unapply_patches", "undo them before te_graph_begin");
     for (i = all ? all->num - 1 : -1; i >= 0; i--) {
         te__patch *p = &all->list[i];

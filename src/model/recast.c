@@ -109,11 +109,10 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
 /* Converts the preserved initial value of a quantized weight to the new nominal dtype. */
 static te_result te__recast_init_value(te__recast_item *e) {
     const te__quantized *q = e->x->quantized;
-    te_ctx *te = e->x->te;
     const int64_t n = te__numel(e->x);
     float some[256];
     int64_t at, more;
-    e->init = te__alloc(te, te__shape_bytes(e->dtype, e->x->ndim, e->x->shape));
+    e->init = te__alloc(e->x->te, te__shape_bytes(e->dtype, e->x->ndim, e->x->shape));
     if (!e->init) return TE_ERR_OUT_OF_MEMORY;
     for (at = 0; at < n; at += more) {
         more = te__min(n - at, 256);

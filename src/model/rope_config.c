@@ -15,17 +15,14 @@ typedef struct te__rope_text {
 /* Parses the object of rope_parameters or rope_scaling. j reads a copy of `text`, but to->rope_parameters points into
  * `text` itself. */
 static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
-    bool more;
+    const char *name;
     if (te__json_word(j) == 2) return true;
     te__json_space(j);
     if (rope->given) return te__json_fail(j, "the parameters of the rotary embedding are given twice");
     rope->given = true;
     to->rope_parameters = text + (j->at - j->begin);
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *name = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    for (name = te__json_first(j); name; name = te__json_next(j))
         if (!te__hf_rope_take(j, rope, name)) return false;
-    }
     to->rope_parameters_size = (size_t)(text + (j->at - j->begin) - to->rope_parameters);
     return !j->failed;
 }
@@ -34,13 +31,12 @@ static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
                                {"partial_rotary_factor", TE__HF_NUMBER, offsetof(te__rope_text, partial)},
                                {"max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, max_position)},
                                {"original_max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, original)}};
-    bool more, known;
+    const char *name;
+    bool known;
     te__hf_clear(t, keys, TE__COUNT(keys));
-    te__hf_clear(&t->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    te__hf_clear(&t->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
-    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
-        const char *name = te__json_string(j);
-        if (!te__json_expect(j, ':')) return false;
+    te__hf_rope_clear(&t->parameters);
+    te__hf_rope_clear(&t->scaling);
+    for (name = te__json_first(j); name; name = te__json_next(j)) {
         if (strcmp(name, "rope_parameters") == 0) {
             te__rope_object(j, text, &t->parameters, &t->config[0]);
             t->is_null = !t->parameters.given;
@@ -49,9 +45,7 @@ static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
         else if (!known) te__json_skip(j, 0);
         if (j->failed) return false;
     }
-    if (j->failed) return false;
-    te__json_space(j);
-    return j->at == j->end ? true : te__json_fail(j, "something follows the end");
+    return te__json_end(j);
 }
 
 static double te__or_zero(double given) { return isnan(given) ? 0 : given; }
@@ -82,17 +76,13 @@ static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__ro
 }
 
 static te_result te__rope_read(te_ctx *te, const char *who, const char *config, te__rope_text *t) {
-    te__json j = TE_ZERO;
+    te__json j;
     size_t n = strlen(config);
     char *copy = (char *)te__alloc(te, n + 1); /* a copy, because strings are unescaped in place */
     te_result result;
     if (!copy) return TE_ERR_OUT_OF_MEMORY;
     memcpy(copy, config, n + 1);
-    j.te = te;
-    j.path = who;
-    j.part = "the text";
-    j.begin = j.at = copy;
-    j.end = copy + n;
+    j = te__json_of(te, who, "the text", copy, n);
     result = te__rope_parse(&j, config, t) ? TE_OK : te_error_code(te);
     if (result == TE_OK) { /* before the copy is freed, because r->type points into it */
         te_rope_config *first = &t->config[t->parameters.given ? 0 : 1];
@@ -279,7 +269,7 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
     float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
     te_tensor *y = NULL;
     te__floats floats;
-    int64_t longest = positions ? 0 : n, shape[2], i;
+    int64_t longest = positions ? 0 : n, i;
     int dim, k;
     if (!te) return NULL;
     for (i = 0; positions && i < n; i++) {
@@ -291,10 +281,7 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
         longest = te__max(longest, positions[i] + 1);
     }
     dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
-    shape[0] = n;
-    shape[1] = dim;
-    y = dim >= 0 ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* before `table`, because it checks the size */
-    if (y && te__numel(y) == 0) return y;
+    y = dim >= 0 ? te__empty_2d(te, TE_F32, n, dim) : NULL; /* before `table`, because it checks the size */
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;
     floats = te__floats_begin();
@@ -312,18 +299,12 @@ TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int he
     float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
     te_tensor *y;
     te__floats floats;
-    int64_t shape[4], i;
+    int64_t i;
     int dim, k;
     if (!te) return NULL;
     dim = te__rope_table_begin(te, "te_rope_freqs", rotary, head_dim, n, n, inv_freq, &factor);
-    shape[0] = n;
-    shape[1] = shape[2] = 1;
-    shape[3] = dim;
+    const int64_t shape[4] = {n, 1, 1, dim};
     y = dim >= 0 ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
-    if (y && te__numel(y) == 0) {
-        if (attention_factor) *attention_factor = factor;
-        return y;
-    }
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;
     floats = te__floats_begin();

@@ -70,19 +70,8 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
 
 /* Inverts a u8 mask as max(1 - x, 0). PyTorch masks have 0 for a masked key; those of te_attention have 1. */
 static te_tensor *te__mask_turned(te_tensor *mask) {
-    te_ctx *te = mask->te;
-    te_op_axpby_args sum = TE_ZERO;
-    te_tensor *x = te__empty_like(mask, TE_F32), *one = te_tensor_full(te, TE_F32, mask->ndim, mask->shape, 1.0),
-              *y = te__empty_like(mask, TE_U8);
-    if (!x || !one || !y) return NULL;
-    sum.x = x;
-    sum.y = one;
-    sum.out = x;
-    sum.alpha = -1.0f;
-    sum.beta = 1.0f;
-    if (te_tensor_copy(x, mask) != TE_OK || te_op_axpby(te, &sum) != TE_OK || te_tensor_copy(y, x) != TE_OK)
-        return NULL;
-    return y;
+    te_tensor *one = te_tensor_full(mask->te, TE_F32, mask->ndim, mask->shape, 1.0), *x = te__copied(mask, TE_F32);
+    return one && x ? te__copied(te__axpby(x, one, -1.0f, 1.0f), TE_U8) : NULL;
 }
 
 /* Sets the masks of the rule *x. If `masked` (u8, 1 for a masked key) is NULL, the rule gets a causal mask (`causal` is
@@ -99,7 +88,6 @@ static te_tensor *te__attn_turned(te_tensor *x) { return te_tensor_transpose(x, 
 /* ---- te_scaled_dot_product_attention by te_attention ---- */
 
 static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
-    te_ctx *te = q->te;
     te_attn_desc a = TE_ZERO;
     te_tensor *mask = args->attn_mask;
     bool masked;
@@ -110,20 +98,20 @@ static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const
         return NULL;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 ||
         (!args->enable_gqa && (q->shape[1] != k->shape[1] || q->shape[1] != v->shape[1]))) {
-        te__fail(te, TE_ERR_SHAPE,
+        te__fail(q->te, TE_ERR_SHAPE,
                  "te_scaled_dot_product_attention: q is %s, k %s, v %s; [b, heads, s, d] each, of as many heads unless "
                  "enable_gqa is set",
                  te__shape_text(q, s), te__shape_text(k, t), te__shape_text(v, u));
         return NULL;
     }
     if (mask && args->is_causal) {
-        te__fail(te, TE_ERR_INVALID,
+        te__fail(q->te, TE_ERR_INVALID,
                  "te_scaled_dot_product_attention: attn_mask %s and is_causal are both given; leave one of them out",
                  te__shape_text(mask, s));
         return NULL;
     }
     if (mask && mask->dtype != TE_U8 && !te__is_float(mask->dtype)) {
-        te__fail(te, TE_ERR_DTYPE,
+        te__fail(q->te, TE_ERR_DTYPE,
                  "te_scaled_dot_product_attention: attn_mask is %s; u8 (0 => the key is masked), f32, f16 or bf16 "
                  "(added to the scores) is needed",
                  te_dtype_name(mask->dtype));

@@ -15,19 +15,14 @@ typedef struct te__head_facts {
     int64_t head_dim;
 } te__head_facts;
 
-/* Returns the facts of m under `key`, or NULL. */
-static const void *te__facts_of(const te_module *m, const char *key) {
-    void *value = NULL;
-    return m && te_module_attribute(m, key, &value) ? value : NULL;
-}
-/* Returns the embedding of `model` whose weight is also that of the output, or NULL. */
+/* Returns the embedding whose weight the output of `model` shares, or NULL. */
 static te_module *te__tied_table(const te_module *model) {
-    const te__model_facts *f = (const te__model_facts *)te__facts_of(model, TE__MODEL_FACTS);
+    const te__model_facts *f = (const te__model_facts *)te__attribute_of(model, TE__MODEL_FACTS);
     return f && f->table ? te_module_find((te_module *)(uintptr_t)model, f->table) : NULL;
 }
 /* Returns the folder that the model of module m was opened from, or NULL. */
 static const char *te__model_folder(const te_module *m) {
     const te__model_facts *f = NULL;
-    for (; m && !f; m = m->parent) f = (const te__model_facts *)te__facts_of(m, TE__MODEL_FACTS);
+    for (; m && !f; m = m->parent) f = (const te__model_facts *)te__attribute_of(m, TE__MODEL_FACTS);
     return f ? f->folder : NULL;
 }

@@ -406,8 +406,7 @@ TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules
     te_graphed_desc zero = TE_ZERO;
     te_result result = TE_OK;
     int i;
-    if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
     if (!desc) desc = &zero;
     if (n < 0 || (n && (!modules || !sample_args)) || desc->num_warmup_iters < 0)
         return te__fail(te, TE_ERR_INVALID,

@@ -128,6 +128,13 @@ static te_module *te__module_named(te_ctx *te, const te_module_class *cls, const
     if (m) m->named = given != NULL;
     return m;
 }
+/* Creates a module whose state is a copy of its desc. */
+static te_module *te__module_with_desc(te_ctx *te, const te_module_class *cls, const void *desc, const char *given,
+                                       const char *otherwise) {
+    te_module *m = te__module_named(te, cls, given, otherwise);
+    if (m) memcpy(m->state, desc, cls->state_size);
+    return m;
+}
 
 /* ---- children that were destroyed ---- */
 
@@ -418,8 +425,7 @@ static void te__module_remove_last(te_module *m) {
 }
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor) {
     tensor = te__module_add(m, name, tensor, TE_ENTRY_PARAMETER);
-    if (tensor) te_tensor_set_requires_grad(tensor, true);
-    return tensor;
+    return te_tensor_set_requires_grad(tensor, true);
 }
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) {
     return te__module_add(m, name, tensor, TE_ENTRY_BUFFER);
@@ -465,6 +471,11 @@ TE_API bool te_module_attribute(const te_module *m, const char *key, void **valu
     const te__attribute *a = te__module_attribute(m, key);
     if (value) *value = a ? a->value : NULL;
     return a != NULL;
+}
+/* Returns the value of an attribute; NULL if m, which may be NULL, has none. */
+static void *te__attribute_of(const te_module *m, const char *key) {
+    const te__attribute *a = te__module_attribute(m, key);
+    return a ? a->value : NULL;
 }
 TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value)) {
     te__attribute *a, before;

@@ -105,17 +105,17 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
     return result;
 }
 
-/* Adds an uninitialised parameter; reset_parameters fills it later. If cols is 0, it is a vector. */
-static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
-    int64_t shape[2];
-    shape[0] = rows;
-    shape[1] = cols;
-    if (!dtype) dtype = TE_BF16;
+/* Adds an uninitialised parameter, which reset_parameters fills. */
+static void te__add_shaped(te_module *m, const char *name, te_dtype dtype, int ndim, const int64_t *shape) {
     te__frame_begin(m->te);
-    te_module_add_parameter(m, name,
-                            m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape)
-                                    : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
+    te_module_add_parameter(
+        m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : te_tensor_empty(m->te, dtype, ndim, shape));
     te__frame_end(m->te, NULL, 0);
+}
+/* Adds a matrix, or a vector if cols is 0. */
+static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    const int64_t shape[2] = {rows, cols};
+    te__add_shaped(m, name, dtype ? dtype : TE_BF16, cols ? 2 : 1, shape);
 }
 /* Sets the device of the parameters that are added after this call. Shards have no values before the group is known. */
 static void te__params_on(te_module *m, te_params_device device) {
@@ -375,11 +375,10 @@ typedef struct te__product_params {
  * without a copy. */
 static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind,
                           te_dtype dtype, int64_t cols) {
-    int64_t shape[2], at = 0;
+    int64_t at = 0;
     te_tensor *whole = NULL;
     int i, before, ndim = cols ? 2 : 1;
-    shape[0] = 0;
-    shape[1] = cols;
+    int64_t shape[2] = {0, cols};
     for (i = 0; i < split->count; i++) shape[0] += rows[i];
     te__frame_begin(m->te);
     if (!m->meta) whole = te_tensor_empty(m->te, dtype, ndim, shape);
@@ -399,39 +398,36 @@ static void te__add_parts(te_module *m, const te_parameters_split *split, const 
     }
     te__frame_end(m->te, NULL, 0);
 }
-/* Computes the number of rows that each parameter has on this rank. Returns false with an error recorded. */
-static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out,
-                           int64_t *rows) {
+/* Computes the rows of each parameter on this rank. */
+static te_result te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out,
+                                int64_t *rows) {
     int64_t sum = 0;
     int i, k;
-    if (!split->names || (!split->sizes && out % split->count)) {
-        te__fail(m->te, TE_ERR_INVALID,
-                 "%s: parameters_split: names %s, %d equal parts of out_features %lld; give names, and sizes where the "
-                 "parts are not equal",
-                 m->cls->name, split->names ? "given" : "NULL", split->count, (long long)out);
-        return false;
-    }
+    if (!split->names || (!split->sizes && out % split->count))
+        return te__fail(
+            m->te, TE_ERR_INVALID,
+            "%s: parameters_split: names %s, %d equal parts of out_features %lld; give names, and sizes where the "
+            "parts are not equal",
+            m->cls->name, split->names ? "given" : "NULL", split->count, (long long)out);
     for (i = 0; i < split->count; i++) {
         const char *name = split->names[i];
         rows[i] = split->sizes ? split->sizes[i] : out / split->count;
         for (k = 0; k < i && name && strcmp(split->names[k], name) != 0; k++) {}
-        if (!name || !name[0] || k < i || rows[i] < 1 || rows[i] > out - sum) {
-            te__fail(m->te, TE_ERR_INVALID,
-                     "%s: parameters_split: part %d is \"%s\" with %lld rows, and %lld of out_features %lld are left; "
-                     "each part needs a name of its own, and "
-                     "all rows together are out_features",
-                     m->cls->name, i, name ? name : "", (long long)rows[i], (long long)(out - sum), (long long)out);
-            return false;
-        }
+        if (!name || !name[0] || k < i || rows[i] < 1 || rows[i] > out - sum)
+            return te__fail(
+                m->te, TE_ERR_INVALID,
+                "%s: parameters_split: part %d is \"%s\" with %lld rows, and %lld of out_features %lld are left; "
+                "each part needs a name of its own, and "
+                "all rows together are out_features",
+                m->cls->name, i, name ? name : "", (long long)rows[i], (long long)(out - sum), (long long)out);
         sum += rows[i];
-        if (mode == TE_PARALLEL_COLUMN && !te__divides(m, name, rows[i])) return false;
+        if (mode == TE_PARALLEL_COLUMN && !te__divides(m, name, rows[i])) return te_error_code(m->te);
         if (mode == TE_PARALLEL_COLUMN) rows[i] = te__per_rank(m, rows[i]);
     }
-    if (sum == out) return true;
-    te__fail(m->te, TE_ERR_INVALID,
-             "%s: the sizes of parameters_split add up to %lld and out_features is %lld; they must be equal",
-             m->cls->name, (long long)sum, (long long)out);
-    return false;
+    if (sum == out) return TE_OK;
+    return te__fail(m->te, TE_ERR_INVALID,
+                    "%s: the sizes of parameters_split add up to %lld and out_features is %lld; they must be equal",
+                    m->cls->name, (long long)sum, (long long)out);
 }
 
 /* Adds the weights and biases of a product. `out` and `in` are the sizes of the whole weight, of all ranks together. */
@@ -461,7 +457,7 @@ static void te__product_open(te_module *m, te__product_params *p, te_parallel_mo
     if (split->count == 0) {
         te__add_product_weight(m, "weight", dtype, own, in);
         if (!o->no_bias) te__add_weight(m, "bias", dtype, own, 0);
-    } else if (te__split_rows(m, split, mode, out, rows)) {
+    } else if (te__split_rows(m, split, mode, out, rows) == TE_OK) {
         te__add_parts(m, split, rows, "weight", dtype, in);
         if (split->count == 1 && m->num_entries > p->weights) m->entries[p->weights].product_weight = true;
         if (!o->no_bias) te__add_parts(m, split, rows, "bias", dtype, 0);

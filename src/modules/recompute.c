@@ -8,13 +8,10 @@ typedef struct te__checkpoint_state {
     size_t user_size; /* size of `user` in bytes if the node has a copy of it; 0: `user` belongs to the caller */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
-    te_group *group; /* NULL: this rank keeps all inputs; otherwise saved[0] is a part of the first input */
-    int whole_ndim;
-    int64_t whole[TE_MAX_DIMS]; /* shape of the whole first input */
-    int num_inputs, num_outputs; /* num_outputs is 0 in the first run of a module, which then sets it */
-    te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
-    int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
-    int64_t shape[TE_MAX_CHECKPOINT_OUTPUTS][TE_MAX_DIMS];
+    te_group *group; /* NULL: this rank keeps all inputs; else saved[0] is this rank's part of the first input */
+    te__like whole;  /* the whole first input */
+    int num_inputs, num_outputs; /* num_outputs 0: first run of a module, which sets the number */
+    te__like output[TE_MAX_CHECKPOINT_OUTPUTS];
 } te__checkpoint_state;
 
 static void te__checkpoint_release(te_ctx *te, void *state) {
@@ -81,15 +78,17 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
 static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *outputs) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
-    for (i = 0; i < s->num_outputs; i++)
-        if (outputs[i]->dtype != s->dtype[i] || outputs[i]->ndim != s->ndim[i] ||
-            memcmp(outputs[i]->shape, s->shape[i], (size_t)s->ndim[i] * sizeof(int64_t)) != 0)
+    for (i = 0; i < s->num_outputs; i++) {
+        const te__like *first = &s->output[i];
+        if (outputs[i]->dtype != first->dtype || outputs[i]->ndim != first->ndim ||
+            memcmp(outputs[i]->shape, first->shape, (size_t)first->ndim * sizeof(int64_t)) != 0)
             return te__fail(te, TE_ERR_STATE,
                             "te_checkpoint: run again for the backward pass, the function made %s %s of output %d; in "
                             "the forward pass it was %s %s. It must do "
                             "the same each time",
                             te_dtype_name(outputs[i]->dtype), te__shape_text(outputs[i], a), i + 1,
-                            te_dtype_name(s->dtype[i]), te__dims_text(s->ndim[i], s->shape[i], b));
+                            te_dtype_name(first->dtype), te__dims_text(first->ndim, first->shape, b));
+    }
     return TE_OK;
 }
 
@@ -106,7 +105,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     te_result result = TE_OK;
     int i;
     for (i = 0; i < s->num_inputs && result == TE_OK; i++) {
-        in[i] = i == 0 && s->group ? te_tensor_view(te__gather(s->group, saved[0]), s->whole_ndim, s->whole)
+        in[i] = i == 0 && s->group ? te_tensor_view(te__gather(s->group, saved[0]), s->whole.ndim, s->whole.shape)
                                    : te_tensor_detach(saved[i]);
         if (saved[i] && !in[i]) result = te_error_code(te);
         if (in[i]) in[i]->requires_grad = false;
@@ -191,9 +190,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
             result = te_error_code(te);
             break;
         }
-        s.dtype[i] = y->dtype;
-        s.ndim[i] = y->ndim;
-        memcpy(s.shape[i], y->shape, sizeof(s.shape[i]));
+        s.output[i] = te__like_of(y);
     }
     te__frame_end(te, d->outputs, result == TE_OK ? s.num_outputs : 0);
     if (result == TE_OK && d->user_size) { /* copies `user` as the first run has left it */
@@ -210,8 +207,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     te__frame_begin(te);
     if (d->distribute_saved_activations && te__group_size(d->tp_group) > 1) {
         s.group = d->tp_group;
-        s.whole_ndim = in[0]->ndim;
-        memcpy(s.whole, in[0]->shape, sizeof(s.whole));
+        s.whole = te__like_of(in[0]);
         saved[0] = te__checkpoint_part(in[0], s.group);
         if (!saved[0]) result = te_error_code(te);
     }
@@ -236,8 +232,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
     te_result result;
     int i;
-    if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code;
+    if (te_error_code(te) != TE_OK) return te_error_code(te);
     if (!d || !d->fn) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: %s", d ? "fn is NULL" : "desc is NULL");
     if (d->num_inputs < 0 || d->num_inputs > TE_MAX_CHECKPOINT_INPUTS || (d->num_inputs && !d->inputs) ||
         d->num_outputs < 1 || d->num_outputs > TE_MAX_CHECKPOINT_OUTPUTS || !d->outputs)

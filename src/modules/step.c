@@ -30,11 +30,9 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
     if (num_parts < 0 || (num_parts && !parts))
         return te__fail(te, TE_ERR_INVALID, "%s: %d parts, and parts is %s", who, num_parts, parts ? "given" : "NULL");
     for (i = 0; i < num_parts && result == TE_OK; i++) {
-        void *value;
-        const te_step_hooks *hooks;
+        const te_step_hooks *hooks = (const te_step_hooks *)te__attribute_of(parts[i], TE__STEP_HOOKS);
         te_result (*hook)(te_module *part, void *user);
-        if (!parts[i] || !te_module_attribute(parts[i], TE__STEP_HOOKS, &value)) continue;
-        hooks = (const te_step_hooks *)value;
+        if (!hooks) continue;
         hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
         if (!hook) continue;
         result = te__returned(te, hook(parts[i], hooks->user), "the hook", te_module_name(parts[i]));

@@ -23,11 +23,6 @@ typedef struct te__dispatch {
     size_t bytes;        /* size of `host` */
 } te__dispatch;
 
-static void te__dispatch_close(te_ctx *te, te__dispatch *d) {
-    if (d->host) te__free(te, d->host, d->bytes);
-    d->host = NULL;
-}
-
 static int64_t te__count_all(const int64_t *x, int n) {
     int64_t sum = 0;
     int i;
@@ -37,66 +32,44 @@ static int64_t te__count_all(const int64_t *x, int n) {
 
 /* ---- ranks gather all tokens ---- */
 
-typedef struct te__gather_state {
-    te_group *group;
-    int64_t tokens, longest;
-} te__gather_state;
+/* The state of the nodes is the dispatch, of which they read group, tokens and longest. */
 
-/* Returns x [tokens, N] extended to [longest, N]; each new row is filled with the number `fill`. Not recorded on the
- * tape. */
+/* Returns x [tokens, N] extended to [longest, N] with rows of `fill`; not recorded on the tape. */
 static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {
-    int64_t shape[2];
-    te_tensor *y;
-    if (!x) return NULL;
-    shape[0] = longest;
-    shape[1] = te__cols(x);
-    y = te_tensor_full(x->te, x->dtype, 2, shape, fill);
-    return y && te_tensor_copy(te__rows_of(y, 0, te__rows(x)), x) == TE_OK ? y : NULL;
+    te_tensor *y = x ? te__empty_2d(x->te, x->dtype, longest, te__cols(x)) : NULL;
+    return y && te_tensor_fill(y, fill) == TE_OK && te_tensor_copy(te__rows_of(y, 0, te__rows(x)), x) == TE_OK ? y
+                                                                                                               : NULL;
 }
 static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved,
                                             te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__gather_state *s = (const te__gather_state *)state;
-    te_tensor *all = te_tensor_contiguous(dy[0]), *sum = all ? te__empty_like(all, all->dtype) : NULL;
-    te_result result;
+    const te__dispatch *d = (const te__dispatch *)state;
+    te_tensor *sum = te__summed(d->group, te_tensor_contiguous(dy[0]));
     (void)saved, (void)needs;
-    if (sum && te_tensor_copy(sum, all) != TE_OK) sum = NULL;
-    result = te__all_reduce(s->group, sum, TE_REDUCE_SUM);
-    if (result != TE_OK) return result;
-    dx[0] = te__rows_of(sum, te__group_rank(s->group) * s->longest, s->tokens);
+    dx[0] = sum ? te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 /* Gathers the tokens x [T, N] of all ranks into [ranks * longest, N]. The rows of rank r begin at row r * longest. The
  * backward pass sums the gradients over the ranks. After an error all ranks get NULL. */
-static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double fill) {
-    te__gather_state s = TE_ZERO;
-    te_tensor *y = te__gather(d->group, te__padded_tokens(x, d->longest, fill));
-    s.group = d->group;
-    s.tokens = d->tokens;
-    s.longest = d->longest;
+static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x) {
+    te_tensor *y = te__gather(d->group, te__padded_tokens(x, d->longest, 0.0));
     if (!y) return NULL;
-    y = te__record("gather_tokens", y, te__gather_tokens_backward, &s, sizeof(s), &x, 1, NULL, 0);
+    y = te__record("gather_tokens", y, te__gather_tokens_backward, d, sizeof(*d), &x, 1, NULL, 0);
     if (!y) te__refuse(d->group, TE__ALL_GATHER, te_error_code(d->group->te)); /* others wait in the next gather */
     return y;
 }
 static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
-    const te__gather_state *s = (const te__gather_state *)state;
+    const te__dispatch *d = (const te__dispatch *)state;
     (void)saved, (void)needs;
-    dx[0] = te__gather(s->group, te__padded_tokens(te_tensor_contiguous(dy[0]), s->longest, 0.0));
+    dx[0] = te__gather(d->group, te__padded_tokens(te_tensor_contiguous(dy[0]), d->longest, 0.0));
     return dx[0] ? TE_OK : te_error_code(te);
 }
 /* Sums y [ranks * longest, N] over the ranks and returns the rows of this rank's tokens. y is NULL if this rank failed
  * to compute it. Then the rank still joins the collective, so that all ranks get an error. */
 static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
-    te__gather_state s = TE_ZERO;
-    te_tensor *sum = y ? te__empty_like(y, y->dtype) : NULL, *own;
-    if (sum && te_tensor_copy(sum, y) != TE_OK) sum = NULL;
-    if (te__all_reduce(d->group, sum, TE_REDUCE_SUM) != TE_OK) return NULL;
-    own = te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens);
-    s.group = d->group;
-    s.tokens = d->tokens;
-    s.longest = d->longest;
-    return own ? te__record("sum_tokens", own, te__sum_tokens_backward, &s, sizeof(s), &y, 1, NULL, 0) : NULL;
+    te_tensor *sum = te__summed(d->group, y),
+              *own = sum ? te__rows_of(sum, te__group_rank(d->group) * d->longest, d->tokens) : NULL;
+    return te__record("sum_tokens", own, te__sum_tokens_backward, d, sizeof(*d), &y, 1, NULL, 0);
 }
 /* Sets d->longest to the largest number of tokens that any rank has. Waits for the device. */
 static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
@@ -110,47 +83,26 @@ static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
 
 /* ---- sorting by expert ---- */
 
-/* Converts expert numbers to ids of local experts, i32 in the shape of `indices`. The id is the expert number minus
- * `first`. It is -1 for padding, and for experts that are not among the `count` local ones. Sets *sizes to the number
- * of copies for each local expert, i64 [count]. */
-static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count,
-                                te_tensor **sizes) {
-    te_op_moe_local_ids_args args = TE_ZERO;
-    args.experts = indices;
-    args.dropped = padding;
-    args.first = first;
-    args.count = count;
-    args.local = te__empty_like(indices, TE_I32);
-    args.tokens_per_expert = *sizes = te__empty_1d(indices->te, TE_I64, count);
-    return args.local && *sizes && te_op_moe_local_ids(indices->te, &args) == TE_OK ? args.local : NULL;
-}
-/* Copies each token of x once for each of its experts, sorts the copies by expert id, and returns the first `rows`
- * copies. Sets *probs to their router weights. Sets d->map. */
+/* Sorts copies of x's tokens by expert id and returns the first `rows` of them; *probs receives their router weights.
+ * Sets d->map. */
 static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids, int64_t rows, te_tensor **probs) {
-    te_op_moe_index_map_args args = TE_ZERO;
-    args.experts = ids;
-    args.row_id_map = d->map = te__empty_1d(x->te, TE_I32, te__numel(ids));
-    args.num_out_tokens = rows;
-    if (!d->map || te_op_moe_index_map(x->te, &args) != TE_OK) return NULL;
-    return te__permute("dispatch", x, d->map, d->topk, NULL, d->weights, probs, rows);
+    d->map = te__moe_index_map(ids, rows);
+    return d->map ? te__permute("dispatch", x, d->map, d->topk, NULL, d->weights, probs, rows) : NULL;
 }
 /* Returns the expert id of each sorted row, i32 [rows]. `ids` has the unsorted expert ids, [T, K]. */
 static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t rows) {
     te_ctx *te = ids->te;
     te_op_moe_permute_args args = TE_ZERO;
     /* moved as f32, which holds expert ids exactly */
-    te_tensor *floats = te__empty_like(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows),
-              *y = te__empty_1d(te, TE_I32, rows);
+    te_tensor *floats = te__copied(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows);
     args.x = te__empty_2d(te, TE_F32, te__rows(ids), 0);
     args.y = te__empty_2d(te, TE_F32, rows, 0);
     args.row_id_map = d->map;
     args.topk = d->topk;
     args.probs = floats;
     args.permuted_probs = sorted;
-    if (!floats || !sorted || !y || !args.x || !args.y || te_tensor_copy(floats, ids) != TE_OK ||
-        te_op_moe_permute(te, &args) != TE_OK)
-        return NULL;
-    return te_tensor_copy(y, sorted) == TE_OK ? y : NULL;
+    return floats && sorted && args.x && args.y && te_op_moe_permute(te, &args) == TE_OK ? te__copied(sorted, TE_I32)
+                                                                                         : NULL;
 }
 /* Sums the copies of each token in f32 and rounds once. If `weighted` is true, each copy is first multiplied by its
  * router weight. */
@@ -158,17 +110,16 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
     te_moe_unpermute_desc desc = TE_ZERO;
     te__unpermute_state state = TE_ZERO;
     te_op_moe_unpermute_args args = TE_ZERO;
-    te_tensor *saved[4];
+    te_tensor *saved[4] = {d->map, NULL, NULL, NULL};
     if (!rows) return NULL;
     desc.merging_probs = d->weights;
     desc.map_type = d->topk ? TE_MAP_INDEX : TE_MAP_MASK;
     if (weighted) return te_moe_unpermute(rows, d->map, &desc);
-    memset(saved, 0, sizeof(saved));
     state.topk = args.topk = d->topk;
     state.rows = te__rows(rows);
     state.dtype = rows->dtype;
     args.x = rows;
-    args.row_id_map = saved[0] = d->map;
+    args.row_id_map = d->map;
     args.y = te__empty_2d(rows->te, rows->dtype, d->topk ? te__numel(d->map) / d->topk : d->tokens, te__cols(rows));
     if (!args.y) return NULL;
     return te__record("combine", te__checked(args.y, te_op_moe_unpermute(rows->te, &args)), te__unpermute_backward,
@@ -226,16 +177,16 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
     int64_t rows;
     te_result result = te__dispatch_lists(te, d, r);
     /* padding tokens have id -1 from here on */
-    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL;
+    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, TE_I64, &sizes) : NULL;
     if (d->ranks > 1) {
         if (!local) return te__refuse(d->group, TE__ALL_REDUCE, te_error_code(te));
         result = te__longest_tokens(d, te);
         if (result != TE_OK) return result;
-        x = te__gather_tokens(d, x, 0.0);
-        d->weights = x ? te__gather_tokens(d, d->weights, 0.0) : NULL;
+        x = te__gather_tokens(d, x);
+        d->weights = x ? te__gather_tokens(d, d->weights) : NULL;
         local = d->weights ? te__gather(d->group, te__padded_tokens(local, d->longest, -1.0)) : NULL;
         if (!local) return te_error_code(te);
-        local = te__local_ids(local, NULL, (int64_t)te__group_rank(d->group) * d->local, d->local, &sizes);
+        local = te__local_ids(local, NULL, (int64_t)te__group_rank(d->group) * d->local, d->local, TE_I64, &sizes);
     }
     if (!on_host) r->host = NULL;
     if (local && (!on_host || te_tensor_to_host(sizes, r->host) == TE_OK)) {
@@ -253,8 +204,8 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
     if (d->ranks == 1) return te__sum_copies(d, y, weighted);
-    y = te__sum_tokens(d, te__sum_copies(d, y ? te_tensor_cast(y, TE_F32) : NULL, weighted));
-    return y ? te_tensor_cast(y, dtype) : NULL;
+    y = te__sum_tokens(d, te__sum_copies(d, te_tensor_cast(y, TE_F32), weighted));
+    return te_tensor_cast(y, dtype);
 }
 
 /* ---- ranks exchange rows ---- */
@@ -274,14 +225,9 @@ static int64_t *te__exchange_counts(const te__exchange_state *s) {
  * rank failed; then all ranks get an error. */
 static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
                                      const int64_t *recv) {
-    te_ctx *te = group->te;
-    int64_t shape[2];
-    te_tensor *y;
-    shape[0] = te__count_all(recv, te__group_size(group));
-    shape[1] = cols;
-    y = x ? te_tensor_empty(te, dtype, 2, shape) : NULL;
+    te_tensor *y = x ? te__empty_2d(group->te, dtype, te__count_all(recv, te__group_size(group)), cols) : NULL;
     if (!y) {
-        te__refuse(group, TE__ALL_TO_ALL, te_error_code(te));
+        te__refuse(group, TE__ALL_TO_ALL, te_error_code(group->te));
         return NULL;
     }
     return te__checked(y, te__lines_exchanged(group, x, send, y, recv));
@@ -289,10 +235,7 @@ static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dty
 /* Returns the gradient g as a matrix; zeros if g is NULL. A rank without a gradient needs the zeros, because each rank
  * must take part in each exchange. */
 static te_tensor *te__given_or_zeros(te_ctx *te, te_tensor *g, te_dtype dtype, int64_t rows, int64_t cols) {
-    int64_t shape[2];
-    shape[0] = rows;
-    shape[1] = cols;
-    g = g ? te_tensor_contiguous(g) : te_tensor_zeros(te, dtype, 2, shape);
+    g = g ? te_tensor_contiguous(g) : te__zeros_2d(te, dtype, rows, cols);
     return g ? te__alias_2d(g, 0, dtype, rows, cols) : NULL;
 }
 static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
@@ -316,7 +259,7 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
     te_ctx *te = d->group->te;
     const size_t bytes = sizeof(te__exchange_state) + 2 * (size_t)d->ranks * sizeof(int64_t);
     te__exchange_state *s = x ? (te__exchange_state *)te__alloc_zero(te, bytes) : NULL;
-    te_tensor *in[2], *y = te__exchange_plain(d->group, s ? x : NULL, dtype, cols, send, recv), *p = NULL;
+    te_tensor *in[2] = {x, probs}, *y = te__exchange_plain(d->group, s ? x : NULL, dtype, cols, send, recv), *p = NULL;
     bool recorded = false, met;
     if (y && probs)
         p = te__exchange_plain(d->group, te__alias_2d(probs, 0, TE_F32, te__numel(probs), 1), TE_F32, 1, send, recv);
@@ -330,13 +273,11 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         s->probs = probs != NULL;
         memcpy(te__exchange_counts(s), send, (size_t)d->ranks * sizeof(int64_t));
         memcpy(te__exchange_counts(s) + d->ranks, recv, (size_t)d->ranks * sizeof(int64_t));
-        in[0] = x;
-        in[1] = probs;
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
     /* both exchanges succeeded but recording failed: the other ranks wait in the exchange that brings results back */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
-    if (s) te__free(te, s, bytes);
+    te__free(te, s, bytes);
     if (got) *got = recorded ? p : NULL;
     return recorded ? y : NULL;
 }
@@ -344,10 +285,9 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
 /* Sets d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has, for each expert of any rank, the number of
  * copies that this rank sends to the expert. Waits for the device. */
 static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
-    te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
     te_tensor *recv = counts ? te__empty_like(counts, TE_I64) : NULL;
-    te_result result = recv ? te_tensor_to_host(counts, d->chunks) : te_error_code(te);
+    te_result result = recv ? te_tensor_to_host(counts, d->chunks) : te_error_code(d->group->te);
     int r, e;
     if (result != TE_OK) return te__refuse(d->group, TE__ALL_TO_ALL, result);
     for (e = 0; e < experts; e++) d->send[e / d->local] += d->chunks[e];
@@ -391,7 +331,7 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     te_ctx *te = x->te;
     te_tensor *sizes = NULL, *local, *sent, *probs = NULL, *order;
     te_result result = te__dispatch_lists(te, d, r);
-    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL;
+    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, TE_I64, &sizes) : NULL;
     result = te__exchange_sizes(d, local ? sizes : NULL);
     if (result != TE_OK) return result;
     sent = te__sort_copies(d, x, local, te__count_all(d->send, d->ranks), &probs);
@@ -406,6 +346,6 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
 /* Converts the experts' output y to the results [T, cols] of this rank's tokens, in `dtype`. y is NULL if this rank
  * failed; then the rank still joins the exchange. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
-    y = y ? te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order) : NULL;
+    y = te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order);
     return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);
 }

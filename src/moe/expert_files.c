@@ -161,38 +161,22 @@ TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, 
 
 /* ---- writing ---- */
 
-typedef struct te__experts_save {
-    te_safetensors_item *items;
-    int num_items, cap_items;
-} te__experts_save;
 static te_result te__proj_collect(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
-    te__experts_save *s = (te__experts_save *)user;
-    te_tensor *view = te__proj_view(m, proj, bias, expert), *x = view ? te__empty_like(view, view->dtype) : NULL;
-    if (!x || te_tensor_copy(x, view) != TE_OK)
-        return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-    s->items[s->num_items].name = te__copy_string(m->te, name);
-    s->items[s->num_items].tensor = x;
-    return s->items[s->num_items++].name ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    te_tensor *view = te__proj_view(m, proj, bias, expert), *x = view ? te__copied(view, view->dtype) : NULL;
+    if (x && te__hf_list_add(user, m, name, x, TE_ENTRY_PARAMETER)) return TE_OK;
+    return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
 }
 TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *prefix) {
     te_module *experts = te__experts_of(m);
-    const te__experts_module *e;
-    te__experts_save s = TE_ZERO;
+    te__hf_list l = TE_ZERO;
     te_result result;
-    size_t bytes;
-    int i;
     if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_save_hf"))
         return m ? te_error_code(m->te) : TE_ERR_STATE;
-    e = (const te__experts_module *)experts->state;
-    s.cap_items = 2 * TE__PROJS * e->local;
-    bytes = (size_t)s.cap_items * sizeof(te_safetensors_item);
-    s.items = (te_safetensors_item *)te__alloc_zero(m->te, bytes);
-    if (!s.items) return TE_ERR_OUT_OF_MEMORY;
+    l.te = m->te;
     te__frame_begin(m->te);
-    result = te__each_proj(experts, prefix, te__proj_collect, &s);
-    if (result == TE_OK) result = te_safetensors_write(m->te, path, s.items, s.num_items, NULL, 0);
+    result = te__each_proj(experts, prefix, te__proj_collect, &l);
+    if (result == TE_OK) result = te_safetensors_write(m->te, path, l.items, l.n, NULL, 0);
     te__frame_end(m->te, NULL, 0);
-    for (i = 0; i < s.num_items; i++) te__free_string(m->te, (char *)(uintptr_t)s.items[i].name);
-    te__free(m->te, s.items, bytes);
+    te__hf_list_free(&l);
     return result;
 }

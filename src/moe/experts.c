@@ -40,6 +40,15 @@ static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
     return y ? te__copy_dequantize(y, which, x->dtype) : NULL;
 }
 
+/* Computes d = op(a) op(b) + bias for one group. */
+static te_result te__mm_group(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
+                              te_tensor *bias, te_tensor *d) {
+    te_op_gemm_args g = TE_ZERO;
+    g.d = d;
+    g.bias = bias;
+    return a && b && d ? te__product(te, a, a_transposed, b, b_transposed, &g) : te_error_code(te);
+}
+
 /* Computes d = a w[g] + bias[g] for the rows of each group g. w[g] is [k, n], or [n, k] if `transposed` is true. The
  * caller has filled d with zeros. The rows of d after the last group stay 0. */
 static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed,
@@ -57,21 +66,13 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
         return te_op_grouped_gemm(te, &g);
     }
     for (i = 0; i < s->n && result == TE_OK; i++) {
-        te_op_gemm_args g = TE_ZERO;
-        int64_t rows = te__mm_sizes(s)[i];
+        const int64_t rows = te__mm_sizes(s)[i], k = te__cols(a), n = te__cols(d);
         if (!rows) continue;
         te__frame_begin(te);
-        g.a = te__rows_of(a, at, rows);
-        g.b = te__alias_2d(w, i * size, w->dtype, transposed ? te__cols(d) : te__cols(a),
-                           transposed ? te__cols(a) : te__cols(d));
-        g.d = te__rows_of(d, at, rows);
-        g.bias =
-            bias ? te__alias_1d(bias, i * te__cols(d) * te__dtype_size(bias->dtype), bias->dtype, te__cols(d)) : NULL;
-        g.b_transposed = transposed;
-        g.m = rows;
-        g.n = te__cols(d);
-        g.k = te__cols(a);
-        result = g.a && g.b && g.d ? te_op_gemm(te, &g) : te_error_code(te);
+        result = te__mm_group(te, te__rows_of(a, at, rows), false,
+                              te__alias_2d(w, i * size, w->dtype, transposed ? n : k, transposed ? k : n), transposed,
+                              bias ? te__alias_1d(bias, i * n * te__dtype_size(bias->dtype), bias->dtype, n) : NULL,
+                              te__rows_of(d, at, rows));
         te__frame_end(te, NULL, 0);
         at += rows;
     }
@@ -91,18 +92,11 @@ static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x
     }
     result = te_tensor_fill(d, 0.0);
     for (i = 0; i < s->n && result == TE_OK; i++) {
-        te_op_gemm_args g = TE_ZERO;
-        int64_t rows = te__mm_sizes(s)[i];
+        const int64_t rows = te__mm_sizes(s)[i];
         if (!rows) continue;
         te__frame_begin(te);
-        g.a = te__rows_of(x, at, rows);
-        g.b = te__rows_of(dy, at, rows);
-        g.d = te__rows_of(d, i * s->in, s->in);
-        g.a_transposed = true;
-        g.m = s->in;
-        g.n = s->out;
-        g.k = rows;
-        result = g.a && g.b && g.d ? te_op_gemm(te, &g) : te_error_code(te);
+        result = te__mm_group(te, te__rows_of(x, at, rows), true, te__rows_of(dy, at, rows), false, NULL,
+                              te__rows_of(d, i * s->in, s->in));
         te__frame_end(te, NULL, 0);
         at += rows;
     }
@@ -115,20 +109,15 @@ static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor
     const te__expert_mm *s = (const te__expert_mm *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     te_result result = g ? TE_OK : te_error_code(te);
-    int64_t shape[3];
     if (result == TE_OK && needs[0]) {
         bool mxfp8 = s->way == TE__EXPERTS_MXFP8;
         te_tensor *a = mxfp8 ? te__through_mxfp8(g, TE_ROWWISE) : g,
                   *w = mxfp8 ? te__through_mxfp8(saved[1], TE_ROWWISE) : saved[1];
-        shape[0] = s->rows;
-        shape[1] = s->in;
-        dx[0] = te_tensor_zeros(te, g->dtype, 2, shape);
+        dx[0] = te__zeros_2d(te, g->dtype, s->rows, s->in);
         result = a && w && dx[0] ? te__mm_rows(te, s, a, w, true, NULL, saved[2], dx[0]) : te_error_code(te);
     }
     if (result == TE_OK && needs[1]) {
-        shape[0] = s->n;
-        shape[1] = s->in;
-        shape[2] = s->out;
+        const int64_t shape[3] = {s->n, s->in, s->out};
         dx[1] = te_tensor_empty(te, g->dtype, 3, shape);
         result =
             dx[1] ? te__mm_weights(te, s, saved[0], g, saved[2], te__alias_2d(dx[1], 0, g->dtype, s->n * s->in, s->out))
@@ -152,29 +141,22 @@ static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way wa
     const int n = (int)w->shape[0];
     const size_t bytes = sizeof(te__expert_mm) + (size_t)n * sizeof(int64_t);
     te__expert_mm *s = (te__expert_mm *)te__alloc_zero(te, bytes);
-    te_tensor *in[3], *saved[3], *flat, *y, *a, *b;
-    int64_t shape[2];
+    te_tensor *flat, *y, *a, *b;
     if (!s) return NULL;
     s->way = way;
     s->n = n;
     s->rows = te__rows(x);
     s->in = w->shape[1];
     s->out = w->shape[2];
-    s->bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
+    s->bias_dtype = x->dtype;
     if (way == TE__EXPERTS_LOOP) memcpy(te__mm_sizes(s), r->host, (size_t)n * sizeof(int64_t));
-    in[0] = x;
-    in[1] = w = te_tensor_cast(w, x->dtype);
-    in[2] = bias = bias ? te_tensor_cast(bias, x->dtype) : NULL;
-    if (bias) s->bias_dtype = x->dtype;
-    shape[0] = s->rows;
-    shape[1] = s->out;
+    w = te_tensor_cast(w, x->dtype);
+    bias = te_tensor_cast(bias, x->dtype);
     flat = w ? te__alias_2d(w, 0, w->dtype, n * s->in, s->out) : NULL;
-    y = te_tensor_zeros(te, x->dtype, 2, shape);
+    y = te__zeros_2d(te, x->dtype, s->rows, s->out);
     a = way == TE__EXPERTS_MXFP8 ? te__through_mxfp8(x, TE_ROWWISE) : x;
     b = way == TE__EXPERTS_MXFP8 && flat ? te__through_mxfp8(flat, TE_COLUMNWISE) : flat;
-    saved[0] = x;
-    saved[1] = flat;
-    saved[2] = r->sizes;
+    te_tensor *in[3] = {x, w, bias}, *saved[3] = {x, flat, r->sizes};
     if (y && a && b && te__mm_rows(te, s, a, b, false, bias, r->sizes, y) == TE_OK)
         y = te__record("experts", y, te__expert_mm_backward, s, bytes, in, 3, saved, 3);
     else
@@ -222,22 +204,17 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
 /* Adds a bias to each row i of y: the bias of the row's expert, multiplied by probs[i]. The unpermute kernel gathers
  * the biases; r->ids is its row map, and r->probs are its weights. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
-    te_ctx *te = y->te;
     te_op_moe_unpermute_args rows = TE_ZERO;
-    te_tensor *in[3], *saved[4], *z;
+    te_tensor *z;
     bias = te_tensor_cast(bias, y->dtype);
     rows.x = bias;
     rows.row_id_map = r->ids;
     rows.merging_probs = te__alias_2d(r->probs, 0, TE_F32, te__numel(r->probs), 1);
     rows.topk = 1;
     rows.y = te__empty_like(y, TE_F32);
-    if (!bias || !rows.merging_probs || !rows.y || te_op_moe_unpermute(te, &rows) != TE_OK) return NULL;
+    if (!bias || !rows.merging_probs || !rows.y || te_op_moe_unpermute(y->te, &rows) != TE_OK) return NULL;
     z = te__axpby(y, rows.y, 1.0f, 1.0f);
-    in[0] = y;
-    in[1] = saved[0] = bias;
-    in[2] = saved[2] = r->probs;
-    saved[1] = r->ids;
-    saved[3] = r->sizes;
+    te_tensor *in[3] = {y, bias, r->probs}, *saved[4] = {bias, r->ids, r->probs, r->sizes};
     return te__record("expert_bias", z, te__weighted_bias_backward, NULL, 0, in, 3, saved, 4);
 }
 

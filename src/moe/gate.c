@@ -61,7 +61,6 @@ static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *
 /* Returns x [.., size] as a view [T, size], recorded on the tape. Returns NULL with an error. */
 static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     char text[TE__SHAPE_TEXT];
-    int64_t shape[2];
     if (!te__need_float(x, m->cls->name)) return NULL;
     if (x->ndim < 1 || te__cols(x) != size) {
         te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s; [.., %lld] is needed", m->cls->name,
@@ -69,9 +68,7 @@ static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    shape[0] = x ? te__rows(x) : 0;
-    shape[1] = size;
-    return x && x->ndim != 2 ? te_tensor_view(x, 2, shape) : x;
+    return x && x->ndim != 2 ? te__view_2d(x, te__rows(x), size) : x;
 }
 /* Sets *padding to the padding mask of the call, u8 [T]; NULL if the call has none. Returns false with an error. */
 static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t tokens, te_tensor **padding) {
@@ -131,9 +128,9 @@ static te_op_moe_router_fwd_args te__gate_router(const te_moe_config *c, te_tens
  * u8 [T, E] if s->maps is true. */
 static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args router,
                                   te_dtype dtype, te_tensor **indices) {
-    te_ctx *te = logits->te;
-    te_tensor *y = te__empty_2d(te, dtype, te__rows(logits), s->maps ? te__cols(logits) : router.topk);
-    *indices = s->maps ? te__empty_like(logits, TE_U8) : te__empty_2d(te, TE_I32, te__rows(logits), router.topk);
+    te_tensor *y = te__empty_2d(logits->te, dtype, te__rows(logits), s->maps ? te__cols(logits) : router.topk);
+    *indices =
+        s->maps ? te__empty_like(logits, TE_U8) : te__empty_2d(logits->te, TE_I32, te__rows(logits), router.topk);
     if (!y || !*indices) return NULL;
     if (s->maps) {
         router.probs = y;
@@ -147,29 +144,33 @@ static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, t
 
 /* ---- load and auxiliary loss ---- */
 
+/* Converts expert numbers to local ids: i32, shaped as `indices`, relative to `first`, and -1 outside of the `count`
+ * local experts and for padding. *sizes receives the copies of each local expert, [count] in `dtype`. */
+static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count, te_dtype dtype,
+                                te_tensor **sizes) {
+    te_op_moe_local_ids_args args = TE_ZERO;
+    args.experts = indices;
+    args.dropped = padding;
+    args.first = first;
+    args.count = count;
+    args.local = te__empty_like(indices, TE_I32);
+    args.tokens_per_expert = *sizes = te__empty_1d(indices->te, dtype, count);
+    return args.local && *sizes && te_op_moe_local_ids(indices->te, &args) == TE_OK ? args.local : NULL;
+}
 /* Counts the tokens that each expert gets: f32 [E]. */
 static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, te_tensor *padding) {
     const int64_t experts = s->config.n_routed_experts;
-    te_ctx *te = indices->te;
-    te_op_moe_local_ids_args args = TE_ZERO;
-    te_tensor *counts = te__empty_1d(te, TE_I32, experts), *load = te__empty_1d(te, TE_F32, experts);
-    if (s->maps)
-        return counts && load && te__moe_mask_map(indices, counts) ? te__checked(load, te_tensor_copy(load, counts))
-                                                                   : NULL;
-    args.experts = indices;
-    args.dropped = padding;
-    args.local = te__empty_like(indices, TE_I32);
-    args.tokens_per_expert = counts;
-    args.count = experts;
-    if (!counts || !load || !args.local || te_op_moe_local_ids(te, &args) != TE_OK) return NULL;
-    return te__checked(load, te_tensor_copy(load, counts));
+    te_tensor *counts = NULL;
+    if (s->maps) {
+        counts = te__empty_1d(indices->te, TE_I32, experts);
+        return counts && te__moe_mask_map(indices, counts) ? te__copied(counts, TE_F32) : NULL;
+    }
+    return te__local_ids(indices, padding, 0, experts, TE_I32, &counts) ? te__copied(counts, TE_F32) : NULL;
 }
 
 /* Returns the sum of x over the ranks. In the backward pass the gradient of the sum becomes the gradient of x. */
 static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
-    te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
-    if (y && te_tensor_copy(y, x) != TE_OK) y = NULL;
-    if (te__all_reduce(group, y, TE_REDUCE_SUM) != TE_OK) y = NULL;
+    te_tensor *y = te__summed(group, x);
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
@@ -199,8 +200,8 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     if (!scores || !ones || !tokens || te_tensor_fill(ones, 1.0) != TE_OK) return NULL;
     keep = ones;
     if (padding) {
-        te_tensor *marks = te__empty_like(ones, TE_F32);
-        if (!marks || te_tensor_copy(marks, te__alias_1d(padding, 0, TE_U8, te__numel(padding))) != TE_OK) return NULL;
+        te_tensor *marks = te__copied(te__alias_1d(padding, 0, TE_U8, te__numel(padding)), TE_F32);
+        if (!marks) return NULL;
         keep = te__axpby(ones, marks, 1.0f, -1.0f);
         scores = te__scale_rows(scores, keep);
     }
@@ -239,9 +240,8 @@ static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *c
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {
-    te_tensor *in[2], *y = te__alias_2d(weights, 0, weights->dtype, te__rows(weights), te__cols(weights));
-    in[0] = weights;
-    in[1] = loss;
+    te_tensor *in[2] = {weights, loss},
+              *y = te__alias_2d(weights, 0, weights->dtype, te__rows(weights), te__cols(weights));
     return loss ? te__record("aux_loss", y, te__attach_backward, NULL, 0, in, 2, NULL, 0) : NULL;
 }
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
@@ -280,21 +280,16 @@ static te_result te__gate_route(te_module *m, te_forward_args *args, te__gate_ad
     if (!x || te__need_memory(weight, "Gate") != TE_OK || !te__moe_padding(m, args, te__rows(x), &padding))
         return te_error_code(te);
     precision = s->precision ? s->precision : x->dtype;
-    logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision),
-                       row ? te_tensor_cast(row, precision) : NULL);
+    logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision), te_tensor_cast(row, precision));
     if (logits && add) logits = add(m, args, x, logits);
     if (!logits) return te_error_code(te);
     weights = te__gate_choose(s, logits, router, c->router_weights_fp32 ? TE_F32 : x->dtype, &indices);
     if (!weights) return te_error_code(te);
     if (counts || aux) load = te__gate_count(s, indices, padding);
     if ((counts || aux) && !load) return te_error_code(te);
-    if (counts && !te__quant_of(te)->replaying && !te->warming) { /* not again in a checkpoint's recomputation */
-        te_op_axpby_args add = TE_ZERO;
-        add.x = load;
-        add.y = add.out = s->load;
-        add.alpha = add.beta = 1.0f;
-        if (te_op_axpby(te, &add) != TE_OK) return te_error_code(te);
-    }
+    if (counts && !te__quant_of(te)->replaying && !te->warming && /* not again in a checkpoint's recomputation */
+        te__axpby_into(s->load, load, s->load, 1.0f, 1.0f) != TE_OK)
+        return te_error_code(te);
     if (aux) {
         args->outputs.aux_loss = te__gate_aux_loss(s, logits, router, load, padding, met);
         if (!args->outputs.aux_loss) return te_error_code(te);
@@ -315,14 +310,14 @@ static te_result te__gate_reset(te_module *m) {
     te_result result = te__init_weight(m, te_module_parameter(m, "weight"), &s->init, TE_PARALLEL_NONE, NULL);
     if (result == TE_OK && row) result = te_tensor_fill(row, 0.0);
     if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    if (s->master) te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
+    te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
     s->master = NULL;
     return result;
 }
 static void te__gate_destroy(te_module *m) {
     te__gate_module *s = (te__gate_module *)m->state;
     te_tensor_release(s->load);
-    if (s->master) te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
+    te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
 }
 static const te_module_class te__gate_class = {"Gate", sizeof(te__gate_module), te__gate_forward, te__gate_destroy,
                                                te__gate_reset};
@@ -444,9 +439,8 @@ TE_API te_result te_gate_update_bias(te_module *m, te_group *group) {
     host = result == TE_OK ? (float *)te__alloc(te, bytes) : NULL;
     if (!host) return te__refuse(group, TE__ALL_REDUCE, te_error_code(te));
     te__frame_begin(te);
-    load = te__axpby(s->load, NULL, 1.0f, 0.0f);
-    result = te__all_reduce(group, load, TE_REDUCE_SUM);
-    if (result == TE_OK) result = te_tensor_to_f32(load, host + s->config.n_routed_experts);
+    load = te__summed(group, s->load);
+    result = load ? te_tensor_to_f32(load, host + s->config.n_routed_experts) : te_error_code(te);
     if (result == TE_OK) result = te__gate_balance(m, bias, host, host + s->config.n_routed_experts);
     if (result == TE_OK) result = te_tensor_fill(s->load, 0.0);
     if (result == TE_OK) s->load_cleared = te_tensor_version(s->load);
@@ -526,7 +520,7 @@ static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
     te__fake_gate *s = (te__fake_gate *)m->state;
     te_ctx *te = m->te;
     te_tensor *x = te__moe_matrix(m, args->input, s->config.dim);
-    int64_t tokens = x ? te__rows(x) : 0, shape[2];
+    int64_t tokens = x ? te__rows(x) : 0;
     size_t bytes = (size_t)(tokens * s->config.n_activated_experts + 1) * 4;
     uint64_t seed = 0;
     te_result result = x ? TE_OK : te_error_code(te);
@@ -536,14 +530,13 @@ static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
         float *weights = (float *)te__alloc(te, bytes);
         int32_t *indices = (int32_t *)te__alloc(te, bytes);
         te_tensor *made[2] = {NULL, NULL};
-        shape[0] = tokens;
-        shape[1] = s->config.n_activated_experts;
+        int64_t shape[2] = {tokens, s->config.n_activated_experts};
         if (weights && indices && te__fake_choice(s, seed, tokens, weights, indices) == TE_OK) {
             made[0] = te_tensor_from_f32(te, x->dtype, 2, shape, weights);
             made[1] = te_tensor_from_host(te, TE_I32, 2, shape, indices);
         }
-        if (weights) te__free(te, weights, bytes);
-        if (indices) te__free(te, indices, bytes);
+        te__free(te, weights, bytes);
+        te__free(te, indices, bytes);
         if (!made[0] || !made[1]) return te_error_code(te);
         args->outputs.topk_indices = made[1];
         if (s->noise <= 0.0f && !te->capture) { /* memory of a captured graph must not be cached */

@@ -53,10 +53,8 @@ static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
 typedef struct te__each_state {
     int n;
     bool biases;
-    int64_t rows, in, used; /* x is [rows, in]; used: rows that belong to groups */
-    int ndim;
-    int64_t shape[TE_MAX_DIMS];
-    te_dtype dtype;
+    te__like x;
+    int64_t rows, in, used; /* x as a matrix is [rows, in]; used: rows that belong to groups */
 } te__each_state;
 static size_t te__each_bytes(int n) {
     return sizeof(te__each_state) + (size_t)n * (sizeof(te__linear_state) + sizeof(int64_t));
@@ -79,19 +77,15 @@ static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *con
     int64_t at = 0;
     int i;
     if (result == TE_OK && needs[0]) {
-        dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
-        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used)
+        dx[0] = te__empty_of(te, &s->x);
+        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->x.dtype, s->rows, s->in), s->used)
                        : te_error_code(te);
     }
     for (i = 0; i < s->n && result == TE_OK; i++) {
         int64_t rows = te__each_sizes(s)[i];
-        te_tensor *part = te__alias_2d(g, at * te__cols(g) * te__dtype_size(g->dtype), g->dtype, rows, te__cols(g)),
-                  *made[4] = {NULL, NULL, NULL, NULL};
-        bool wanted[4] = {false, false, false, false};
-        wanted[0] = needs[0];
-        wanted[1] = needs[1 + i];
-        wanted[2] = s->biases && needs[1 + s->n + i];
-        if (needs[0]) made[0] = te__alias_2d(dx[0], at * s->in * te__dtype_size(s->dtype), s->dtype, rows, s->in);
+        te_tensor *part = te__rows_of(g, at, rows), *made[4] = {NULL, NULL, NULL, NULL};
+        const bool wanted[4] = {needs[0], needs[1 + i], s->biases && needs[1 + s->n + i], false};
+        if (needs[0]) made[0] = te__alias_2d(dx[0], at * s->in * te__dtype_size(s->x.dtype), s->x.dtype, rows, s->in);
         if (!part || (needs[0] && !made[0])) return te_error_code(te);
         result = te__linear_backward(te, te__each_product(s) + i, saved + 3 * i, &part, made, wanted);
         dx[1 + i] = made[1];
@@ -117,9 +111,7 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
         state->biases = c->biases != NULL;
         state->rows = te__rows(c->x);
         state->in = te__cols(c->x);
-        state->ndim = input->ndim;
-        memcpy(state->shape, input->shape, sizeof(state->shape));
-        state->dtype = c->x->dtype;
+        state->x = te__like_of(input);
         in[0] = input;
     }
     for (i = 0; i < n && result == TE_OK; i++) {
@@ -235,12 +227,7 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
 /* Returns the factor by which a GEMM multiplies an operand of form EXACT. It comes from the amax: one for each group,
  * or one for all. Returns NULL if there is no amax, and so no factor, or if there was an error. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
-    te_op_axpby_args args = TE_ZERO;
-    if (!amax) return NULL;
-    args.x = amax;
-    args.out = te__empty_like(amax, TE_F32);
-    args.alpha = te__gemm_nvfp4_factor(c->e4m3_max_256);
-    return args.out && te_op_axpby(amax->te, &args) == TE_OK ? args.out : NULL;
+    return amax ? te__axpby(amax, NULL, te__gemm_nvfp4_factor(c->e4m3_max_256), 0.0f) : NULL;
 }
 /* Returns the operand x of a grouped GEMM in the form `way`. If this form has scales, sets *scale and *scaling. */
 static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype,
@@ -321,10 +308,9 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD, n = q->scaling->num_gemms;
-    te_ctx *te = q->scaling->te;
     if (spec->cls->form != TE__FORM_CODES) return TE_OK;
     if (spec->row_scaled)
-        return te__fail(te, TE_ERR_UNSUPPORTED,
+        return te__fail(q->scaling->te, TE_ERR_UNSUPPORTED,
                         "GroupedLinear: NVFP4 with an amax for each row, and m_splits_tensor, whose products take one "
                         "for each group; give the sizes in m_splits, or "
                         "leave row_scaled_activation off");
@@ -332,7 +318,7 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
         if (spec->scale != slots->slot_scale[slot]) return TE_OK;
         spec->scale = te__every(slots->scale, slot, step, n);
         spec->amax = te__every(slots->history, slot, step, n);
-        if (!spec->scale || !spec->amax) return te_error_code(te);
+        if (!spec->scale || !spec->amax) return te_error_code(q->scaling->te);
     }
     spec->sizes = sizes;
     return TE_OK;
@@ -370,11 +356,10 @@ static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *siz
 typedef struct te__all_state {
     int n;
     bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
-    int quantize_x; /* the copy of saved[0] that the backward pass makes; 0: it uses saved[0] itself */
+    int quantize_x; /* the copy that the backward pass makes of saved[0]; 0: saved[0] is used as it is */
+    te__like x;
     int64_t rows, in, out;
-    int ndim;
-    int64_t shape[TE_MAX_DIMS];
-    te_dtype dtype, weight_dtype, bias_dtype;
+    te_dtype weight_dtype, bias_dtype;
     te__scaling *delays; /* if te_backward_dw computes the weight gradients later: an owned reference; otherwise NULL */
     te__quant_call quant;
 } te__all_state;
@@ -419,17 +404,12 @@ static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_te
     for (i = 0; i < g->n && result == TE_OK; i++) {
         te_tensor *part = te__rows_of(all, i * g->out, g->out),
                   *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
-        te_op_axpby_args add = TE_ZERO;
         if (!part) return te_error_code(te);
         if (!main_grad) {
             dw[i] = part;
             continue;
         }
-        add.x = part;
-        add.y = g->overwrite ? NULL : main_grad;
-        add.out = main_grad;
-        add.alpha = add.beta = 1.0f;
-        result = te_op_axpby(te, &add);
+        result = te__axpby_into(main_grad, part, g->overwrite ? NULL : main_grad, 1.0f, 1.0f);
     }
     return result;
 }
@@ -541,8 +521,8 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
     }
     if (needs[0] && result == TE_OK) {
         te_tensor *d;
-        dx[0] = te_tensor_zeros(te, s->dtype, s->ndim, s->shape);
-        d = dx[0] ? te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in) : NULL;
+        dx[0] = te_tensor_zeros(te, s->x.dtype, s->x.ndim, s->x.shape);
+        d = dx[0] ? te__alias_2d(dx[0], 0, s->x.dtype, s->rows, s->in) : NULL;
         if (d) {
             te_op_grouped_gemm_args gemm;
             te__grouped_gemm_of(&gemm, saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
@@ -634,10 +614,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
         state->quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     }
     for (i = 0; i < n && result == TE_OK; i++) {
-        te_tensor *x = c->weights[i];
-        w[i] = recipe         ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0))
-               : x->quantized ? te__quant_value(x, x->dtype)
-                              : x;
+        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : te__plain(c->weights[i]);
         if (!w[i]) result = te_error_code(te);
     }
     te__grouped_gemm_of(&gemm, c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features,
@@ -650,8 +627,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
     for (i = 0; i < n && result == TE_OK; i++) {
         te_tensor *x = c->weights[i];
-        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION)
-            w[i] = x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) w[i] = te__plain(x);
         if (!w[i]) return te_error_code(te);
         saved[2 + i] = !wants_x                                           ? NULL
                        : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep)
@@ -687,9 +663,7 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
         state.rows = te__rows(c->x);
         state.in = d->in_features;
         state.out = d->out_features;
-        state.ndim = input->ndim;
-        memcpy(state.shape, input->shape, sizeof(state.shape));
-        state.dtype = c->x->dtype;
+        state.x = te__like_of(input);
         state.weight_dtype = c->weights[0]->dtype;
         state.bias_dtype = c->biases ? c->biases[0]->dtype : TE_DTYPE_NONE;
         state.delays = d->gemm.delay_wgrad_compute ? c->s->scaling : NULL;

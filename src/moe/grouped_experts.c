@@ -74,8 +74,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     d->tokens = te__rows(*x);
     d->topk = map ? 0 : w->shape[1];
     d->copies = d->tokens * s->config.n_activated_experts;
-    w = te_tensor_contiguous(w);
-    d->weights = w ? te_tensor_cast(w, TE_F32) : NULL;
+    d->weights = te_tensor_cast(te_tensor_contiguous(w), TE_F32);
     *indices = te_tensor_contiguous(k);
     return d->weights && *indices ? TE_OK : te_error_code(m->te);
 }
@@ -168,7 +167,7 @@ static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, i
 static te_tensor *te__experts_compute(te_module *m, const te__experts_call *c) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_tensor *bias, *y = te__experts_product(m, c, TE__EXPERTS_UP, c->rows.x, &bias);
-    y = y ? te_activate(y, s->activation, &s->params) : NULL;
+    y = te_activate(y, s->activation, &s->params);
     if (!s->config.apply_router_weight_after_down) y = te__scale_rows(y, c->rows.probs);
     y = te__experts_product(m, c, TE__EXPERTS_DOWN, y, &bias);
     return y && bias ? te__weighted_bias(&c->rows, y, bias) : y;
@@ -180,18 +179,14 @@ static te_result te__pad_rows(te_module *m, te__experts_call *c, int64_t *splits
     te__experts_module *s = (te__experts_module *)m->state;
     te__expert_rows *rows = &c->rows;
     te_forward_args args = TE_ZERO;
-    int64_t shape[2];
     te_tensor *p;
     args.input = rows->x;
     args.m_splits = rows->host;
     args.padded_m_splits = splits;
-    shape[0] = te__rows(rows->x);
-    shape[1] = 1;
     rows->x = te__run_child(m, "fp8_padding", &args);
-    args.input = te_tensor_view(rows->probs, 2, shape);
+    args.input = te__view_2d(rows->probs, te__numel(rows->probs), 1);
     p = rows->x && args.input ? te__run_child(m, "fp8_padding", &args) : NULL;
-    shape[0] = p ? te__rows(p) : 0;
-    rows->probs = p ? te_tensor_view(p, 1, shape) : NULL;
+    rows->probs = p ? te_tensor_view(p, 1, p->shape) : NULL;
     rows->sizes = rows->probs ? te__moe_splits(m->te, NULL, splits, s->local, 1, NULL) : NULL;
     if (rows->sizes && rows->ids) rows->ids = te__ids_of_sizes(m->te, splits, s->local);
     c->splits = splits;
@@ -200,8 +195,7 @@ static te_result te__pad_rows(te_module *m, te__experts_call *c, int64_t *splits
 /* Runs the experts of a GroupedExpertsTE. Under autocast it pads the rows of each expert first and removes the padding
  * afterwards. */
 static te_tensor *te__te_experts_compute(te_module *m, te__experts_call *c) {
-    const te__experts_module *s = (const te__experts_module *)m->state;
-    const size_t bytes = (size_t)s->local * sizeof(int64_t);
+    const size_t bytes = (size_t)((const te__experts_module *)m->state)->local * sizeof(int64_t);
     int64_t *padded;
     te__autocast cast;
     te_tensor *y = NULL;
@@ -228,7 +222,7 @@ static te_result te__experts_run(te_module *m, te_forward_args *args, te__expert
         te_tensor *y = on_host ? te__te_experts_compute(m, &c) : te__experts_compute(m, &c);
         result = te__experts_back(m, args, &d, y, &c.rows);
     }
-    te__dispatch_close(m->te, &d);
+    te__free(m->te, d.host, d.bytes);
     return result;
 }
 static te_result te__experts_forward(te_module *m, te_forward_args *args) { return te__experts_run(m, args, NULL); }
@@ -263,15 +257,8 @@ static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(
 
 /* Adds the parameter `name`. It is a stack [n, rows, cols], or [n, cols] if rows is 0. */
 static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
-    int64_t shape[3];
-    shape[0] = n;
-    shape[1] = rows ? rows : cols;
-    shape[2] = cols;
-    te__frame_begin(m->te);
-    te_module_add_parameter(m, name,
-                            m->meta ? te_tensor_describe(m->te, dtype, rows ? 3 : 2, shape)
-                                    : te_tensor_empty(m->te, dtype, rows ? 3 : 2, shape));
-    te__frame_end(m->te, NULL, 0);
+    const int64_t shape[3] = {n, rows ? rows : cols, cols};
+    te__add_shaped(m, name, dtype, rows ? 3 : 2, shape);
 }
 static te_module *te__experts_create(te_ctx *te, const char *who, const te_module_class *cls,
                                      const te_moe_config *config, const te_moe_backend *backend) {
@@ -365,22 +352,20 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     m->meta = false; /* only the children of this module have parameters, the module itself has none */
     s->linears[TE__EXPERTS_UP][0] = "gate_up_linear";
     s->linears[TE__EXPERTS_DOWN][0] = "down_linear";
-    outer = te__modules_of(te)->making;
-    te__modules_of(te)->making = m;
+    te__begin_part(m, &outer);
     pad.num_gemms = s->local;
     te__te_child(m, "gate_up_linear", te__expert_dim(&s->config), te__up_size(&s->config), false);
     te__te_child(m, "down_linear", s->config.moe_inter_dim, te__expert_dim(&s->config), true);
     te__adopt(m, "fp8_padding", te_fp8_padding_create(te, &pad));
     te__adopt(m, "fp8_unpadding", te_fp8_unpadding_create(te, &pad));
-    te__modules_of(te)->making = outer;
-    return te__module_built(m);
+    return te__close_part(m, outer);
 }
 
 /* ---- stacks ---- */
 
 /* Returns the experts module: m itself, or m's child "experts". Returns NULL if neither of them is one. */
 static te_module *te__experts_of(te_module *m) {
-    te_module *child = m ? te_module_find(m, "experts") : NULL;
+    te_module *child = te_module_find(m, "experts");
     if (child) m = child;
     return m && (m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class || m->cls == &te__te_experts_class)
                ? m
@@ -394,7 +379,7 @@ static te_tensor *te__te_parameter(const te_module *m, te_experts_tensor which, 
                                                                                                       : "down_linear");
     char name[32];
     snprintf(name, sizeof(name), "%s%d", te__stacked_names[which].bias ? "bias" : "weight", i);
-    return child ? te_module_parameter(child, name) : NULL;
+    return te_module_parameter(child, name);
 }
 /* Returns the part of the stack x [E, ...] that belongs to expert i, as an alias. */
 static te_tensor *te__of_expert(const te_tensor *x, int i) {
@@ -418,7 +403,7 @@ static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *
                                      "te_quantized_model_init_begin",
                                      i)
                           : TE_OK;
-        if (result == TE_OK && x->quantized) x = te__quant_value(x, x->dtype);
+        if (result == TE_OK) x = te__plain(x);
         if (x && y && !te__stacked_names[which].bias) x = te_tensor_transpose(x, 0, 1);
         if (result == TE_OK) result = x && y ? te_tensor_copy(into ? x : y, into ? y : x) : te_error_code(m->te);
     }
@@ -438,15 +423,12 @@ TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which) {
     te_module *experts = te__experts_of(m);
     const te__experts_module *s;
     te_tensor *first, *y;
-    int64_t shape[3];
     if (!te__stack_known(m, experts, which, "te_experts_get")) return NULL;
     if (experts->cls != &te__te_experts_class) return te_module_parameter(experts, te_experts_tensor_name(which));
     s = (const te__experts_module *)experts->state;
     first = te__te_parameter(experts, which, 0);
     if (!first) return NULL;
-    shape[0] = s->local;
-    shape[1] = first->ndim == 2 ? first->shape[1] : first->shape[0];
-    shape[2] = first->shape[0];
+    const int64_t shape[3] = {s->local, first->shape[first->ndim - 1], first->shape[0]};
     y = te_tensor_empty(m->te, first->dtype, first->ndim + 1, shape);
     return y && te__te_stack(experts, which, y, false) == TE_OK ? y : NULL;
 }

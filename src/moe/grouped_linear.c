@@ -122,7 +122,7 @@ static void te__grouped_destroy(te_module *m) {
     te__grouped_module *s = (te__grouped_module *)m->state;
     int i;
     for (i = 0; s->caches && i < s->desc.num_gemms; i++) te__weight_cache_close(&s->caches[i]);
-    if (s->caches) te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
+    te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
     te__scaling_leave(s->scaling);
 }
 static te_result te__grouped_reset(te_module *m) {

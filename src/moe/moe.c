@@ -16,25 +16,23 @@ typedef struct te__moe_module {
  * sigmoid(shared_expert_gate(x)). */
 static te_tensor *te__moe_shared(te_module *m, te_tensor *x, const te_forward_args *outer) {
     te_forward_args call = TE_ZERO;
-    te_tensor *z, *g, *half[2];
-    int64_t shape[2];
+    te_tensor *z, *half[2];
     call.input = x;
     call.is_first_microbatch = outer->is_first_microbatch;
     z = te__run_child(m, "shared_experts", &call);
     if (!z || !((te__moe_module *)m->state)->config.shared_expert_gate) return z;
-    shape[0] = te__rows(x);
-    shape[1] = 1;
+    const int64_t shape[2] = {te__rows(x), 1};
     half[0] = te__run_child(m, "shared_expert_gate", &call);
     half[1] = te_tensor_full(x->te, x->dtype, 2, shape, 1.0);
-    g = half[0] && half[1] ? te_concat(half, 2, -1) : NULL;
-    g = g ? te_activate(g, TE_GLU, NULL) : NULL; /* sigmoid(g) times 1 */
-    return g ? te__scale_rows(z, te_tensor_cast(g, TE_F32)) : NULL;
+    if (!half[0] || !half[1]) return NULL;
+    /* sigmoid(half[0]) times 1 */
+    return te__scale_rows(z, te_tensor_cast(te_activate(te_concat(half, 2, -1), TE_GLU, NULL), TE_F32));
 }
 static te_result te__moe_forward(te_module *m, te_forward_args *args) {
     te__moe_module *s = (te__moe_module *)m->state;
     const bool projects = s->config.moe_latent_size != 0;
     te_forward_args gate = TE_ZERO, call = TE_ZERO, back = TE_ZERO;
-    te_tensor *x = te__moe_matrix(m, args->input, s->config.dim), *latent = x, *y, *z = NULL,
+    te_tensor *x = te__moe_matrix(m, args->input, s->config.dim), *latent = x, *y,
               *padding = s->in_layer ? NULL : args->attention.attention_mask;
     gate.input = x;
     gate.attention.attention_mask = padding;
@@ -55,10 +53,7 @@ static te_result te__moe_forward(te_module *m, te_forward_args *args) {
         back.input = y;
         y = te__run_child(m, "fc2_latent_proj", &back);
     }
-    if (y && s->config.n_shared_experts > 0) {
-        z = te__moe_shared(m, x, args);
-        y = z ? te_add(y, z) : NULL;
-    }
+    if (y && s->config.n_shared_experts > 0) y = te_add(y, te__moe_shared(m, x, args));
     args->outputs.aux_loss = y ? gate.outputs.aux_loss : NULL;
     args->outputs.topk_indices = y ? gate.outputs.topk_indices : NULL;
     return te__output(m, args,
@@ -69,9 +64,8 @@ static const te_module_class te__moe_class = {"MoE", sizeof(te__moe_module), te_
 /* Opens an MoE without children. The caller adds them and then calls te__close_part. te__moe_config_ok must have
  * checked *c. */
 static te_module *te__moe_open(te_ctx *te, const te_moe_config *c, te_module **outer) {
-    te_module *m = te__open_part(te, &te__moe_class, c->name ? c->name : "moe", outer);
+    te_module *m = te__begin_part(te__module_named(te, &te__moe_class, c->name, "moe"), outer);
     if (!m) return NULL;
-    m->named = c->name != NULL;
     ((te__moe_module *)m->state)->config = *c;
     ((te__moe_module *)m->state)->config.name = NULL;
     return m;

@@ -1,17 +1,12 @@
-/* moe/padding.c: the modules Fp8Padding and Fp8Unpadding. They add rows of zeros after each group of rows, and remove
- * them again. This part may use group sizes as GroupedLinear takes them, and chunk maps. It must not depend on
- * GEMMs. */
+/* moe/padding.c: the modules Fp8Padding and Fp8Unpadding, which add rows of zeros behind each group of rows and remove
+ * them. Knows group sizes as GroupedLinear takes them, and chunk maps; must not know GEMMs. */
 
-typedef struct te__padding_module {
-    te_fp8_padding_desc desc;
-} te__padding_module;
-
-/* Returns align_size of the module or, if that is 0, the alignment of the recipe in force for m. Each forward call
- * needs this anew, because the autocast region may be another one. */
+/* Returns align_size of the desc, or if that is 0 the alignment of the recipe in force for m. Evaluated at each call,
+ * because a later call may run under another autocast. */
 static int64_t te__padding_align(const te_module *m) {
-    const te__padding_module *s = (const te__padding_module *)m->state;
+    const te_fp8_padding_desc *d = (const te_fp8_padding_desc *)m->state;
     te__autocast cast;
-    if (s->desc.align_size > 0) return s->desc.align_size;
+    if (d->align_size > 0) return d->align_size;
     if (!te__autocast_of(m, &cast)) return 16;
     return te__recipe_class_of(&cast.recipe)->align;
 }
@@ -23,9 +18,8 @@ static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
 }
 
 static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad) {
-    te__padding_module *s = (te__padding_module *)m->state;
     te_ctx *te = m->te;
-    int n = s->desc.num_gemms, i;
+    int n = ((const te_fp8_padding_desc *)m->state)->num_gemms, i;
     int64_t align, rows, before = 0, after = 0;
     te_tensor *x, *sizes, *padded, *offsets = NULL, *map;
     te_result result;
@@ -59,23 +53,19 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
 }
 static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }
 static te_result te__unpad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, true); }
-static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te__padding_module), te__pad_forward, NULL, NULL};
-static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL,
+static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te_fp8_padding_desc), te__pad_forward, NULL, NULL};
+static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te_fp8_padding_desc), te__unpad_forward, NULL,
                                                 NULL};
 
 static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls,
                                      const char *who, const char *name) {
-    te_module *m;
     if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
     if (desc->align_size < 0 || desc->align_size > INT32_MAX) { /* maps store row numbers as i32 */
         te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible",
                  who, (long long)desc->align_size);
         return NULL;
     }
-    m = te__module_named(te, cls, desc->name, name);
-    if (!m) return NULL;
-    ((te__padding_module *)m->state)->desc = *desc;
-    return te__module_built(m);
+    return te__module_built(te__module_with_desc(te, cls, desc, desc->name, name));
 }
 TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
     return te__padding_create(te, desc, &te__pad_class, "te_fp8_padding_create", "fp8_padding");

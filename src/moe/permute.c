@@ -6,21 +6,9 @@
 static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state,
                            size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                            int num_saved) {
-    te_node_desc node = TE_ZERO;
-    te_tensor *outputs[2];
-    outputs[0] = y;
-    outputs[1] = z;
-    node.name = name;
-    node.inputs = inputs;
-    node.num_inputs = num_inputs;
-    node.outputs = outputs;
-    node.num_outputs = z ? 2 : 1;
-    node.saved = saved;
-    node.num_saved = num_saved;
-    node.state = state;
-    node.state_size = state_size;
-    node.backward = backward;
-    return te_record(y->te, &node) == TE_OK;
+    te_tensor *outputs[2] = {y, z};
+    return te__record_outputs(name, outputs, z ? 2 : 1, backward, state, state_size, NULL, inputs, num_inputs, saved,
+                              num_saved) == TE_OK;
 }
 
 /* ---- permute ---- */
@@ -46,9 +34,7 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
     if (!args.x || !args.y) return te_error_code(te);
     if (move) dx[0] = args.y;
     if (needs[1] && dy[1]) {
-        int64_t shape[2];
-        shape[0] = s->tokens;
-        shape[1] = s->copies;
+        const int64_t shape[2] = {s->tokens, s->copies};
         args.permuted_probs = te_tensor_contiguous(dy[1]);
         dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, shape);
         args.probs = dx[1] ? te__alias_2d(dx[1], 0, s->probs_dtype, s->tokens, s->copies) : NULL;
@@ -59,18 +45,16 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
 
 /* ---- rows of codes ---- */
 
-/* Checks that the quantized rows of inp can be moved as codes with their scales. If not, records an error and returns
- * false. */
-static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
+/* Checks that the quantized rows of inp can be moved as codes with their scales. */
+static te_result te__moe_codes_ok(const te_tensor *inp, const char *name) {
     const te__quant_copy *row = &inp->quantized->row;
     char why[96] = "";
-    if (!row->data) {
-        te__fail(inp->te, TE_ERR_STATE,
-                 "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or "
-                 "quantize it with TE_ROWWISE",
-                 name);
-        return false;
-    }
+    if (!row->data)
+        return te__fail(
+            inp->te, TE_ERR_STATE,
+            "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or "
+            "quantize it with TE_ROWWISE",
+            name);
     if (row->cls->form != TE__FORM_CODES)
         snprintf(why, sizeof(why), "are no codes of te.h's own");
     else if (row->cls->code_dtype == TE_F4E2M1)
@@ -79,12 +63,12 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
         snprintf(why, sizeof(why), "share scales with other rows (%s)", row->cls->two_dimensional);
     else if (row->swizzled)
         snprintf(why, sizeof(why), "have swizzled scales (optimize_for_gemm)");
-    if (!why[0]) return true;
-    te__fail(inp->te, TE_ERR_UNSUPPORTED,
-             "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can "
-             "be moved: te_dequantize it first",
-             name, inp->quantized->cls->name, why);
-    return false;
+    if (!why[0]) return TE_OK;
+    return te__fail(
+        inp->te, TE_ERR_UNSUPPORTED,
+        "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can "
+        "be moved: te_dequantize it first",
+        name, inp->quantized->cls->name, why);
 }
 
 /* Moves the scales of the tokens by the row map, from `from` [T, n] to `to` [R, n]. Rows without a token get 0. Both
@@ -106,15 +90,13 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     te__quant_spec spec;
     te_tensor *y;
     te_result result;
-    int64_t shape[2];
+    const int64_t shape[2] = {rows, te__cols(inp)};
     int dim; /* the dimension of the scales that belongs to the tokens; its size may be rounded up */
     bool one_scale;
-    if (!te__moe_codes_ok(inp, name)) return NULL;
+    if (te__moe_codes_ok(inp, name) != TE_OK) return NULL;
     spec = te__copy_spec(from);
     one_scale = (spec.cls->facts & TE__TENSOR_SCALED) != 0;
     dim = spec.cls->shard_scales[0];
-    shape[0] = rows;
-    shape[1] = te__cols(inp);
     y = te__quant_empty(inp->te, inp->dtype, 2, shape, &spec, TE_ROWWISE, !one_scale);
     if (!y) return NULL;
     to = &y->quantized->row;
@@ -136,16 +118,15 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
     te__permute_state state = TE_ZERO;
-    te_tensor *in[2], *saved[2], *y, *moved = NULL;
-    te_ctx *te = inp->te;
+    te_tensor *in[2] = {inp, probs}, *saved[2] = {map, pad_offsets}, *y, *moved = NULL;
     state.topk = topk;
     state.tokens = te__rows(inp);
     state.copies = topk ? topk : te__cols(map) / 2;
     state.h = te__cols(inp);
     state.rows = rows;
     state.dtype = inp->dtype;
-    y = inp->quantized ? NULL : te__empty_2d(te, inp->dtype, rows, state.h);
-    if (probs) moved = te__empty_1d(te, probs->dtype, rows);
+    y = inp->quantized ? NULL : te__empty_2d(inp->te, inp->dtype, rows, state.h);
+    if (probs) moved = te__empty_1d(inp->te, probs->dtype, rows);
     if ((!y && !inp->quantized) || (probs && !moved)) return NULL;
     args.x = inp;
     args.row_id_map = map;
@@ -156,17 +137,13 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     args.topk = topk;
     if (probs && !args.probs) return NULL;
     if (inp->quantized) y = te__permute_codes(name, inp, &args, rows);
-    else if (te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    else if (te_op_moe_permute(inp->te, &args) != TE_OK) return NULL;
     if (!y) return NULL;
     if (probs) {
         state.probs_dtype = probs->dtype;
         state.probs_ndim = probs->ndim;
         *permuted_probs = moved;
     }
-    in[0] = inp;
-    in[1] = probs;
-    saved[0] = map;
-    saved[1] = pad_offsets;
     /* quantized and plain rows get the same tape node, because the gradient is plain in both cases */
     return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
 }
@@ -197,6 +174,15 @@ static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, cons
     }
     return te_tensor_contiguous(routing);
 }
+/* Returns the index map that sorts copies of tokens by expert number; 0 out tokens: all. */
+static te_tensor *te__moe_index_map(te_tensor *experts, int64_t num_out_tokens) {
+    te_op_moe_index_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_1d(experts->te, TE_I32, te__numel(experts));
+    args.experts = experts;
+    args.row_id_map = map;
+    args.num_out_tokens = num_out_tokens;
+    return map && te_op_moe_index_map(experts->te, &args) == TE_OK ? map : NULL;
+}
 static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_expert) {
     te_op_moe_mask_map_args args = TE_ZERO;
     te_tensor *map = te__empty_2d(routing->te, TE_I32, routing->shape[0], 2 * routing->shape[1] + 1);
@@ -208,7 +194,7 @@ static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_exp
 
 TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type,
                                  te_tensor **row_id_map) {
-    te_tensor *map, *y = NULL, *made[2];
+    te_tensor *map, *y = NULL;
     te_ctx *te;
     bool index = map_type == TE_MAP_INDEX;
     if (row_id_map) *row_id_map = NULL;
@@ -229,22 +215,12 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
     routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
     if (!routing_map) return NULL;
     te__frame_begin(te);
-    if (index) {
-        te_op_moe_index_map_args args = TE_ZERO;
-        int64_t all = te__numel(routing_map);
-        map = te__empty_1d(te, TE_I32, all);
-        args.experts = routing_map;
-        args.row_id_map = map;
-        args.num_out_tokens = num_out_tokens;
-        if (!num_out_tokens) num_out_tokens = all;
-        if (map && te_op_moe_index_map(te, &args) != TE_OK) map = NULL;
-    } else
-        map = te__moe_mask_map(routing_map, NULL);
+    map = index ? te__moe_index_map(routing_map, num_out_tokens) : te__moe_mask_map(routing_map, NULL);
+    if (index && !num_out_tokens) num_out_tokens = te__numel(routing_map);
     if (map)
         y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL,
                         num_out_tokens);
-    made[0] = y;
-    made[1] = y ? map : NULL;
+    te_tensor *made[2] = {y, y ? map : NULL};
     te__frame_end(te, made, 2);
     if (row_id_map) *row_id_map = made[1];
     return y;
@@ -384,9 +360,7 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
 typedef struct te__unpermute_state {
     int64_t topk, rows;
     te_dtype dtype;
-    int probs_ndim;
-    int64_t probs_shape[2];
-    te_dtype probs_dtype;
+    te__like probs;
 } te__unpermute_state;
 
 /* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
@@ -407,7 +381,7 @@ static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor
         plain.y = dx[0];
         return dx[0] ? te_op_moe_permute(te, &plain) : TE_OK;
     }
-    if (needs[1]) dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, s->probs_shape);
+    if (needs[1]) dx[1] = te__empty_of(te, &s->probs);
     if (needs[1] && !dx[1]) return te_error_code(te);
     args.dy = g;
     args.x = needs[1] ? saved[3] : NULL;
@@ -424,7 +398,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     te_moe_unpermute_desc zero = TE_ZERO;
     te_op_moe_unpermute_args args = TE_ZERO;
     te__unpermute_state state = TE_ZERO;
-    te_tensor *in[2], *saved[4], *y, *probs, *offsets;
+    te_tensor *y, *probs, *offsets;
     te_ctx *te;
     int64_t tokens;
     char text[TE__SHAPE_TEXT];
@@ -451,19 +425,15 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
                  te__shape_text(row_id_map, text));
         return NULL;
     }
-    if (probs) probs = te_tensor_contiguous(probs);
+    probs = te_tensor_contiguous(probs);
     row_id_map = te_tensor_contiguous(row_id_map);
-    if (offsets) offsets = te_tensor_contiguous(offsets);
+    offsets = te_tensor_contiguous(offsets);
     if (!row_id_map || (desc->merging_probs && !probs) || (desc->pad_offsets && !offsets)) return NULL;
     if (desc->map_type == TE_MAP_INDEX) state.topk = probs ? te__max(1, probs->shape[1]) : 1;
     tokens = state.topk ? te__numel(row_id_map) / state.topk : row_id_map->shape[0];
     state.rows = te__rows(inp);
     state.dtype = inp->dtype;
-    if (probs) {
-        state.probs_ndim = probs->ndim;
-        memcpy(state.probs_shape, probs->shape, sizeof(state.probs_shape));
-        state.probs_dtype = probs->dtype;
-    }
+    if (probs) state.probs = te__like_of(probs);
     y = te__empty_2d(te, inp->dtype, tokens, te__cols(inp));
     if (!y) return NULL;
     args.x = inp;
@@ -472,12 +442,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     args.merging_probs = probs;
     args.y = y;
     args.topk = state.topk;
-    in[0] = inp;
-    in[1] = probs;
-    saved[0] = row_id_map;
-    saved[1] = offsets;
-    saved[2] = probs;
-    saved[3] = te__wants_grad(probs) ? inp : NULL;
+    te_tensor *in[2] = {inp, probs}, *saved[4] = {row_id_map, offsets, probs, te__wants_grad(probs) ? inp : NULL};
     return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state,
                       sizeof(state), in, 2, saved, 4);
 }
@@ -511,7 +476,7 @@ static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *p
     }
     sizes = te_tensor_contiguous(sizes);
     order = te_tensor_contiguous(order);
-    if (probs) probs = te_tensor_contiguous(probs);
+    probs = te_tensor_contiguous(probs);
     if (!sizes || !order || (permuted_probs && !probs)) return NULL;
     te__frame_begin(te);
     map = te__chunk_map(te, sizes, order, NULL, inp->shape[0]);
@@ -544,11 +509,8 @@ static te_tensor *te__identity_map(te_ctx *te, int64_t n) {
 static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factors) {
     te_moe_unpermute_desc desc = TE_ZERO;
     te_tensor *map = x && factors ? te__identity_map(x->te, te__rows(x)) : NULL;
-    int64_t shape[2];
     if (!map) return NULL;
-    shape[0] = te__rows(x);
-    shape[1] = 1;
-    desc.merging_probs = te_tensor_view(factors, 2, shape);
+    desc.merging_probs = te__view_2d(factors, te__rows(x), 1);
     desc.map_type = TE_MAP_INDEX;
     return desc.merging_probs ? te_moe_unpermute(x, map, &desc) : NULL;
 }

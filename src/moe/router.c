@@ -32,11 +32,13 @@ static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *c
 /* Runs the router on `logits` with the other fields of *args and records it. Returns args->topk_probs or
  * args->probs. */
 static te_tensor *te__run_router(const char *name, te_tensor *logits, te_op_moe_router_fwd_args *args) {
-    te_tensor *saved[3], *y = args->topk_probs ? args->topk_probs : args->probs;
+    te_tensor *y = args->topk_probs ? args->topk_probs : args->probs,
+              *saved[3] = {logits,
+                           args->all_scores   ? NULL
+                           : args->topk_probs ? args->topk_indices
+                                              : args->routing_map,
+                           args->bias_in_probs ? (te_tensor *)(uintptr_t)args->expert_bias : NULL};
     args->logits = logits;
-    saved[0] = logits;
-    saved[1] = args->all_scores ? NULL : args->topk_probs ? args->topk_indices : args->routing_map;
-    saved[2] = args->bias_in_probs ? (te_tensor *)(uintptr_t)args->expert_bias : NULL;
     return te__record(name, te__checked(y, te_op_moe_router_fwd(logits->te, args)), te__router_backward, args,
                       sizeof(*args), &logits, 1, saved, 3);
 }
@@ -109,9 +111,7 @@ TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int
 
 typedef struct te__aux_loss_state {
     te_fused_moe_aux_loss_desc desc;
-    te_dtype dtype;
-    int ndim;
-    int64_t shape[TE_MAX_DIMS];
+    te__like probs;
 } te__aux_loss_state;
 
 /* saved[0] is tokens_per_expert. saved[1] is total_num_tokens_tensor (the number of tokens, on the device) or NULL. */
@@ -123,7 +123,7 @@ static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor 
     args.dloss = dy[0];
     args.tokens_per_expert = saved[0];
     args.total_device = saved[1];
-    args.dprobs = dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+    args.dprobs = dx[0] = te__empty_of(te, &s->probs);
     args.total_num_tokens = s->desc.total_num_tokens;
     args.num_experts = s->desc.num_experts;
     args.topk = s->desc.topk;
@@ -135,7 +135,7 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
     static const char name[] = "te_fused_moe_aux_loss";
     te_op_moe_aux_loss_fwd_args args = TE_ZERO;
     te__aux_loss_state state = TE_ZERO;
-    te_tensor *saved[2], *loss;
+    te_tensor *loss;
     te_ctx *te;
     if (!probs || !te__has_desc(probs->te, desc, name) || !te__need_float(probs, name) ||
         !te__operand(probs, tokens_per_expert, false, name) ||
@@ -147,17 +147,16 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
     loss = probs && tokens_per_expert ? te__empty_1d(te, probs->dtype, 1) : NULL;
     if (!loss) return NULL;
     state.desc = *desc;
-    state.dtype = probs->dtype;
-    state.ndim = probs->ndim;
-    memcpy(state.shape, probs->shape, sizeof(state.shape));
+    state.probs = te__like_of(probs);
     args.probs = probs;
-    args.tokens_per_expert = saved[0] = tokens_per_expert;
-    args.total_device = saved[1] = desc->total_num_tokens_tensor;
+    args.tokens_per_expert = tokens_per_expert;
+    args.total_device = desc->total_num_tokens_tensor;
     args.loss = loss;
     args.total_num_tokens = desc->total_num_tokens;
     args.num_experts = desc->num_experts;
     args.topk = desc->topk;
     args.coeff = desc->coeff;
+    te_tensor *saved[2] = {tokens_per_expert, desc->total_num_tokens_tensor};
     return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state,
                       sizeof(state), &probs, 1, saved, 2);
 }

@@ -294,7 +294,7 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te__at
 
 /* Returns the cu_seqlens of a padding mask [b, 1, 1, s]. x has the tokens, [s, b, ..] or [b, s, ..]. */
 static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const te_tensor *x, te_qkv_format format) {
-    const int64_t b = x->shape[format == TE_BSHD ? 0 : 1], s = x->shape[format == TE_BSHD ? 1 : 0], n = b + 1;
+    const int64_t b = x->shape[format == TE_BSHD ? 0 : 1], s = x->shape[format == TE_BSHD ? 1 : 0];
     te_op_cu_seqlens_args a = TE_ZERO;
     te_tensor *cu;
     char text[TE__SHAPE_TEXT];
@@ -307,7 +307,7 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
         return NULL;
     }
     a.mask = te_tensor_contiguous(mask);
-    a.cu_seqlens = cu = te_tensor_empty(x->te, TE_I32, 1, &n);
+    a.cu_seqlens = cu = te__empty_1d(x->te, TE_I32, b + 1);
     return a.mask && cu ? te__checked(cu, te_op_cu_seqlens(x->te, &a)) : NULL;
 }
 

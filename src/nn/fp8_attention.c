@@ -26,8 +26,6 @@ enum {
     TE__SLOT_DP = 2 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_INPUT
 };
 
-static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r->fp8_mha; }
-
 /* Returns the quantizer that the factory of a custom recipe gave for slot i. */
 static const te__quant_spec *te__attention_answer(const te__quant_call *q, bool backward, int i) {
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -121,9 +119,9 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     const te_dtype dtype = spec->dtype;
     te_ctx *te = x[0]->te;
     te_tensor *each = te__empty_1d(te, TE_F32, 3), *all = te__empty_1d(te, TE_F32, 1);
-    te_op_scale_from_amax_args scale = TE_ZERO;
     te_op_amax_args amax = TE_ZERO;
-    te_result result = each && all ? TE_OK : te_error_code(te);
+    te_tensor *scale = te__empty_1d(te, TE_F32, 1);
+    te_result result = each && all && scale ? TE_OK : te_error_code(te);
     int i;
     for (i = 0; i < 4 && result == TE_OK; i++) {
         amax.x = i < 3 ? x[i] : each;
@@ -133,15 +131,10 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     if (te__group_size(spec->group) > 1)
         result = result == TE_OK ? te__all_reduce(spec->group, all, TE_REDUCE_MAX)
                                  : te__refuse(spec->group, TE__ALL_REDUCE, result);
-    scale.amax = all;
-    scale.scale = te__empty_1d(te, TE_F32, 1);
-    scale.fp8_max = te_dtype_max(spec->dtype);
-    scale.epsilon = spec->epsilon;
-    scale.power_of_two = spec->power_of_two;
-    if (result == TE_OK) result = scale.scale ? te_op_scale_from_amax(te, &scale) : te_error_code(te);
+    if (result == TE_OK) result = te__scale_of_amax(spec, all, scale, NULL);
     *spec = te__recipe_spec(&given, backward, TE__SLOT_INPUT, NULL);
     spec->dtype = dtype;
-    spec->scale = scale.scale;
+    spec->scale = scale;
     return result;
 }
 
@@ -261,21 +254,21 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
 
 /* Checks that MXFP8 can quantize the tensors. Sequence lengths must be multiples of 128, and head sizes multiples of
  * 32. Packed sequences (thd) and keys in the pages of a cache are refused. */
-static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
+static te_result te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
     if (a->format != TE_THD && !a->rule.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 &&
         k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 && q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
-        return true;
-    te__fail(q->te, TE_ERR_SHAPE,
-             "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples "
-             "of 128 and heads that are multiples of 32, "
-             "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)",
-             te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
-             a->format == TE_THD  ? " (TE_THD)"
-             : a->rule.page_table ? " (pages)"
-                                  : "");
-    return false;
+        return TE_OK;
+    return te__fail(
+        q->te, TE_ERR_SHAPE,
+        "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples "
+        "of 128 and heads that are multiples of 32, "
+        "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)",
+        te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
+        a->format == TE_THD  ? " (TE_THD)"
+        : a->rule.page_table ? " (pages)"
+                             : "");
 }
 
 /* Returns softmax(q k^T) v as [.., H dv]. If fp8_output is true, the result is quantized for the product that reads it.
@@ -294,7 +287,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     /* if q, k and v have blocks, o stays plain: te__hands_fp8 could not know that a factory chose blocks */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
-    ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args));
+    ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args) == TE_OK);
     if (ready && args->rule.page_table) {
         te__fail(te, TE_ERR_UNSUPPORTED,
                  "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other "
@@ -313,8 +306,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
         /* The backward pass needs this scale. The update at the end of the region changes the scale in the slot, so
          * keep a copy. */
-        saved[TE__ATTENTION_SAVED] = te__empty_like(spec.scale, TE_F32);
-        ready = saved[TE__ATTENTION_SAVED] && te_tensor_copy(saved[TE__ATTENTION_SAVED], spec.scale) == TE_OK;
+        saved[TE__ATTENTION_SAVED] = te__copied(spec.scale, TE_F32);
+        ready = saved[TE__ATTENTION_SAVED] != NULL;
         args->fp8.s_dtype = state.s_dtype = spec.dtype;
         args->fp8.s_scale = spec.scale;
         args->fp8.s_amax = spec.amax;
@@ -347,7 +340,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
 
 /* Returns true if the current autocast region quantizes the core m. Sets *cast to the region as m sees it. */
 static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
-    return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe);
+    return te__autocast_of(m, cast) && cast->enabled && (cast->recipe.fp8_dpa || cast->recipe.fp8_mha);
 }
 
 /* Runs te_attention, or its FP8 form if the current autocast region has fp8_dpa. Returns [.., H dv]. `s` is the scaling

@@ -35,10 +35,7 @@ static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {
     te__functions_of(m->te)->place = NULL;
     if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
         in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
-    else {
-        in.input = s->gate ? te_concat(parts, 2, -1) : parts[1];
-        in.input = in.input ? te_activate(in.input, s->activation, &s->params) : NULL;
-    }
+    else in.input = te_activate(s->gate ? te_concat(parts, 2, -1) : parts[1], s->activation, &s->params);
     return te__output(m, args, te__run_child(m, s->down, &in));
 }
 static const te_module_class te__gated_mlp_class = {"MLP", sizeof(te__gated_mlp), te__gated_mlp_forward, NULL, NULL};

@@ -82,43 +82,37 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
     te__free(c->te, c, sizeof(*c));
 }
 
-/* Checks a description and fills in its defaults. Returns false with an error recorded. */
-static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
+/* Checks a desc and fills its defaults. */
+static te_result te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     const char *const who = "te_inference_params_create";
     const int64_t most = 1 << 26; /* limit of tokens and of pages; lists of so many fit into 32-bit address spaces */
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
     if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 ||
-        d->head_dim_v < 1 || d->max_ctx_len < 1 || d->max_sequence_length > most / d->max_batch_size) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v "
-                 "%lld, max_ctx_len %lld; each is at least 1, and "
-                 "the product of the first two at most 2^26",
-                 who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv,
-                 (long long)d->head_dim_k, (long long)d->head_dim_v, (long long)d->max_ctx_len);
-        return false;
-    }
-    if (!te__is_float(d->dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; f32, f16 and bf16 are possible", who, te_dtype_name(d->dtype));
-        return false;
-    }
-    if (!d->is_paged && (d->page_size || d->total_num_pages)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who,
-                 (long long)d->page_size, (long long)d->total_num_pages);
-        return false;
-    }
+        d->head_dim_v < 1 || d->max_ctx_len < 1 || d->max_sequence_length > most / d->max_batch_size)
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v "
+            "%lld, max_ctx_len %lld; each is at least 1, and "
+            "the product of the first two at most 2^26",
+            who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv,
+            (long long)d->head_dim_k, (long long)d->head_dim_v, (long long)d->max_ctx_len);
+    if (!te__is_float(d->dtype))
+        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; f32, f16 and bf16 are possible", who, te_dtype_name(d->dtype));
+    if (!d->is_paged && (d->page_size || d->total_num_pages))
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who,
+                        (long long)d->page_size, (long long)d->total_num_pages);
     if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 ||
-                        d->total_num_pages > most)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, "
-                 "and the third is at most 2^26, or 0 for "
-                 "enough",
-                 who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
-        return false;
-    }
-    return true;
+                        d->total_num_pages > most))
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, "
+            "and the third is at most 2^26, or 0 for "
+            "enough",
+            who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
+    return TE_OK;
 }
 
 TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc *desc) {
@@ -127,7 +121,7 @@ TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_infe
     int64_t n;
     if (!te || !te__has_desc(te, desc, "te_inference_params_create")) return NULL;
     d = *desc;
-    if (!te__inference_desc_ok(te, &d)) return NULL;
+    if (te__inference_desc_ok(te, &d) != TE_OK) return NULL;
     c = (te_inference_params *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
     c->te = te;
@@ -138,7 +132,7 @@ TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_infe
     te__closable_add(te, &c->closable, "cache", te__inference_params_close, c);
     n = te__cached_numbers(c);
     te__frame_begin(te);
-    c->device = te_tensor_retain(te_tensor_empty(te, TE_I32, 1, &n));
+    c->device = te_tensor_retain(te__empty_1d(te, TE_I32, n));
     te__frame_end(te, NULL, 0);
     c->numbers = c->device ? (int32_t *)te__alloc_zero(te, (size_t)n * sizeof(int32_t)) : NULL;
     if (c->numbers && te__cached_open(c, &c->now) && te__cached_open(c, &c->next)) {
@@ -296,7 +290,6 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     const te_inference_params_desc *d = &c->desc;
     te_ctx *te = c->te;
     te__cached_layer l;
-    int64_t shape[4];
     bool warming;
     int i;
     for (i = 0; i < c->num_layers; i++)
@@ -307,10 +300,7 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
         return NULL;
     }
     if (!te__grow(te, (void **)&c->layers, &c->cap_layers, c->num_layers, sizeof(te__cached_layer))) return NULL;
-    shape[0] = c->num_pages;
-    shape[1] = c->page_size;
-    shape[2] = d->num_heads_kv;
-    shape[3] = d->head_dim_k;
+    int64_t shape[4] = {c->num_pages, c->page_size, d->num_heads_kv, d->head_dim_k};
     warming = te->warming; /* no kernel runs in a warm-up, but the cache outlives it and must be filled */
     te->warming = false;
     te__frame_begin(te);
@@ -423,16 +413,10 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
 /* Copies all pages of each sequence to one tensor and returns it, [n, max_sequence_length, heads, d]. */
 static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
     const int64_t n = c->now.num_sequences, heads = pages->shape[2], d = pages->shape[3];
-    te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each), *rows;
-    int64_t shape[4];
-    shape[0] = c->num_pages;
-    shape[1] = c->page_size * heads * d;
-    rows = te_embedding_lookup(te_tensor_view(pages, 2, shape), table);
-    shape[0] = n;
-    shape[1] = c->desc.max_sequence_length;
-    shape[2] = heads;
-    shape[3] = d;
-    return rows ? te_tensor_view(rows, 4, shape) : NULL;
+    te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each);
+    const int64_t shape[4] = {n, c->desc.max_sequence_length, heads, d};
+    return te_tensor_view(te_embedding_lookup(te__view_2d(pages, c->num_pages, c->page_size * heads * d), table), 4,
+                          shape);
 }
 TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k,
                                                                te_tensor **v) {

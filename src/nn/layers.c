@@ -290,14 +290,14 @@ static te_result te__linear_reset(te_module *m) {
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
                                                  te__linear_destroy, te__linear_reset};
 
-/* Creates a Linear. `sharding` describes blocks of rows, of which each rank has a part; it may be NULL. */
-static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
+/* Creates a Linear or a LayerNormLinear without its parameters. `sharding`: blocks of rows of which each rank has a
+ * part, or NULL. */
+static te_module *te__linear_open(te_ctx *te, const char *who, const te_module_class *cls, const te_linear_desc *desc,
+                                  const char *otherwise, const te__sharding *sharding) {
     te_module *m;
     te__linear_module *s;
-    if (!te || !te__has_desc(te, desc, "te_linear_create") ||
-        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype))
-        return NULL;
-    m = te__module_named(te, &te__linear_class, desc->name, "linear");
+    if (!te__layer_desc_ok(te, who, desc->in_features, desc->out_features, desc->gemm.params_dtype)) return NULL;
+    m = te__module_named(te, cls, desc->name, otherwise);
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     m->has_fp8_output = m->has_fp8_grad = true;
@@ -307,11 +307,25 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
         te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm,
-                         desc->out_features, desc->in_features);
-        if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
+    }
+    return m;
+}
+/* Adds the product's parameters to a module of te__linear_open. Returns m or, after an error, NULL. */
+static te_module *te__linear_built(te_module *m) {
+    te__linear_module *s = m ? (te__linear_module *)m->state : NULL;
+    if (s && m->te->error_code == TE_OK) {
+        const te_linear_desc *d = &s->desc;
+        te__product_open(m, &s->params, d->parallel.parallel_mode, &d->parameters_split, &d->gemm, d->out_features,
+                         d->in_features);
+        if (d->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
     }
     return te__module_built(m);
+}
+static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
+    static const char who[] = "te_linear_create";
+    return te && te__has_desc(te, desc, who)
+               ? te__linear_built(te__linear_open(te, who, &te__linear_class, desc, "linear", sharding))
+               : NULL;
 }
 TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { return te__linear_create(te, desc, NULL); }
 
@@ -444,63 +458,57 @@ TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc) { retu
 /* ---- LayerNormLinear ---- */
 
 typedef struct te__layernorm_linear_module {
-    te_layernorm_linear_desc desc;
-    te__sharding sharding;
-    te__product_params params;
+    te__linear_module linear; /* first: a LayerNormLinear is a Linear with a norm in front */
     te__norm_params norm;
-    te__scaling *scaling;
-    te__weight_cache cache;
+    bool returns_norm, gathers_norm; /* return_layernorm_output and ..._gathered of the desc */
 } te__layernorm_linear_module;
 
 /* Runs a LayerNormLinear. If `normed` is not NULL, sets *normed to the norm's output of this rank in high precision. */
 static te_result te__layernorm_linear_run(te_module *m, te_forward_args *args, te_tensor **normed) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__product_bias(m, &s->params), *ln_out;
+    te_tensor *bias = te__product_bias(m, &s->linear.params), *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call =
-        te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
     if (result != TE_OK) return result;
-    call.weight = te__product_weight(m, &s->params);
-    call.x =
-        te__norm_run_for(m, &s->norm, args->input,
-                         s->desc.return_layernorm_output || normed ? NULL : te__fused_spec(&call, &spec), &quant, 0);
+    call.microbatch = args->is_first_microbatch; /* te_step_set_is_first_microbatch is for Linear only */
+    call.x = te__norm_run_for(m, &s->norm, args->input, s->returns_norm || normed ? NULL : te__fused_spec(&call, &spec),
+                              &quant, 0);
     if (normed) *normed = call.x;
-    ln_out = te__norm_returned(&call, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
-    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
-    if (s->desc.gemm.return_bias) args->outputs.bias = bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
+    ln_out = te__norm_returned(&call, s->returns_norm && s->gathers_norm);
+    result = te__linear_end(m, args, &call, bias);
+    if (s->returns_norm) args->outputs.ln_out = ln_out;
     return result;
 }
 static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
     return te__layernorm_linear_run(m, args, NULL);
 }
-static void te__layernorm_linear_destroy(te_module *m) {
-    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te__weight_cache_close(&s->cache);
-    te__scaling_leave(s->scaling);
-}
 static te_result te__layernorm_linear_reset(te_module *m) {
-    te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_result result = te__norm_reset(m, &s->norm);
-    return result == TE_OK
-               ? te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding)
-               : result;
+    te_result result = te__norm_reset(m, &((te__layernorm_linear_module *)m->state)->norm);
+    return result == TE_OK ? te__linear_reset(m) : result;
 }
 static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module),
-                                                           te__layernorm_linear_forward, te__layernorm_linear_destroy,
+                                                           te__layernorm_linear_forward, te__linear_destroy,
                                                            te__layernorm_linear_reset};
 
-/* Creates a LayerNormLinear; `sharding` as for te__linear_create. */
-static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc,
-                                              const te__sharding *sharding) {
-    te_module *m;
-    te__layernorm_linear_module *s;
-    if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features,
-                           desc->gemm.params_dtype))
-        return NULL;
+/* Creates a LayerNormLinear; `sharding` as for te__linear_open. */
+static te_module *te__layernorm_linear_create(te_ctx *te, const te_linear_desc *desc, const te_norm_options *norm,
+                                              bool returns_norm, bool gathers_norm, const te__sharding *sharding) {
+    te_module *m = te__linear_open(te, "te_layernorm_linear_create", &te__layernorm_linear_class, desc,
+                                   "layernorm_linear", sharding);
+    if (m && te->error_code == TE_OK) {
+        te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
+        s->returns_norm = returns_norm;
+        s->gathers_norm = gathers_norm;
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", norm->normalization == TE_RMSNORM, norm,
+                      desc->gemm.params_dtype, desc->in_features);
+    }
+    return te__linear_built(m);
+}
+TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
+    te_linear_desc linear = TE_ZERO;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create")) return NULL;
     if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) {
         te__fail(te, TE_ERR_INVALID,
                  "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use "
@@ -508,25 +516,14 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
                  (int)TE_PARALLEL_ROW, (int)TE_PARALLEL_COLUMN);
         return NULL;
     }
-    m = te__module_named(te, &te__layernorm_linear_class, desc->name, "layernorm_linear");
-    if (!m) return NULL;
-    s = (te__layernorm_linear_module *)m->state;
-    m->has_fp8_output = m->has_fp8_grad = true;
-    s->desc = *desc;
-    if (sharding) s->sharding = *sharding;
-    s->scaling = te__scaling_create(te, m, 1);
-    if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
-        te__params_on(m, desc->gemm.device);
-        te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM,
-                      &desc->norm, desc->gemm.params_dtype, desc->in_features);
-        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm,
-                         desc->out_features, desc->in_features);
-    }
-    return te__module_built(m);
-}
-TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
-    return te__layernorm_linear_create(te, desc, NULL);
+    linear.in_features = desc->in_features;
+    linear.out_features = desc->out_features;
+    linear.gemm = desc->gemm;
+    linear.parallel = desc->parallel;
+    linear.parameters_split = desc->parameters_split;
+    linear.name = desc->name;
+    return te__layernorm_linear_create(te, &linear, &desc->norm, desc->return_layernorm_output,
+                                       desc->return_layernorm_output_gathered, NULL);
 }
 
 /* ---- Embedding ---- */
@@ -546,10 +543,9 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
     if (!te || !te__has_desc(te, desc, "te_embedding_create") ||
         !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype))
         return NULL;
-    m = te__module_named(te, &te__embedding_class, desc->name, "embedding");
+    m = te__module_with_desc(te, &te__embedding_class, desc, desc->name, "embedding");
     if (!m) return NULL;
     te__params_on(m, desc->device);
-    *(te_embedding_desc *)m->state = *desc;
     te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);
 }

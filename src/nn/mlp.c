@@ -98,14 +98,14 @@ static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(t
                                                         te__layernorm_mlp_forward, te__layernorm_mlp_destroy,
                                                         te__layernorm_mlp_reset};
 
-static bool te__interleave_ok(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+static te_result te__interleave_ok(te_ctx *te, const te_layernorm_mlp_desc *desc) {
     int64_t size = desc->activation_params.glu_interleave_size;
-    if (size == 0 || (size > 0 && te_activation_is_gated(desc->activation))) return true;
-    te__fail(te, TE_ERR_INVALID,
-             "te_layernorm_mlp_create: glu_interleave_size is %lld with activation %d; a gated activation and a size "
-             "above 0 are needed, or 0",
-             (long long)size, (int)desc->activation);
-    return false;
+    if (size == 0 || (size > 0 && te_activation_is_gated(desc->activation))) return TE_OK;
+    return te__fail(
+        te, TE_ERR_INVALID,
+        "te_layernorm_mlp_create: glu_interleave_size is %lld with activation %d; a gated activation and a size "
+        "above 0 are needed, or 0",
+        (long long)size, (int)desc->activation);
 }
 
 TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
@@ -129,7 +129,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
                  (int)TE_CLAMPED_SWIGLU);
         return NULL;
     }
-    if (!te__interleave_ok(te, desc)) return NULL;
+    if (te__interleave_ok(te, desc) != TE_OK) return NULL;
     m = te__module_named(te, &te__layernorm_mlp_class, desc->name, "layernorm_mlp");
     if (!m) return NULL;
     s = (te__layernorm_mlp_module *)m->state;

@@ -17,10 +17,8 @@ TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *des
                  (int)desc->activation);
         return NULL;
     }
-    m = te__module_named(te, &te__activation_class, desc->name, "activation");
-    if (!m) return NULL;
-    *(te_activation_desc *)m->state = *desc;
-    if (desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
+    m = te__module_with_desc(te, &te__activation_class, desc, desc->name, "activation");
+    if (m && desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
     return te__module_built(m);
 }
 
@@ -47,12 +45,8 @@ static te_result te__scale_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward,
                                                 NULL, NULL};
 TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
-    te_module *m;
     if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
-    m = te__module_named(te, &te__scale_class, desc->name, "constant_scale");
-    if (!m) return NULL;
-    *(te_constant_scale_desc *)m->state = *desc;
-    return te__module_built(m);
+    return te__module_built(te__module_with_desc(te, &te__scale_class, desc, desc->name, "constant_scale"));
 }
 
 static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
@@ -61,17 +55,13 @@ static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__dropout_class = {"Dropout", sizeof(te_dropout_desc), te__dropout_forward, NULL, NULL};
 TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
-    te_module *m;
     if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
     if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
         te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed",
                  (double)desc->p);
         return NULL;
     }
-    m = te__module_named(te, &te__dropout_class, desc->name, "dropout");
-    if (!m) return NULL;
-    *(te_dropout_desc *)m->state = *desc;
-    return te__module_built(m);
+    return te__module_built(te__module_with_desc(te, &te__dropout_class, desc, desc->name, "dropout"));
 }
 
 static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
@@ -86,12 +76,8 @@ static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward,
                                              NULL, NULL};
 TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
-    te_module *m;
     if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
-    m = te__module_named(te, &te__l2_class, desc->name, "l2normalization");
-    if (!m) return NULL;
-    *(te_l2normalization_desc *)m->state = *desc;
-    return te__module_built(m);
+    return te__module_built(te__module_with_desc(te, &te__l2_class, desc, desc->name, "l2normalization"));
 }
 
 /* ---- chains ---- */
@@ -167,10 +153,8 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
-/* Returns true if a following Linear may get m's output quantized. */
-static bool te__leaves_quantized(const te_module *m) { return te__is_norm(m) || te__is_activation(m); }
-/* Returns true if the activation `act` makes the bias gradient of the Linear m. It does not make it if the two halves
- * of a gated input are interleaved, or if ranks sum the product before the bias is added. */
+/* Returns true if the activation `act` makes the gradient of this Linear's bias. Not for interleaved halves, nor where
+ * ranks sum the product before the bias is added. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     return te__is_activation(act) && te__chains(act) &&
@@ -186,8 +170,8 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
     const bool chains = te__chains(c) && !te__is_unallocated(call->input);
     te_result result;
     chain->front = NULL;
-    if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output &&
-        !call->fp8_grad) {
+    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) &&
+        !call->fp8_output && !call->fp8_grad) {
         chain->front = c;
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
@@ -248,36 +232,29 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
 
 /* Checks that all modules in the list can become children, and that none is listed twice. */
-static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
+static te_result te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
     int i, k;
-    if (n < 0 || (n > 0 && !children)) {
-        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n,
-                 n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
-        return false;
-    }
+    if (n < 0 || (n > 0 && !children))
+        return te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n,
+                        n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
     for (i = 0; i < n; i++) {
         const te_module *c = children[i];
-        if (!c) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
-            return false;
-        }
-        if (c->te != te) {
-            te__fail(te, TE_ERR_INVALID,
-                     "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)",
-                     i, c->name, c->te->device_name, te->device_name);
-            return false;
-        }
+        if (!c) return te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
+        if (c->te != te)
+            return te__fail(
+                te, TE_ERR_INVALID,
+                "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i,
+                c->name, c->te->device_name, te->device_name);
         for (k = 0; k < i && children[k] != c; k++) {}
-        if (c->parent || k < i) {
-            te__fail(te, TE_ERR_INVALID,
-                     "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to "
-                     "tie weights, give "
-                     "two modules one parameter: te_module_add_parameter)",
-                     i, c->name, c->parent ? "a child of " : "in this list", c->parent ? c->parent->name : "");
-            return false;
-        }
+        if (c->parent || k < i)
+            return te__fail(
+                te, TE_ERR_INVALID,
+                "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to "
+                "tie weights, give "
+                "two modules one parameter: te_module_add_parameter)",
+                i, c->name, c->parent ? "a child of " : "in this list", c->parent ? c->parent->name : "");
     }
-    return true;
+    return TE_OK;
 }
 
 /* Destroys the modules that have no parent. It first links them in a list (through the field `parent`). The list is
@@ -310,7 +287,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     te_module *m = NULL;
     char name[16];
     int i;
-    if (te && te__sequential_children_ok(te, children, n))
+    if (te && te__sequential_children_ok(te, children, n) == TE_OK)
         m = te__module_named(te, &te__sequential_class, NULL, "sequential");
     /* The children check fp8_output and fp8_grad themselves. A Sequential works with any children, so the program may
      * also remove any of them. */

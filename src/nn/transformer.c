@@ -18,13 +18,15 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Creates a module and marks it as the one under construction. Modules created before te__close_part become its
- * children. *outer gets the module that was under construction before. */
+/* Begins to make the children of m, until te__close_part; *outer gets the module that was being made before. Returns m,
+ * which may be NULL. */
+static te_module *te__begin_part(te_module *m, te_module **outer) {
+    if (!m) return NULL;
+    *outer = te__modules_of(m->te)->making;
+    return te__modules_of(m->te)->making = m;
+}
 static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
-    te_module *m = te_module_create(te, cls, name);
-    *outer = te__modules_of(te)->making;
-    if (m) te__modules_of(te)->making = m;
-    return m;
+    return te__begin_part(te_module_create(te, cls, name), outer);
 }
 static te_module *te__close_part(te_module *m, te_module *outer) {
     te__modules_of(m->te)->making = outer;
@@ -301,21 +303,16 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
     }
     return p;
 }
-static te_module *te__mha_built(te_module *m, te_module *outer) {
-    te__modules_of(m->te)->making = outer;
-    return te__module_built(m);
-}
 
-/* Adds a projection to m. If `norm` is true, a norm runs in front of it. The array `blocks` has the number of its
- * output rows for queries, keys and values; 0 means that it makes none. Without interleaving, the ranks divide each of
- * the three blocks separately, so that rank r gets the r-th part of the heads. Without fusing, each block is a separate
- * parameter. */
+/* Adds a projection to m, with a norm in front if `norm`. `blocks`: its rows of queries, keys and values; 0: none.
+ * Without interleaving, each of the three blocks is divided among the ranks separately, so that rank r has the r-th
+ * part of the heads. Without fusing, each block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
     const char *names[3];
     int64_t sizes[3];
-    te_layernorm_linear_desc l = TE_ZERO;
+    te_linear_desc l = TE_ZERO;
     te__sharding sharding = TE_ZERO;
     int i, n = 0;
     for (i = 0; i < 3; i++) {
@@ -328,30 +325,19 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
     l.name = name;
     l.in_features = d->hidden_size;
     for (i = 0; i < n; i++) l.out_features += sizes[i];
-    l.norm = d->norm;
     l.gemm = d->gemm;
     l.gemm.return_bias = false;
     l.parallel =
         te__child_parallel(m, &d->parallel, d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
-    l.return_layernorm_output = d->return_layernorm_output;
     if (d->attention.no_fuse_qkv_params) {
         l.parameters_split.names = names;
         l.parameters_split.sizes = sizes;
         l.parameters_split.count = n;
         sharding.num_blocks = 0; /* each parameter is one block */
     }
-    if (norm)
-        te__adopt(m, name, te__layernorm_linear_create(m->te, &l, &sharding));
-    else {
-        te_linear_desc plain = TE_ZERO;
-        plain.name = name;
-        plain.in_features = l.in_features;
-        plain.out_features = l.out_features;
-        plain.gemm = l.gemm;
-        plain.parallel = l.parallel;
-        plain.parameters_split = l.parameters_split;
-        te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
-    }
+    te__adopt(m, name,
+              norm ? te__layernorm_linear_create(m->te, &l, &d->norm, d->return_layernorm_output, false, &sharding)
+                   : te__linear_create(m->te, &l, &sharding));
 }
 /* Adds the norms of queries and keys. All heads share the parameters of a norm, so each rank computes only a part of
  * their gradients. */
@@ -372,18 +358,17 @@ static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d)
                                                                                : te_layernorm_create(m->te, &n));
     }
 }
-/* Checks the choices that no other function checks. Returns false with the error recorded. */
-static bool te__mha_choices_ok(te_ctx *te, const te_attn_options *o) {
+/* Checks choices that no other place checks. */
+static te_result te__mha_choices_ok(te_ctx *te, const te_attn_options *o) {
     if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 ||
-        o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF "
-                 "(0) and TE_ATTENTION_CROSS (1), "
-                 "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible",
-                 (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
-        return false;
-    }
-    return true;
+        o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f))
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF "
+            "(0) and TE_ATTENTION_CROSS (1), "
+            "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible",
+            (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
+    return TE_OK;
 }
 
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc) {
@@ -394,17 +379,14 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     int64_t blocks[3];
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
     d = *desc;
-    if (!te__mha_choices_ok(te, &d.attention) ||
+    if (te__mha_choices_ok(te, &d.attention) != TE_OK ||
         !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention))
         return NULL;
-    m = te__module_named(te, &te__mha_class, d.name, "self_attention");
+    m = te__begin_part(te__module_with_desc(te, &te__mha_class, &d, d.name, "self_attention"), &outer);
     if (!m) return NULL;
-    *(te_multihead_attention_desc *)m->state = d;
-    outer = te__modules_of(te)->making;
-    te__modules_of(te)->making = m;
     if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE,
                           d.attention.num_attention_heads, d.attention.num_gqa_groups))
-        return te__mha_built(m, outer);
+        return te__close_part(m, outer);
     blocks[0] = d.attention.num_attention_heads * d.attention.kv_channels;
     blocks[1] = blocks[2] = d.attention.num_gqa_groups * d.attention.kv_channels;
     if (d.attention.attention_type == TE_ATTENTION_SELF)
@@ -430,7 +412,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
-    return te__mha_built(m, outer);
+    return te__close_part(m, outer);
 }
 
 /* ---- TransformerLayer ---- */
@@ -523,46 +505,40 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc),
                                                 te__layer_forward, NULL, NULL};
 
-/* Checks the choices that no child checks. Returns false with the error recorded. An encoder refuses the options of a
- * decoder, unless they have their default values (left 0 or written out). */
-static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
+/* Checks choices that no child checks. An encoder accepts the options of a
+ * decoder if they have default values, explicit or not. */
+static te_result te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
     bool decoder = d->layer_type == TE_LAYER_DECODER,
          bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);
     bool cross = bounded || (d->enc_dec_attn_mask_type && d->enc_dec_attn_mask_type != TE_MASK_NONE) ||
                  d->enc_dec_bottom_right_diagonal;
     if ((int)d->layer_type < 0 || d->layer_type > TE_LAYER_DECODER ||
-        !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and "
-                 "TE_LAYER_DECODER (1), and probabilities below 1 are possible",
-                 (int)d->layer_type, (double)d->drop_path_rate);
-        return false;
-    }
-    if (d->attention.attention_type != TE_ATTENTION_SELF) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross "
-                 "attention beside it with layer_type TE_LAYER_DECODER: "
-                 "leave it 0",
-                 (int)d->attention.attention_type);
-        return false;
-    }
-    if ((decoder && d->parallel_attention_mlp) || (!decoder && cross)) {
-        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
-                 decoder
-                     ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
-                     : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a "
-                       "decoder's: leave them at their defaults, or take TE_LAYER_DECODER (1)");
-        return false;
-    }
-    if (d->parallel_attention_mlp && (d->apply_residual_connection_post_layernorm || d->output_layernorm)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_transformer_layer_create: parallel_attention_mlp with %s; the halves of such a layer share one "
-                 "residual, which begins at its input, and each has its own "
-                 "norm in front: leave one of the two out",
-                 d->output_layernorm ? "output_layernorm" : "apply_residual_connection_post_layernorm");
-        return false;
-    }
-    return true;
+        !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f))
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and "
+                        "TE_LAYER_DECODER (1), and probabilities below 1 are possible",
+                        (int)d->layer_type, (double)d->drop_path_rate);
+    if (d->attention.attention_type != TE_ATTENTION_SELF)
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross "
+            "attention beside it with layer_type TE_LAYER_DECODER: "
+            "leave it 0",
+            (int)d->attention.attention_type);
+    if ((decoder && d->parallel_attention_mlp) || (!decoder && cross))
+        return te__fail(
+            te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
+            decoder ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
+                    : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a "
+                      "decoder's: leave them at their defaults, or take TE_LAYER_DECODER (1)");
+    if (d->parallel_attention_mlp && (d->apply_residual_connection_post_layernorm || d->output_layernorm))
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_transformer_layer_create: parallel_attention_mlp with %s; the halves of such a layer share one "
+            "residual, which begins at its input, and each has its own "
+            "norm in front: leave one of the two out",
+            d->output_layernorm ? "output_layernorm" : "apply_residual_connection_post_layernorm");
+    return TE_OK;
 }
 
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc) {
@@ -572,16 +548,14 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_module *m, *outer;
     if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
     d = *desc;
-    if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention))
+    if (te__layer_choices_ok(te, &d) != TE_OK ||
+        !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention))
         return NULL;
-    m = te__module_named(te, &te__layer_class, d.name, "layer");
+    d.gemm.return_bias = !d.parallel_attention_mlp; /* children return their biases, and te_bias_dropout_add adds
+                                                     * them */
+    m = te__begin_part(te__module_with_desc(te, &te__layer_class, &d, d.name, "layer"), &outer);
     if (!m) return NULL;
-    d.gemm.return_bias = !d.parallel_attention_mlp; /* The children return their biases instead of adding them.
-                                                     * te_bias_dropout_add adds them. */
-    *(te_transformer_layer_desc *)m->state = d;
     te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
-    outer = te__modules_of(te)->making;
-    te__modules_of(te)->making = m;
     a.name = "self_attention";
     a.hidden_size = d.hidden_size;
     a.attention = d.attention;
@@ -624,6 +598,5 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         te__adopt(m, n.name,
                   d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
-    te__modules_of(te)->making = outer;
-    return te__module_built(m);
+    return te__close_part(m, outer);
 }

@@ -24,13 +24,11 @@ static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     if (same && a->inv_freq) same = memcmp(a->inv_freq, b->inv_freq, (size_t)(a->rotary_dim / 2) * sizeof(float)) == 0;
     if (same && a->cp_size <= 1) return true;
     if (same)
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                      "cp_size is %d: the rank has a part of each sequence, and a file has one rank", a->cp_size);
+        te__onnx_refuse(g, "cp_size is %d: the rank has a part of each sequence, and a file has one rank", a->cp_size);
     else
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                      "positions or frequencies are others for longer inputs (seq_len_interpolation_factor with "
-                      "pretrained_max_position_embeddings, TE_ROPE_DYNAMIC, "
-                      "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
+        te__onnx_refuse(g, "positions or frequencies are others for longer inputs (seq_len_interpolation_factor with "
+                           "pretrained_max_position_embeddings, TE_ROPE_DYNAMIC, "
+                           "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
     return false;
 }
 /* Returns the positions as in te__rope_position: [s or 1, b or 1, 1, 1]. If batch_first, the first two dimensions are
@@ -70,23 +68,21 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
 static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const te_tensor *f = a->freqs, *f2 = r->b->freqs;
-    int64_t last = 3, table[2];
     int v;
     if (f2->shape[1] > 1) { /* in the second run b is always more than 1, so freqs is different for each sequence */
         if (a->positions || a->start_positions)
-            return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                                 "freqs has angles of its own for each sequence, and %s chooses their rows; give a row "
-                                 "for each token, and %s NULL",
-                                 a->positions ? "positions" : "start_positions",
-                                 a->positions ? "positions" : "start_positions");
+            return te__onnx_refuse(
+                g,
+                "freqs has angles of its own for each sequence, and %s chooses their rows; give a row "
+                "for each token, and %s NULL",
+                a->positions ? "positions" : "start_positions", a->positions ? "positions" : "start_positions");
         v = te__onnx_range(g, r->s);
         if (a->position_offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, a->position_offset));
         v = te__onnx_2(g, "Gather", te__onnx_read(g, f, f2), v);
         return r->batch_first ? te__onnx_swap4(g, v, 1, 0, 2, 3) : v;
     }
-    table[0] = -1;
-    table[1] = a->rotary_dim;
-    v = te__onnx_2(g, "Squeeze", te__onnx_positions(g, r), te__onnx_i64s(g, 1, &last));
+    int64_t table[2] = {-1, a->rotary_dim};
+    v = te__onnx_squeeze(g, te__onnx_positions(g, r), 3);
     return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
 }
 /* Returns f32 angles of shape [s or 1, b or 1, 1, half]. If batch_first, the first two dimensions are exchanged. Each
@@ -135,31 +131,31 @@ static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotati
     return te__onnx_concat(g, -1, parts, part);
 }
 
-static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_rope_args *a = &x->rope, *b = &y->rope;
-    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+static void te__onnx_rope(te__onnx *g, const te_op_rope_args *a, const te_op_rope_args *b) {
+    te__onnx_pair in = TE__ONNX_PAIR(x);
     te__onnx_rotation r = TE_ZERO;
-    if (a->format == TE_THD) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd), te_error_code(g->te);
+    int v;
+    if (a->format == TE_THD) {
+        te__onnx_refuse(g, "%s", te__onnx_no_thd);
+        return;
+    }
     r.a = &a->angles;
     r.b = &b->angles;
     r.batch_first = a->format == TE_BSHD;
     r.backward = a->backward;
     r.s = te__onnx_dim(&in, r.batch_first ? 1 : 0);
-    if (a->no_rope) return te__onnx_store(g, a->y, b->y, te__onnx_read(g, a->x, b->x));
-    if (!te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
-    return te__onnx_store(g, a->y, b->y, te__onnx_rotated(g, te__onnx_read(g, a->x, b->x), a->x->shape[3], &r));
+    v = TE__ONNX_READ(x);
+    if (!a->no_rope && te__onnx_angles_fit(g, &r)) v = te__onnx_rotated(g, v, a->x->shape[3], &r);
+    TE__ONNX_STORE(y, v);
 }
 
-static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_qkv_rope_args *a = &x->qkv_rope, *b = &y->qkv_rope;
-    te__onnx_pair packed = te__onnx_pair_of(a->qkv, b->qkv),
-                  leading = a->rotated ? packed : te__onnx_pair_of(a->q, b->q);
+static void te__onnx_qkv_rope(te__onnx *g, const te_op_qkv_rope_args *a, const te_op_qkv_rope_args *b) {
+    te__onnx_pair packed = TE__ONNX_PAIR(qkv), leading = a->rotated ? packed : TE__ONNX_PAIR(q);
     const int64_t heads = a->num_heads, groups = a->num_groups, in_group = heads / groups;
     const te_tensor *out[3], *out2[3];
     te__onnx_rotation r = TE_ZERO;
     te__onnx_size shape[5];
     int64_t of_group[4], begin = 0;
-    te_result result = TE_OK;
     int v, i, n = 0, part[3];
     out[0] = a->q, out[1] = a->k, out[2] = a->v;
     out2[0] = b->q, out2[1] = b->k, out2[2] = b->v;
@@ -167,7 +163,7 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
     r.b = &b->angles;
     r.batch_first = a->format == TE_BSHD;
     r.s = te__onnx_dim(&leading, r.batch_first ? 1 : 0);
-    if (!a->no_rope && !te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
+    if (!a->no_rope && !te__onnx_angles_fit(g, &r)) return;
     shape[n++] = te__onnx_dim(&leading, 0);
     shape[n++] = te__onnx_dim(&leading, 1);
     if (a->interleaved_groups) shape[n++] = te__onnx_fixed(groups);
@@ -177,7 +173,7 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
     v = te__onnx_read_as(g, &packed, a->qkv, b->qkv);
     of_group[0] = of_group[1] = 0; /* For Reshape a size of 0 means: keep the size of the input. */
     of_group[3] = a->head_dim;
-    for (i = 0; i < 3 && result == TE_OK; i++) {
+    for (i = 0; i < 3; i++) {
         int64_t count = a->interleaved_groups ? (i ? 1 : in_group) : i ? groups : heads;
         part[i] = te__onnx_cut(g, v, n - 2, begin, begin + count, 1);
         begin += count;
@@ -190,12 +186,12 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
             by_group[4] = a->head_dim;
             part[i] = te__onnx_2(g, "Reshape", part[i], te__onnx_i64s(g, 5, by_group));
         }
-        if (!a->rotated) result = te__onnx_store(g, out[i], out2[i], part[i]);
+        if (!a->rotated) te__onnx_store(g, out[i], out2[i], part[i]);
     }
-    if (!a->rotated) return result;
-    packed = te__onnx_pair_of(a->rotated, b->rotated);
+    if (!a->rotated) return;
+    packed = TE__ONNX_PAIR(rotated);
     packed = te__onnx_as(&packed, n, shape, shape[n - 1]);
-    return te__onnx_store_as(g, &packed, te__onnx_concat(g, n - 2, 3, part));
+    te__onnx_store_as(g, &packed, te__onnx_concat(g, n - 2, 3, part));
 }
 
 /* ---- attention ---- */
@@ -230,7 +226,7 @@ static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op
         h;
     distance = te__onnx_cast(g, te__onnx_1(g, "Abs", distance), TE__ONNX_FLOAT);
     if (a->rule.alibi_slopes) {
-        slope = te__onnx_read(g, a->rule.alibi_slopes, b->rule.alibi_slopes);
+        slope = TE__ONNX_READ(rule.alibi_slopes);
     } else {
         float *v = (float *)te__alloc(g->te, (size_t)heads * sizeof(float));
         if (!v) return TE__ONNX_FAILED;
@@ -255,17 +251,12 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
 
 /* Translates the operation that makes cu_seqlens [b + 1] from a padding mask. The size b + 1 is not a product of
  * varying sizes, so the graph cannot hold cu_seqlens. It keeps the lengths [b] of the sequences instead. */
-static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
-    int64_t rows[2] = {0, -1}, last = 1; /* For Reshape a size of 0 means: keep the size of the input. */
-    int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)),
-                          TE__ONNX_INT64);
-    te_result result = te__onnx_store(g, a->cu_seqlens, b->cu_seqlens, TE__ONNX_FAILED);
-    v = te__onnx_2(g, "Squeeze",
-                   te__onnx_reduce(g, "ReduceSum", te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 2, rows)), 1),
-                   te__onnx_i64s(g, 1, &last));
-    if (result == TE_OK && v >= 0) g->writes[g->num_writes - 1].lengths = v;
-    return te_error_code(g->te);
+static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, const te_op_cu_seqlens_args *b) {
+    int64_t rows[2] = {0, -1}; /* For Reshape a size of 0 means: keep the size of the input. */
+    int v = te__onnx_cast(g, te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);
+    te__onnx_write *w = TE__ONNX_UNKNOWN(cu_seqlens);
+    v = te__onnx_reduce_away(g, "ReduceSum", te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 2, rows)), 1);
+    if (w && v >= 0) w->lengths = v;
 }
 /* Returns the lengths of the sequences as 64-bit [b, 1, 1, 1]. Fails if cu_seqlens was not computed from a padding
  * mask, since the graph then has no lengths. */
@@ -274,44 +265,36 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
     te__onnx_pair x = te__onnx_pair_of(cu, cu2);
     int i = te__onnx_last(g, &x, g->num_writes);
     if (i < 0 || !g->writes[i].lengths)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from "
-                             "which it counts them");
+        return te__onnx_refuse(g,
+                               "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from "
+                               "which it counts them");
     return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
 }
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
     const te_score_mod *m = &a->rule.score_mod;
-    if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
+    if (a->format == TE_THD) te__onnx_refuse(g, "%s", te__onnx_no_thd);
     else if (a->rule.block_mask)
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                      "a block mask, of which a graph has none; export the module with another attention backend, "
-                      "which has masks of elements");
+        te__onnx_refuse(g, "a block mask, of which a graph has none; export the module with another attention backend, "
+                           "which has masks of elements");
     else if (a->rule.page_table)
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                      "a paged cache of keys and values: memory that calls share, which a graph has not");
+        te__onnx_refuse(g, "a paged cache of keys and values: memory that calls share, which a graph has not");
     else if (m->score_mod || m->mask_mod || m->score_fn || m->mask_fn)
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                      "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a "
-                      "core_attention_bias or an attention_mask");
-    else if (a->rule.dropout_p > 0.0f)
-        te__onnx_fail(
-            g, TE_ERR_UNSUPPORTED,
-            "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference",
-            (double)a->rule.dropout_p);
+        te__onnx_refuse(g,
+                        "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a "
+                        "core_attention_bias or an attention_mask");
+    else if (a->rule.dropout_p > 0.0f) te__onnx_refuse_dropout(g, a->rule.dropout_p);
     return te_error_code(g->te);
 }
-static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_attn_fwd_args *a = &x->attn_fwd, *b = &y->attn_fwd;
+static void te__onnx_attn_fwd(te__onnx *g, const te_op_attn_fwd_args *a, const te_op_attn_fwd_args *b) {
     const bool q_first = a->format == TE_BSHD, kv_first = q_first || a->rule.kv_bshd;
-    te__onnx_pair q = te__onnx_pair_of(a->q, b->q), k = te__onnx_pair_of(a->k, b->k);
+    te__onnx_pair q = TE__ONNX_PAIR(q), k = TE__ONNX_PAIR(k);
     const int64_t heads = a->q->shape[2], groups = a->k->shape[2];
     const te_attn_bias bias_type = a->rule.core_attention_bias_type;
     te__onnx_scores s = TE_ZERO;
     int v, bias, visible, extra;
-    te_result result = te__onnx_attn_refuse(g, a);
-    if (result == TE_OK) result = te__onnx_store(g, a->lse, b->lse, TE__ONNX_FAILED);
-    if (result == TE_OK) result = te__onnx_store(g, a->fp8.s_amax, b->fp8.s_amax, TE__ONNX_FAILED);
-    if (result != TE_OK) return result;
+    if (te__onnx_attn_refuse(g, a) != TE_OK) return;
+    TE__ONNX_UNKNOWN(lse);
+    TE__ONNX_UNKNOWN(fp8.s_amax);
     s.s_q = te__onnx_dim(&q, q_first ? 1 : 0);
     s.s_kv = te__onnx_dim(&k, kv_first ? 1 : 0);
     s.mask = a->rule.mask;
@@ -321,13 +304,11 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     if (s.padded) {
         s.len_q = te__onnx_lengths(g, a->rule.cu_seqlens_q, b->rule.cu_seqlens_q);
         s.len_kv = te__onnx_lengths(g, a->rule.cu_seqlens_kv, b->rule.cu_seqlens_kv);
-        if (s.len_q < 0 || s.len_kv < 0) return te_error_code(g->te);
+        if (s.len_q < 0 || s.len_kv < 0) return;
     }
-    v = te__onnx_2(g, "MatMul",
-                   te__onnx_heads(g, te__onnx_read(g, a->q, b->q), q_first, false, heads, heads, a->q->shape[3]),
-                   te__onnx_heads(g, te__onnx_read(g, a->k, b->k), kv_first, true, heads, groups, a->k->shape[3]));
-    bias = a->rule.core_attention_bias ? te__onnx_read(g, a->rule.core_attention_bias, b->rule.core_attention_bias)
-                                       : TE__ONNX_FAILED;
+    v = te__onnx_2(g, "MatMul", te__onnx_heads(g, TE__ONNX_READ(q), q_first, false, heads, heads, a->q->shape[3]),
+                   te__onnx_heads(g, TE__ONNX_READ(k), kv_first, true, heads, groups, a->k->shape[3]));
+    bias = a->rule.core_attention_bias ? TE__ONNX_READ(rule.core_attention_bias) : TE__ONNX_FAILED;
     if (bias_type == TE_ATTN_BIAS_PRE_SCALE) v = te__onnx_2(g, "Add", v, bias);
     v = te__onnx_scaled(g, v, a->rule.softmax_scale);
     if (a->rule.softcap > 0.0f) v = te__onnx_capped(g, v, a->rule.softcap);
@@ -335,33 +316,29 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     if (bias_type == TE_ATTN_BIAS_ALIBI) v = te__onnx_2(g, "Add", v, te__onnx_alibi(g, a, b, &s, heads));
     visible = te__onnx_visible(g, &s);
     if (a->rule.attention_mask) {
-        int mask = te__onnx_2(g, "Equal", te__onnx_read(g, a->rule.attention_mask, b->rule.attention_mask),
-                              te__onnx_i64(g, 0));
+        int mask = te__onnx_2(g, "Equal", TE__ONNX_READ(rule.attention_mask), te__onnx_i64(g, 0));
         visible = te__onnx_both(g, visible, mask);
     }
     if (a->max_logit) {
         int64_t others[3] = {0, 2, 3};
-        int seen = visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, -INFINITY)), in[2];
         te__text t = te__onnx_attributes(g);
+        int in[2];
         te__onnx_attr_int(&t, "keepdims", 0);
-        in[0] = seen;
+        in[0] = visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, -INFINITY));
         in[1] = te__onnx_i64s(g, 3, others);
-        result = te__onnx_store(g, a->max_logit, b->max_logit, te__onnx_node(g, "ReduceMax", &t, 2, in));
-        if (result != TE_OK) return result;
+        TE__ONNX_STORE(max_logit, te__onnx_node(g, "ReduceMax", &t, 2, in));
     }
     if (a->rule.softmax_type == TE_SOFTMAX_VANILLA)
         v = te__onnx_softmax_of(g, v, visible);
     else {
         extra = te__onnx_f32(g, 0.0f);
         if (a->rule.softmax_type == TE_SOFTMAX_LEARNABLE)
-            extra =
-                te__onnx_over_heads(g, te__onnx_read(g, a->rule.softmax_offset, b->rule.softmax_offset), heads, false);
+            extra = te__onnx_over_heads(g, TE__ONNX_READ(rule.softmax_offset), heads, false);
         v = te__onnx_softmax_with(g, v, visible, extra);
     }
     if (a->fp8.s_dtype)
         v = te__onnx_through_codes(g, v, te__onnx_inverse(g, a->fp8.s_scale, b->fp8.s_scale), a->fp8.s_dtype);
-    v = te__onnx_2(g, "MatMul", v,
-                   te__onnx_heads(g, te__onnx_read(g, a->v, b->v), kv_first, false, heads, groups, a->v->shape[3]));
+    v = te__onnx_2(g, "MatMul", v, te__onnx_heads(g, TE__ONNX_READ(v), kv_first, false, heads, groups, a->v->shape[3]));
     v = q_first ? te__onnx_swap4(g, v, 0, 2, 1, 3) : te__onnx_swap4(g, v, 2, 0, 1, 3);
-    return te__onnx_store(g, a->o, b->o, v);
+    TE__ONNX_STORE(o, v);
 }

@@ -285,7 +285,6 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
 
 /* Returns a copy of x that is repeated times[i] times along each dimension i. */
 static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
-    te_ctx *te = x->te;
     int64_t shape[TE_MAX_DIMS], count = 1, i;
     size_t element = (size_t)te__dtype_size(x->dtype), bytes = te_tensor_bytes(x), larger;
     char *host;
@@ -296,7 +295,7 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
         count *= shape[d];
     }
     larger = (size_t)count * element;
-    host = (char *)te__alloc(te, bytes + larger);
+    host = (char *)te__alloc(x->te, bytes + larger);
     if (!host) return NULL;
     if (te_tensor_to_host(x, host) == TE_OK) {
         for (i = 0; i < count; i++) {
@@ -308,9 +307,9 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
             }
             memcpy(host + bytes + (size_t)i * element, host + (size_t)from * element, element);
         }
-        y = te_tensor_from_host(te, x->dtype, x->ndim, shape, host + bytes);
+        y = te_tensor_from_host(x->te, x->dtype, x->ndim, shape, host + bytes);
     }
-    te__free(te, host, bytes + larger);
+    te__free(x->te, host, bytes + larger);
     return y;
 }
 
@@ -466,52 +465,49 @@ static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *li
 
 /* ---- calls to nodes ---- */
 
-typedef te_result (*te__onnx_emit_fn)(te__onnx *g, const te__any_args *first, const te__any_args *second);
+/* The operations that have nodes. The emitter of each is te__onnx_NAME. */
+#define TE__ONNX_LIST(X)                                                                                            \
+    X(copy, COPY)                                                                                                   \
+    X(fill, FILL) X(axpby, AXPBY) X(mul, MUL) X(sum, SUM) X(embedding_fwd, EMBEDDING_FWD)                           \
+        X(dropout_add_fwd, DROPOUT_ADD_FWD) X(amax, AMAX) X(scale_from_amax, SCALE_FROM_AMAX)                       \
+            X(fp8_quantize, FP8_QUANTIZE) X(fp8_dequantize, FP8_DEQUANTIZE) X(block_quantize, BLOCK_QUANTIZE)       \
+                X(mxfp8_quantize, MXFP8_QUANTIZE) X(nvfp4_quantize, NVFP4_QUANTIZE)                                 \
+                    X(block_dequantize, BLOCK_DEQUANTIZE) X(mxfp8_dequantize, MXFP8_DEQUANTIZE)                     \
+                        X(nvfp4_dequantize, NVFP4_DEQUANTIZE) X(gemm, GEMM) X(grouped_gemm, GROUPED_GEMM)           \
+                            X(layernorm_fwd, LAYERNORM_FWD) X(rmsnorm_fwd, RMSNORM_FWD)                             \
+                                X(l2normalize_fwd, L2NORMALIZE_FWD) X(act_fwd, ACT_FWD)                             \
+                                    X(scaled_act_fwd, SCALED_ACT_FWD) X(rope, ROPE) X(qkv_rope, QKV_ROPE)           \
+                                        X(attn_fwd, ATTN_FWD) X(cu_seqlens, CU_SEQLENS) X(softmax_fwd, SOFTMAX_FWD) \
+                                            X(softcap, SOFTCAP) TE__ONNX_MOE_LIST(X)
+#ifndef TE_NO_MOE
+#define TE__ONNX_MOE_LIST(X)                                                                      \
+    X(moe_router_fwd, MOE_ROUTER_FWD)                                                             \
+    X(moe_chunk_map, MOE_CHUNK_MAP) X(moe_mask_map, MOE_MASK_MAP) X(moe_index_map, MOE_INDEX_MAP) \
+        X(moe_permute, MOE_PERMUTE) X(moe_unpermute, MOE_UNPERMUTE)
+#else
+#define TE__ONNX_MOE_LIST(X)
+#endif
+
+/* Wraps the emitters, which take their own args types, into functions that take any args. */
+typedef void (*te__onnx_emit_fn)(te__onnx *g, const te__any_args *first, const te__any_args *second);
+#define TE__ONNX_WRAP(lower, UPPER)                                                                        \
+    static void te__onnx_any_##lower(te__onnx *g, const te__any_args *first, const te__any_args *second) { \
+        te__onnx_##lower(g, &first->lower, &second->lower);                                                \
+    }
+TE__ONNX_LIST(TE__ONNX_WRAP)
+#undef TE__ONNX_WRAP
+/* Makes no node: the operation updates the state of a recipe, which the file does not have. */
+static void te__onnx_nothing(te__onnx *g, const te__any_args *first, const te__any_args *second) {
+    (void)g, (void)first, (void)second;
+}
 static te__onnx_emit_fn te__onnx_emitter(te_op op) {
+#define TE__ONNX_ROW(lower, UPPER) {TE_OP_##UPPER, te__onnx_any_##lower},
     static const struct {
         te_op op;
         te__onnx_emit_fn emit;
-    } rows[] = {{TE_OP_COPY, te__onnx_copy},
-                {TE_OP_FILL, te__onnx_fill},
-                {TE_OP_AXPBY, te__onnx_axpby},
-                {TE_OP_MUL, te__onnx_mul},
-                {TE_OP_SUM, te__onnx_sum},
-                {TE_OP_EMBEDDING_FWD, te__onnx_embedding},
-                {TE_OP_DROPOUT_ADD_FWD, te__onnx_dropout_add},
-                {TE_OP_AMAX, te__onnx_amax},
-                {TE_OP_SCALE_FROM_AMAX, te__onnx_scale_from_amax},
-                {TE_OP_DELAYED_UPDATE, te__onnx_nothing},
-                {TE_OP_DELAYED_GATHER, te__onnx_nothing},
-                {TE_OP_FP8_QUANTIZE, te__onnx_fp8_quantize},
-                {TE_OP_FP8_DEQUANTIZE, te__onnx_fp8_dequantize},
-                {TE_OP_BLOCK_QUANTIZE, te__onnx_block_quantize},
-                {TE_OP_MXFP8_QUANTIZE, te__onnx_mxfp8_quantize},
-                {TE_OP_NVFP4_QUANTIZE, te__onnx_nvfp4_quantize},
-                {TE_OP_BLOCK_DEQUANTIZE, te__onnx_block_dequantize},
-                {TE_OP_MXFP8_DEQUANTIZE, te__onnx_mxfp8_dequantize},
-                {TE_OP_NVFP4_DEQUANTIZE, te__onnx_nvfp4_dequantize},
-                {TE_OP_GEMM, te__onnx_gemm},
-                {TE_OP_GROUPED_GEMM, te__onnx_grouped_gemm},
-                {TE_OP_LAYERNORM_FWD, te__onnx_layernorm},
-                {TE_OP_RMSNORM_FWD, te__onnx_rmsnorm},
-                {TE_OP_L2NORMALIZE_FWD, te__onnx_l2normalize},
-                {TE_OP_ACT_FWD, te__onnx_act},
-                {TE_OP_SCALED_ACT_FWD, te__onnx_scaled_act},
-                {TE_OP_ROPE, te__onnx_rope},
-                {TE_OP_QKV_ROPE, te__onnx_qkv_rope},
-                {TE_OP_ATTN_FWD, te__onnx_attn},
-                {TE_OP_CU_SEQLENS, te__onnx_cu_seqlens},
-                {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
-                {TE_OP_SOFTCAP, te__onnx_softcap},
-#ifndef TE_NO_MOE
-                {TE_OP_MOE_ROUTER_FWD, te__onnx_router},
-                {TE_OP_MOE_CHUNK_MAP, te__onnx_chunk_map},
-                {TE_OP_MOE_MASK_MAP, te__onnx_mask_map},
-                {TE_OP_MOE_INDEX_MAP, te__onnx_index_map},
-                {TE_OP_MOE_PERMUTE, te__onnx_permute},
-                {TE_OP_MOE_UNPERMUTE, te__onnx_unpermute},
-#endif
-                {TE_OP_NONE, NULL}};
+    } rows[] = {TE__ONNX_LIST(TE__ONNX_ROW){TE_OP_DELAYED_UPDATE, te__onnx_nothing},
+                {TE_OP_DELAYED_GATHER, te__onnx_nothing}};
+#undef TE__ONNX_ROW
     int i;
     for (i = 0; i < TE__COUNT(rows); i++)
         if (rows[i].op == op) return rows[i].emit;
@@ -575,20 +571,17 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
 /* Records a call of an operation that cannot be expressed in ONNX. The export fails later if another operation reads
  * its results. It fails at once if the call writes a list of tensors: the list existed only during the call, so its
  * tensors are unknown. */
-static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
+static void te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
-    te_result result = TE_OK;
     int k;
     te__args_of(&l, first->op, &first->args, false);
     te__args_of(&m, second->op, &second->args, false);
-    for (k = 0; k < l.n && k < m.n && result == TE_OK; k++) {
+    for (k = 0; k < l.n && k < m.n; k++) {
         if (!(l.arg[k].flags & TE__OUT)) continue;
-        if (l.arg[k].list)
-            return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it writes a list of tensors, which has no form in ONNX"),
-                   te_error_code(g->te);
-        result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+        if (!l.arg[k].list)
+            te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+        else te__onnx_refuse(g, "it writes a list of tensors, which has no form in ONNX");
     }
-    return result;
 }
 /* Refuses the tensor x. Something other than an operation was the last to write its memory (te__onnx_is_foreign). The
  * function fails only if a recorded call wrote that memory, too. */
@@ -597,9 +590,9 @@ static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     /* Memory that no call wrote is a constant. te__onnx_constant checks that it is the same in both runs. */
     if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK;
-    te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                  "%s was written by something that is no operation, a collective or the host; a graph cannot do that",
-                  te__shape_text(x, text));
+    te__onnx_refuse(
+        g, "%s was written by something that is no operation, a collective or the host; a graph cannot do that",
+        te__shape_text(x, text));
     return te_error_code(g->te);
 }
 static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_run *second) {
@@ -612,8 +605,9 @@ static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_r
         g->module = a->module;
         g->op = te_query_name(a->op);
         if (a->foreign && (result = te__onnx_refuse_foreign(g, a->foreign)) != TE_OK) break;
-        result = emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
-        if (result == TE_OK) result = te_error_code(g->te);
+        if (emit) emit(g, &a->args, &b->args);
+        else te__onnx_opaque(g, a, b);
+        result = te_error_code(g->te);
         i++, k++;
     }
     g->op = NULL;
@@ -710,8 +704,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
         if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
-    if (result != TE_OK) { /* no run has happened yet, so the scales need not be restored */
-        if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+    if (result != TE_OK) { /* no run has changed the scales yet */
+        te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
         return result;
     }
     /* This run comes before the two recorded ones, because a first call makes scales and histories. */

@@ -70,16 +70,16 @@ typedef struct te__onnx {
     int num_plain, cap_plain;
 } te__onnx;
 
-/* Records an error. The message begins with the call that is being translated and its module. Returns
+/* Fails, for what a graph cannot say, with a message that begins with the current call and its module. Returns
  * TE__ONNX_FAILED. */
-static TE_PRINTF(3, 4) int te__onnx_fail(te__onnx *g, te_result code, const char *format, ...) {
+static TE_PRINTF(2, 3) int te__onnx_refuse(te__onnx *g, const char *format, ...) {
     char text[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    if (!g->op) te__fail(g->te, code, "te_onnx_export: %s", text);
-    else te__fail(g->te, code, "te_onnx_export: %s of \"%s\": %s", g->op, g->module, text);
+    if (!g->op) te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: %s", text);
+    else te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: %s of \"%s\": %s", g->op, g->module, text);
     return TE__ONNX_FAILED;
 }
 
@@ -120,8 +120,8 @@ static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     te__onnx_item *x;
     int type = te__onnx_type(tensor->dtype);
     if (!type)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "\"%s\" is %s, a format that ONNX's opset %d lacks", name,
-                             te_dtype_name(tensor->dtype), (int)TE__ONNX_OPSET);
+        return te__onnx_refuse(g, "\"%s\" is %s, a format that ONNX's opset %d lacks", name,
+                               te_dtype_name(tensor->dtype), (int)TE__ONNX_OPSET);
     x = te__onnx_item_new(g, TE__ONNX_WEIGHT);
     if (!x) return TE__ONNX_FAILED;
     x->type = type;
@@ -197,16 +197,11 @@ static int te__onnx_node(te__onnx *g, const char *op, te__text *attributes, int 
 }
 static int te__onnx_1(te__onnx *g, const char *op, int x) { return te__onnx_node(g, op, NULL, 1, &x); }
 static int te__onnx_2(te__onnx *g, const char *op, int x, int y) {
-    int in[2];
-    in[0] = x;
-    in[1] = y;
+    int in[2] = {x, y};
     return te__onnx_node(g, op, NULL, 2, in);
 }
 static int te__onnx_3(te__onnx *g, const char *op, int x, int y, int z) {
-    int in[3];
-    in[0] = x;
-    in[1] = y;
-    in[2] = z;
+    int in[3] = {x, y, z};
     return te__onnx_node(g, op, NULL, 3, in);
 }
 static te__text te__onnx_attributes(te__onnx *g) {
@@ -228,11 +223,7 @@ static int te__onnx_transpose(te__onnx *g, int x, int n, const int *order) {
     return te__onnx_node(g, "Transpose", &t, 1, &x);
 }
 static int te__onnx_swap4(te__onnx *g, int x, int a, int b, int c, int d) {
-    int order[4];
-    order[0] = a;
-    order[1] = b;
-    order[2] = c;
-    order[3] = d;
+    int order[4] = {a, b, c, d};
     return te__onnx_transpose(g, x, 4, order);
 }
 static int te__onnx_concat(te__onnx *g, int axis, int n, const int *in) {
@@ -243,13 +234,14 @@ static int te__onnx_concat(te__onnx *g, int axis, int n, const int *in) {
     return te__onnx_node(g, "Concat", &t, n, in);
 }
 static int te__onnx_concat2(te__onnx *g, int axis, int x, int y) {
-    int in[2];
-    in[0] = x;
-    in[1] = y;
+    int in[2] = {x, y};
     return te__onnx_concat(g, axis, 2, in);
 }
 static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) {
     return te__onnx_2(g, "Unsqueeze", x, te__onnx_i64s(g, 1, &axis));
+}
+static int te__onnx_squeeze(te__onnx *g, int x, int64_t axis) {
+    return te__onnx_2(g, "Squeeze", x, te__onnx_i64s(g, 1, &axis));
 }
 /* Returns the elements begin, begin + step, ... before `end` along dimension `axis`. `begin` and `end` are items, each
  * a 64-bit vector of one number. */
@@ -268,6 +260,10 @@ static int te__onnx_cut(te__onnx *g, int x, int64_t axis, int64_t begin, int64_t
 /* Reduces over one axis and keeps it with size 1. */
 static int te__onnx_reduce(te__onnx *g, const char *op, int x, int64_t axis) {
     return te__onnx_2(g, op, x, te__onnx_i64s(g, 1, &axis));
+}
+/* Reduces over one axis and removes it. */
+static int te__onnx_reduce_away(te__onnx *g, const char *op, int x, int64_t axis) {
+    return te__onnx_squeeze(g, te__onnx_reduce(g, op, x, axis), axis);
 }
 /* Reduces over all axes to a number without dimensions. */
 static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
@@ -322,11 +318,12 @@ static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int p
         for (; y->first && down % y->times == 0; down /= y->times, power[i]--) *factor *= y->first;
     }
     if (up == 1 && down == 1 && s.first > 0) return true;
-    te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                  "a size is %lld for the inputs that were given and %lld for larger ones; it must be a product of the "
-                  "sizes that vary, since the file serves "
-                  "all of them",
-                  (long long)s.first, (long long)s.second);
+    te__onnx_refuse(
+        g,
+        "a size is %lld for the inputs that were given and %lld for larger ones; it must be a product of the "
+        "sizes that vary, since the file serves "
+        "all of them",
+        (long long)s.first, (long long)s.second);
     return false;
 }
 
@@ -397,9 +394,8 @@ static int te__onnx_by_name(const void *a, const void *b) {
 /* Checks that no two values of the graph have the same name. They might, because a program may give a module any
  * name. */
 static te_result te__onnx_names_differ(te__onnx *g) {
-    te_ctx *te = g->te;
     size_t bytes = (size_t)(g->num_items + g->num_outputs) * sizeof(char *);
-    const char **names = (const char **)te__alloc(te, bytes);
+    const char **names = (const char **)te__alloc(g->te, bytes);
     te_result result = TE_OK;
     int i, n = 0;
     if (!names) return TE_ERR_OUT_OF_MEMORY;
@@ -410,10 +406,10 @@ static te_result te__onnx_names_differ(te__onnx *g) {
     for (i = 1; i < n && result == TE_OK; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
             result = te__fail(
-                te, TE_ERR_INVALID,
+                g->te, TE_ERR_INVALID,
                 "te_onnx_export: two values of the graph are \"%s\"; give the module or the parameter another name",
                 names[i]);
-    te__free(te, names, bytes);
+    te__free(g->te, names, bytes);
     return result;
 }
 

@@ -171,10 +171,11 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     case TE_I32: return te__onnx_cast(g, w->value, TE__ONNX_INT64);
     case TE_F8E4M3:
     case TE_F8E5M2:
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "it moves codes%s%s apart from their scale; export the module outside of autocast, where "
-                             "stored weights are decoded",
-                             w->path ? " of " : "", w->path ? w->path : "");
+        return te__onnx_refuse(
+            g,
+            "it moves codes%s%s apart from their scale; export the module outside of autocast, where "
+            "stored weights are decoded",
+            w->path ? " of " : "", w->path ? w->path : "");
     default: return w->value;
     }
 }
@@ -374,11 +375,11 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
         if (te_error_code(g->te) != TE_OK) return TE__ONNX_FAILED;
     }
     if (!same)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "it reads %s, and %s at larger inputs, which no operation has made of the inputs: the "
-                             "host computes it, or another rank, and a graph "
-                             "cannot",
-                             te__shape_text(first, a), te__shape_text(second, b));
+        return te__onnx_refuse(g,
+                               "it reads %s, and %s at larger inputs, which no operation has made of the inputs: the "
+                               "host computes it, or another rank, and a graph "
+                               "cannot",
+                               te__shape_text(first, a), te__shape_text(second, b));
     snprintf(name, sizeof(name), "constant_%d", ++g->num_constants);
     v = te__onnx_weight(g, name, first);
     w = v < 0 ? NULL : te__onnx_write_new(g, &x, v);
@@ -406,13 +407,12 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
         }
         *found = i;
         if (fits || result != TE_OK || te_error_code(g->te) != TE_OK) return v;
-        return te__onnx_fail(
-            g, TE_ERR_UNSUPPORTED,
-            "it reads %s, of which %s has written a part; a graph has no memory to be written in parts",
+        return te__onnx_refuse(
+            g, "it reads %s, of which %s has written a part; a graph has no memory to be written in parts",
             te__shape_text(&x->first, text), g->writes[i].by ? g->writes[i].by : "no operation");
     }
-    return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, a result of %s that has no form in ONNX",
-                         te__shape_text(&x->first, text), g->writes[i].by ? g->writes[i].by : "no operation");
+    return te__onnx_refuse(g, "it reads %s, a result of %s that has no form in ONNX", te__shape_text(&x->first, text),
+                           g->writes[i].by ? g->writes[i].by : "no operation");
 }
 /* Returns the value of a tensor, in f32, or in 64 bits if it holds integers. The value has the shape of the pair x. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
@@ -424,26 +424,34 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. `value` is an item in f32 or 64 bits, in the shape of the pair. If it is
- * TE__ONNX_FAILED, the export fails when an operation reads x. */
-static te_result te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
+/* Records that a call writes x. value: f32 or 64-bit, in the shape of the pair; TE__ONNX_FAILED: operations that read x
+ * are refused. Returns the new write, or NULL once the context has an error. */
+static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
     te__onnx_write *w;
     bool wide = dtype == TE_F32 || dtype == TE_I64 || !te__onnx_type(dtype) || te__is_fp8(dtype);
-    if (te_error_code(g->te) != TE_OK) return te_error_code(g->te);
+    if (te_error_code(g->te) != TE_OK) return NULL;
     if (value >= 0 && !wide) value = te__onnx_cast(g, value, te__onnx_type(dtype));
     w = te__onnx_write_new(g, x, value);
-    if (!w) return TE_ERR_OUT_OF_MEMORY;
+    if (!w) return NULL;
     w->wide = wide;
     w->by = g->op;
-    return te_error_code(g->te);
+    return w;
 }
-static te_result te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
+/* The same for a tensor in its own shape; if there is none, records nothing and returns NULL. */
+static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
     te__onnx_pair x;
-    if (!first) return TE_OK;
+    if (!first) return NULL;
     x = te__onnx_pair_of(first, second);
     return te__onnx_store_as(g, &x, value);
 }
+
+/* The tensors of one field of the args in both runs, read, or stored by a call. */
+#define TE__ONNX_PAIR(field) te__onnx_pair_of(a->field, b->field)
+#define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
+#define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
+/* Marks a result that only a backward pass or the next step of a recipe reads. */
+#define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
 
 /* If a tensor is a parameter or a constant, or a part of one, returns its write. Otherwise returns NULL. A runtime may
  * compute such a value in advance. */

@@ -9,15 +9,9 @@
  * order. Among equal elements the earlier one comes first. k is an item, a 64-bit vector of one number. */
 static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
     te__text t = te__onnx_attributes(g);
-    int in[2];
     te__onnx_attr_int(&t, "largest", largest);
-    in[0] = x;
-    in[1] = k;
+    int in[2] = {x, k};
     return te__onnx_node(g, "TopK", &t, 2, in);
-}
-/* Reduces over one axis and removes it. */
-static int te__onnx_reduce_away(te__onnx *g, const char *op, int x, int64_t axis) {
-    return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, op, x, axis), te__onnx_i64s(g, 1, &axis));
 }
 /* Returns 64-bit [.., n] with 1 at the indices that `which` [.., k] lists, and 0 elsewhere. */
 static int te__onnx_marked(te__onnx *g, int which, int64_t n) {
@@ -56,30 +50,29 @@ static int te__onnx_keep_groups(te__onnx *g, int keys, int64_t experts, const te
     return te__onnx_2(g, "Reshape", te__onnx_3(g, "Where", kept, of_group, te__onnx_f32(g, -3e38f)),
                       te__onnx_i64s(g, 2, flat));
 }
-static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_moe_router_fwd_args *a = &x->moe_router_fwd, *b = &y->moe_router_fwd;
+static void te__onnx_moe_router_fwd(te__onnx *g, const te_op_moe_router_fwd_args *a,
+                                    const te_op_moe_router_fwd_args *b) {
     const bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
-    te__onnx_pair logits = te__onnx_pair_of(a->logits, b->logits), probs;
+    te__onnx_pair logits = TE__ONNX_PAIR(logits), probs;
     const int64_t experts = te__cols(a->logits), topk = a->topk;
     te__onnx_size shape[2], out[TE_MAX_DIMS];
     int v, score, keys, which, map;
-    te_result result = te__onnx_store(g, a->routing_bits, b->routing_bits, TE__ONNX_FAILED);
-    if (result != TE_OK) return result;
+    TE__ONNX_UNKNOWN(routing_bits);
     if (!a->probs || a->topk_probs || a->bias_in_probs || a->zero_other_groups ||
         (a->group_topk && a->group_best != a->topk / a->group_topk) ||
-        (a->norm_topk_prob == TE_ON) != (!softmax && (a->all_scores || a->topk > 1)))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "it is the choice of a Gate (topk_probs, norm_topk_prob, bias_in_probs, group_best or "
-                             "zero_other_groups); a graph has te_fused_topk_with_score_function's"),
-               te_error_code(g->te);
-    probs = te__onnx_pair_of(a->probs, b->probs);
+        (a->norm_topk_prob == TE_ON) != (!softmax && (a->all_scores || a->topk > 1))) {
+        te__onnx_refuse(g, "it is the choice of a Gate (topk_probs, norm_topk_prob, bias_in_probs, group_best or "
+                           "zero_other_groups); a graph has te_fused_topk_with_score_function's");
+        return;
+    }
+    probs = TE__ONNX_PAIR(probs);
     shape[0].first = te__rows(a->logits), shape[0].second = te__rows(b->logits);
     shape[1] = te__onnx_fixed(experts);
     logits = te__onnx_as(&logits, 2, shape, shape[1]);
     v = te__onnx_read_as(g, &logits, a->logits, b->logits);
     score = !softmax ? te__onnx_score(g, a->score_function, v) : over_all ? te__onnx_softmax_last(g, v) : v;
     if (a->all_scores && !softmax) score = te__onnx_2(g, "Div", score, te__onnx_sum_last(g, score));
-    keys = a->expert_bias ? te__onnx_2(g, "Add", score, te__onnx_read(g, a->expert_bias, b->expert_bias)) : score;
+    keys = a->expert_bias ? te__onnx_2(g, "Add", score, TE__ONNX_READ(expert_bias)) : score;
     if (a->group_topk) keys = te__onnx_keep_groups(g, keys, experts, a);
     which = te__onnx_top(g, keys, te__onnx_i64s(g, 1, &topk), true);
     map = te__onnx_marked(g, which, experts);
@@ -92,36 +85,36 @@ static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__a
     }
     te__onnx_dims(&probs, out);
     if (a->probs->ndim != 2) score = te__onnx_reshape(g, score, a->probs->ndim, out);
-    result = te__onnx_store(g, a->probs, b->probs, score);
-    if (result == TE_OK && a->routing_map) {
-        te__onnx_pair p = te__onnx_pair_of(a->routing_map, b->routing_map);
+    TE__ONNX_STORE(probs, score);
+    if (a->routing_map) {
+        te__onnx_pair p = TE__ONNX_PAIR(routing_map);
         p = te__onnx_as(&p, 2, shape, shape[1]);
-        result = te__onnx_store_as(g, &p, map);
+        te__onnx_store_as(g, &p, map);
     }
-    if (result == TE_OK && a->topk_indices) {
-        te__onnx_pair p = te__onnx_pair_of(a->topk_indices, b->topk_indices);
+    if (a->topk_indices) {
+        te__onnx_pair p = TE__ONNX_PAIR(topk_indices);
         shape[1] = te__onnx_fixed(topk);
         p = te__onnx_as(&p, 2, shape, shape[1]);
-        result = te__onnx_store_as(g, &p, which);
+        te__onnx_store_as(g, &p, which);
     }
-    return result;
 }
 
 /* ---- maps ---- */
 
-static te_result te__onnx_store_map(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te__onnx_map *m) {
-    te_result result = te__onnx_store(g, map, map2, TE__ONNX_FAILED);
-    if (result == TE_OK) g->writes[g->num_writes - 1].map = *m;
-    return result;
+static int te__onnx_flat(te__onnx *g, const te_tensor *x, const te_tensor *x2) {
+    int64_t every = -1;
+    return te__onnx_2(g, "Reshape", te__onnx_read(g, x, x2), te__onnx_i64s(g, 1, &every));
 }
-static te_result te__onnx_mask_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_moe_mask_map_args *a = &x->moe_mask_map, *b = &y->moe_mask_map;
+
+static void te__onnx_store_map(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te__onnx_map *m) {
+    te__onnx_write *w = te__onnx_store(g, map, map2, TE__ONNX_FAILED);
+    if (w) w->map = *m;
+}
+static void te__onnx_moe_mask_map(te__onnx *g, const te_op_moe_mask_map_args *a, const te_op_moe_mask_map_args *b) {
     int order[2] = {1, 0}, mask, copies, expert, flat;
-    int64_t every = -1, first = 0;
+    int64_t every = -1;
     te__onnx_map m = TE_ZERO;
-    te_result result;
-    mask = te__onnx_1(g, "Not",
-                      te__onnx_2(g, "Equal", te__onnx_read(g, a->routing_map, b->routing_map), te__onnx_i64(g, 0)));
+    mask = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", TE__ONNX_READ(routing_map), te__onnx_i64(g, 0)));
     /* [2, copies]: sorted by expert, then by token */
     copies = te__onnx_1(g, "NonZero", te__onnx_transpose(g, mask, 2, order));
     flat = te__onnx_i64s(g, 1, &every);
@@ -130,20 +123,17 @@ static te_result te__onnx_mask_map(te__onnx *g, const te__any_args *x, const te_
     m.source = te__onnx_2(g, "Reshape", te__onnx_cut(g, copies, 0, 1, 2, 1), flat);
     m.place = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", m.source, te__onnx_i64(g, te__cols(a->routing_map))), expert);
     m.expert = expert;
-    m.destination = te__onnx_3(g, "Range", te__onnx_i64(g, 0),
-                               te__onnx_2(g, "Squeeze", te__onnx_1(g, "Shape", m.source), te__onnx_i64s(g, 1, &first)),
+    m.destination = te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_squeeze(g, te__onnx_1(g, "Shape", m.source), 0),
                                te__onnx_i64(g, 1));
-    result = te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
-    if (result != TE_OK || !a->tokens_per_expert) return result;
-    return te__onnx_store(g, a->tokens_per_expert, b->tokens_per_expert,
-                          te__onnx_reduce_away(g, "ReduceSum", te__onnx_cast(g, mask, TE__ONNX_INT64), 0));
+    te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
+    if (a->tokens_per_expert)
+        TE__ONNX_STORE(tokens_per_expert,
+                       te__onnx_reduce_away(g, "ReduceSum", te__onnx_cast(g, mask, TE__ONNX_INT64), 0));
 }
-static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_moe_index_map_args *a = &x->moe_index_map, *b = &y->moe_index_map;
+static void te__onnx_moe_index_map(te__onnx *g, const te_op_moe_index_map_args *a, const te_op_moe_index_map_args *b) {
     te__onnx_size copies, kept;
-    int64_t every = -1;
     te__onnx_map m = TE_ZERO;
-    int v = te__onnx_2(g, "Reshape", te__onnx_read(g, a->experts, b->experts), te__onnx_i64s(g, 1, &every));
+    int v = te__onnx_flat(g, a->experts, b->experts);
     /* Ids are compared as unsigned 32-bit numbers, so that negative ids come last. */
     v = te__onnx_3(g, "Where", te__onnx_2(g, "Less", v, te__onnx_i64(g, 0)),
                    te__onnx_2(g, "Add", v, te__onnx_i64(g, (int64_t)1 << 32)), v);
@@ -157,7 +147,7 @@ static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te
     m.expert = TE__ONNX_FAILED;
     m.topk = te__cols(a->experts);
     m.destination = te__onnx_range(g, kept);
-    return te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
+    te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
 /* Finds the map that belongs to a row_id_map. If `pad` is not NULL, the padding in front of each expert's rows is added
  * to the destination rows. `topk` is the number of experts per token that the caller expects. Returns false with the
@@ -167,17 +157,16 @@ static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *
     te__onnx_pair x = te__onnx_pair_of(map, map2);
     int i = te__onnx_last(g, &x, g->num_writes);
     if (i < 0 || !g->writes[i].map.is_map) {
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                      "row_id_map is of %s; a graph has the maps of moe_mask_map and moe_index_map",
-                      i < 0 || !g->writes[i].by ? "the program" : g->writes[i].by);
+        te__onnx_refuse(g, "row_id_map is of %s; a graph has the maps of moe_mask_map and moe_index_map",
+                        i < 0 || !g->writes[i].by ? "the program" : g->writes[i].by);
         return false;
     }
     *m = g->writes[i].map;
     if (topk != m->topk) {
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                      "topk is %lld, and the map is of %lld experts for each token (0: a mask map); a graph has them "
-                      "alike: give merging_probs",
-                      (long long)topk, (long long)m->topk);
+        te__onnx_refuse(g,
+                        "topk is %lld, and the map is of %lld experts for each token (0: a mask map); a graph has them "
+                        "alike: give merging_probs",
+                        (long long)topk, (long long)m->topk);
         return false;
     }
     if (pad)
@@ -200,63 +189,50 @@ static int te__onnx_scatter(te__onnx *g, const te_tensor *x, const te_tensor *x2
     in[2] = values;
     return te__onnx_node(g, "ScatterND", &t, 3, in);
 }
-static int te__onnx_flat(te__onnx *g, const te_tensor *x, const te_tensor *x2) {
-    int64_t every = -1;
-    return te__onnx_2(g, "Reshape", te__onnx_read(g, x, x2), te__onnx_i64s(g, 1, &every));
-}
-static te_result te__onnx_permute(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_moe_permute_args *a = &x->moe_permute, *b = &y->moe_permute;
+static void te__onnx_moe_permute(te__onnx *g, const te_op_moe_permute_args *a, const te_op_moe_permute_args *b) {
     te__onnx_map m;
     int rows, probs;
-    te_result result;
     if (!te__is_float(a->x->dtype))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves rows of %s; a graph moves floats",
-                             te_dtype_name(a->x->dtype)),
-               te_error_code(g->te);
-    if (!te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m))
-        return te_error_code(g->te);
-    rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.source);
+        te__onnx_refuse(g, "it moves rows of %s; a graph moves floats", te_dtype_name(a->x->dtype));
+    if (!te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return;
+    rows = te__onnx_2(g, "Gather", TE__ONNX_READ(x), m.source);
     if (a->probs) {
         probs = te__onnx_2(g, "Gather", te__onnx_flat(g, a->probs, b->probs), m.place);
         if (!a->topk)
             rows =
                 te__onnx_3(g, "Where", te__onnx_unsqueeze(g, te__onnx_2(g, "Equal", probs, te__onnx_f32(g, 0.0f)), -1),
                            te__onnx_f32(g, 0.0f), rows);
-        result = te__onnx_store(g, a->permuted_probs, b->permuted_probs,
-                                te__onnx_scatter(g, a->permuted_probs, b->permuted_probs, m.destination, probs, false));
-        if (result != TE_OK) return result;
+        TE__ONNX_STORE(permuted_probs,
+                       te__onnx_scatter(g, a->permuted_probs, b->permuted_probs, m.destination, probs, false));
     }
-    return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.destination, rows, false));
+    TE__ONNX_STORE(y, te__onnx_scatter(g, a->y, b->y, m.destination, rows, false));
 }
-static te_result te__onnx_unpermute(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_moe_unpermute_args *a = &x->moe_unpermute, *b = &y->moe_unpermute;
+static void te__onnx_moe_unpermute(te__onnx *g, const te_op_moe_unpermute_args *a, const te_op_moe_unpermute_args *b) {
     te__onnx_map m;
     int rows;
-    te_result result = te__onnx_store(g, a->probs, b->probs, TE__ONNX_FAILED);
-    if (result != TE_OK ||
-        !te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m))
-        return te_error_code(g->te);
-    rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.destination);
+    TE__ONNX_UNKNOWN(probs);
+    if (!te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return;
+    rows = te__onnx_2(g, "Gather", TE__ONNX_READ(x), m.destination);
     if (a->merging_probs)
         rows = te__onnx_2(
             g, "Mul", rows,
             te__onnx_unsqueeze(
                 g, te__onnx_2(g, "Gather", te__onnx_flat(g, a->merging_probs, b->merging_probs), m.place), -1));
-    return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
+    TE__ONNX_STORE(y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }
 
 /* Computes the group of each row. It is the number of groups that end before the row. Rows after the last group get -1.
  * Only chunk maps with chunk_numbers are translated. The others only move rows in training. */
-static te_result te__onnx_chunk_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_moe_chunk_map_args *a = &x->moe_chunk_map, *b = &y->moe_chunk_map;
-    te__onnx_pair map = te__onnx_pair_of(a->row_id_map, b->row_id_map);
-    int64_t last = -1;
+static void te__onnx_moe_chunk_map(te__onnx *g, const te_op_moe_chunk_map_args *a, const te_op_moe_chunk_map_args *b) {
+    te__onnx_pair map = TE__ONNX_PAIR(row_id_map);
     int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));
-    if (!a->chunk_numbers) return te__onnx_store(g, a->row_id_map, b->row_id_map, TE__ONNX_FAILED);
+    if (!a->chunk_numbers) {
+        TE__ONNX_UNKNOWN(row_id_map);
+        return;
+    }
     rows = te__onnx_unsqueeze(g, te__onnx_range(g, te__onnx_dim(&map, 0)), -1);
-    v = te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0));
+    v = te__onnx_2(g, "CumSum", TE__ONNX_READ(sizes), te__onnx_i64(g, 0));
     v = te__onnx_cast(g, te__onnx_2(g, "GreaterOrEqual", rows, v), TE__ONNX_INT64);
-    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_i64s(g, 1, &last));
-    return te__onnx_store(g, a->row_id_map, b->row_id_map,
-                          te__onnx_3(g, "Where", te__onnx_2(g, "Equal", v, n), te__onnx_i64(g, -1), v));
+    v = te__onnx_reduce_away(g, "ReduceSum", v, -1);
+    TE__ONNX_STORE(row_id_map, te__onnx_3(g, "Where", te__onnx_2(g, "Equal", v, n), te__onnx_i64(g, -1), v));
 }

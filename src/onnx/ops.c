@@ -1,53 +1,39 @@
-/* onnx/ops.c: translates products, norms, activations and small operations into nodes of an ONNX graph. This part uses
- * the args of operations and their formulas. It must not depend on modules.
+/* onnx/ops.c: the nodes of products, norms, activations and small operations. Knows the args of operations and their
+ * formulas; must not know modules.
  *
- * For each operation there is an emitter. It gets the args that one call had in the first and in the second run. It
- * adds nodes that compute the call's results in f32, before they are rounded to their formats. */
-
-/* TE__ONNX_READ returns the graph's value of the tensor in one field of the args. TE__ONNX_STORE records that the call
- * writes `value` to such a tensor. Both runs' args are used: a and b. */
-#define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
-#define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
-/* Records that the call writes the tensor in this field, but gives it no value in the graph. Only a backward pass or
- * the next step of a recipe reads such a tensor. */
-#define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
+ * An emitter gets the args of one call in both runs. It adds nodes that compute the call's results in f32, before the
+ * results are rounded to their formats. Where it fails, the context has the error, and later nodes are not made. */
 
 /* ---- copies and sums ---- */
 
-static te_result te__onnx_copy(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_copy_args *a = &x->copy, *b = &y->copy;
+static void te__onnx_copy(te__onnx *g, const te_op_copy_args *a, const te_op_copy_args *b) {
     const te_dtype from = a->src->dtype, to = a->dst->dtype;
     int v = TE__ONNX_READ(src);
     if (te__is_integer(from) && te__is_float(to)) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
     if (te__is_float(from) && to == TE_I64) v = te__onnx_cast(g, v, TE__ONNX_INT64);
     /* The call copies codes as bytes, but the graph has only the decoded values. */
     if (from != to && !te__is_float(from) && !te__is_integer(from)) v = TE__ONNX_FAILED;
-    return TE__ONNX_STORE(dst, v);
+    TE__ONNX_STORE(dst, v);
 }
-static te_result te__onnx_fill(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_fill_args *a = &x->fill, *b = &y->fill;
-    te__onnx_pair dst = te__onnx_pair_of(a->dst, b->dst);
-    te__onnx_size shape[TE_MAX_DIMS];
-    te__onnx_size number;
-    te_result result;
+static void te__onnx_fill(te__onnx *g, const te_op_fill_args *a, const te_op_fill_args *b) {
+    const bool is_float = te__is_float(a->dst->dtype);
+    te__onnx_pair dst = TE__ONNX_PAIR(dst);
+    te__onnx_size shape[TE_MAX_DIMS], number;
+    te__onnx_write *w;
     int v;
-    if (te__is_float(a->dst->dtype) && a->value != b->value)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "it writes %g, and %g at larger inputs; a number that varies is a whole one, a size",
-                             a->value, b->value),
-               te_error_code(g->te);
+    if (is_float && a->value != b->value)
+        te__onnx_refuse(g, "it writes %g, and %g at larger inputs; a number that varies is a whole one, a size",
+                        a->value, b->value);
     number.first = (int64_t)a->value;
     number.second = (int64_t)b->value;
-    v = te__is_float(a->dst->dtype)     ? te__onnx_f32(g, (float)a->value)
+    v = is_float                        ? te__onnx_f32(g, (float)a->value)
         : number.first == number.second ? te__onnx_i64(g, number.first)
                                         : te__onnx_size_of(g, number);
     te__onnx_dims(&dst, shape);
-    result = TE__ONNX_STORE(dst, te__onnx_2(g, "Expand", v, te__onnx_shape(g, a->dst->ndim, shape, false)));
-    if (result == TE_OK && !te__is_float(a->dst->dtype)) g->writes[g->num_writes - 1].filled = number;
-    return result;
+    w = TE__ONNX_STORE(dst, te__onnx_2(g, "Expand", v, te__onnx_shape(g, a->dst->ndim, shape, false)));
+    if (w && !is_float) w->filled = number;
 }
-static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_axpby_args *a = &x->axpby, *b = &y->axpby;
+static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_axpby_args *b) {
     int v = TE__ONNX_READ(x), alpha = te__onnx_f32(g, a->alpha);
     if (a->alpha_device) alpha = te__onnx_2(g, "Mul", alpha, TE__ONNX_READ(alpha_device));
     if (a->divide_device)
@@ -57,7 +43,7 @@ static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__an
         int w = TE__ONNX_READ(y);
         v = te__onnx_2(g, "Add", v, a->beta == 1.0f ? w : te__onnx_2(g, "Mul", w, te__onnx_f32(g, a->beta)));
     }
-    return TE__ONNX_STORE(out, v);
+    TE__ONNX_STORE(out, v);
 }
 /* Reshapes `numbers`, one number for each row of the tensor `of`, to the shape of this tensor with a last dimension of
  * 1. */
@@ -67,24 +53,20 @@ static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     shape[of->first.ndim - 1] = te__onnx_fixed(1);
     return te__onnx_reshape(g, numbers, of->first.ndim, shape);
 }
-static te_result te__onnx_mul(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_mul_args *a = &x->mul, *b = &y->mul;
-    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+static void te__onnx_mul(te__onnx *g, const te_op_mul_args *a, const te_op_mul_args *b) {
+    te__onnx_pair from = TE__ONNX_PAIR(x);
     int v = TE__ONNX_READ(x), w = TE__ONNX_READ(y);
-    return TE__ONNX_STORE(
+    TE__ONNX_STORE(
         out, te__onnx_2(g, "Mul", v, te__mul_by_rows(a) || te__mul_by_rows(b) ? te__onnx_per_row(g, w, &from) : w));
 }
-static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_sum_args *a = &x->sum, *b = &y->sum;
-    int64_t one = 1;
+static void te__onnx_sum(te__onnx *g, const te_op_sum_args *a, const te_op_sum_args *b) {
     int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
-    return TE__ONNX_STORE(out, te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 1, &one)));
+    TE__ONNX_STORE(out, te__onnx_vector(g, v));
 }
 /* Ids outside of the table give rows of zeros. Ids that belong to the rows of another rank are legal here, and Gather
  * would count negative ids from the end. te.h refuses ids outside of the vocabulary, but an ONNX graph cannot do
  * that. */
-static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
+static void te__onnx_embedding_fwd(te__onnx *g, const te_op_embedding_fwd_args *a, const te_op_embedding_fwd_args *b) {
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
     if (a->from_end)
         ids = te__onnx_3(g, "Where", te__onnx_2(g, "Less", ids, zero),
@@ -93,34 +75,32 @@ static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te
     inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero),
                         te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
     rows = te__onnx_2(g, "Gather", TE__ONNX_READ(table), te__onnx_3(g, "Where", inside, ids, zero));
-    return TE__ONNX_STORE(y, te__onnx_3(g, "Where", te__onnx_unsqueeze(g, inside, -1), rows, te__onnx_f32(g, 0.0f)));
+    TE__ONNX_STORE(y, te__onnx_3(g, "Where", te__onnx_unsqueeze(g, inside, -1), rows, te__onnx_f32(g, 0.0f)));
 }
-static te_result te__onnx_dropout_add(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_dropout_add_fwd_args *a = &x->dropout_add_fwd, *b = &y->dropout_add_fwd;
+static void te__onnx_refuse_dropout(te__onnx *g, float p) {
+    te__onnx_refuse(
+        g, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference",
+        (double)p);
+}
+static void te__onnx_dropout_add_fwd(te__onnx *g, const te_op_dropout_add_fwd_args *a,
+                                     const te_op_dropout_add_fwd_args *b) {
     int v = TE__ONNX_READ(x);
-    if (a->p > 0.0f) {
-        te__onnx_fail(
-            g, TE_ERR_UNSUPPORTED,
-            "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference",
-            (double)a->p);
-        return te_error_code(g->te);
-    }
+    if (a->p > 0.0f) te__onnx_refuse_dropout(g, a->p);
     if (a->bias) v = te__onnx_2(g, "Add", v, TE__ONNX_READ(bias));
     if (a->residual) v = te__onnx_2(g, "Add", v, TE__ONNX_READ(residual));
-    return TE__ONNX_STORE(y, v);
+    TE__ONNX_STORE(y, v);
 }
 
 /* ---- norms ---- */
 
-static te_result te__onnx_layernorm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_norm_fwd_args *a = &x->layernorm_fwd, *b = &y->layernorm_fwd;
-    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+static void te__onnx_layernorm_fwd(te__onnx *g, const te_norm_fwd_args *a, const te_norm_fwd_args *b) {
+    te__onnx_pair from = TE__ONNX_PAIR(x);
     te__text t = te__onnx_attributes(g);
     int in[3], n = 2;
-    te_result result = TE__ONNX_UNKNOWN(mean);
-    if (result == TE_OK) result = TE__ONNX_UNKNOWN(rstd);
-    if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
-    if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
+    TE__ONNX_UNKNOWN(mean);
+    TE__ONNX_UNKNOWN(rstd);
+    TE__ONNX_UNKNOWN(amax);
+    TE__ONNX_UNKNOWN(y_amax);
     in[0] = TE__ONNX_READ(x);
     in[1] = TE__ONNX_READ(gamma);
     if (a->norm.zero_centered_gamma) in[1] = te__onnx_2(g, "Add", in[1], te__onnx_f32(g, 1.0f));
@@ -128,30 +108,29 @@ static te_result te__onnx_layernorm(te__onnx *g, const te__any_args *x, const te
     te__onnx_attr_int(&t, "axis", -1);
     te__onnx_attr_float(&t, "epsilon", a->norm.eps);
     n = te__onnx_node(g, "LayerNormalization", &t, n, in);
-    return result == TE_OK ? te__onnx_store_result(g, n, &from, a->y, b->y, a->scale, b->scale) : result;
+    te__onnx_store_result(g, n, &from, a->y, b->y, a->scale, b->scale);
 }
 /* Returns x / sqrt(r + eps). r is the mean or the sum of the squares of a row, as the operator `reduce` says. */
 static int te__onnx_by_squares(te__onnx *g, int x, const char *reduce, float eps) {
     int squares = te__onnx_reduce(g, reduce, te__onnx_2(g, "Mul", x, x), -1);
     return te__onnx_2(g, "Div", x, te__onnx_1(g, "Sqrt", te__onnx_2(g, "Add", squares, te__onnx_f32(g, eps))));
 }
-static te_result te__onnx_rmsnorm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_norm_fwd_args *a = &x->rmsnorm_fwd, *b = &y->rmsnorm_fwd;
-    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+static void te__onnx_rmsnorm_fwd(te__onnx *g, const te_norm_fwd_args *a, const te_norm_fwd_args *b) {
+    te__onnx_pair from = TE__ONNX_PAIR(x);
     int gamma = TE__ONNX_READ(gamma), v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceMean", a->norm.eps);
-    te_result result = TE__ONNX_UNKNOWN(rstd);
-    if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
-    if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
+    TE__ONNX_UNKNOWN(rstd);
+    TE__ONNX_UNKNOWN(amax);
+    TE__ONNX_UNKNOWN(y_amax);
     if (a->norm.zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
     if (a->rounded) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->x->dtype)), TE__ONNX_FLOAT);
     v = te__onnx_2(g, "Mul", v, gamma);
-    return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
+    te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale);
 }
-static te_result te__onnx_l2normalize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_l2normalize_fwd_args *a = &x->l2normalize_fwd, *b = &y->l2normalize_fwd;
-    te_result result = TE__ONNX_UNKNOWN(rnorm);
+static void te__onnx_l2normalize_fwd(te__onnx *g, const te_op_l2normalize_fwd_args *a,
+                                     const te_op_l2normalize_fwd_args *b) {
+    TE__ONNX_UNKNOWN(rnorm);
     int v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceSum", a->eps);
-    return result == TE_OK ? TE__ONNX_STORE(y, v) : result;
+    TE__ONNX_STORE(y, v);
 }
 
 /* ---- activations ---- */
@@ -182,20 +161,14 @@ static int te__onnx_clip(te__onnx *g, int x, float limit) {
 
 /* Splits a gated input into its two halves of n columns. The columns of the halves may alternate in blocks. */
 static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
-    int64_t shape[4], joined[2];
     int h, blocks = x;
     if (block == 0 || block == n) {
         for (h = 0; h < 2; h++) half[h] = te__onnx_cut(g, x, -1, h * n, (h + 1) * n, 1);
         return;
     }
-    /* x is reshaped to [-1, blocks, 2, block], so that its leading dimensions do not matter. te__onnx_activated
-     * restores them. */
-    shape[0] = -1;
-    shape[1] = n / block;
-    shape[2] = 2;
-    shape[3] = block;
-    joined[0] = -1;
-    joined[1] = n;
+    /* as rows [-1, blocks, 2, block], whatever the leading dimensions; te__onnx_activated restores them */
+    int64_t shape[4] = {-1, n / block, 2, block};
+    int64_t joined[2] = {-1, n};
     blocks = te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
     for (h = 0; h < 2; h++)
         half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
@@ -231,20 +204,19 @@ static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activa
     te__onnx_dims(from, shape);
     return block && block != n ? te__onnx_reshape(g, v, from->first.ndim, shape) : v;
 }
-static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_act_fwd_args *a = &x->act_fwd, *b = &y->act_fwd;
-    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+static void te__onnx_act_fwd(te__onnx *g, const te_op_act_fwd_args *a, const te_op_act_fwd_args *b) {
+    te__onnx_pair from = TE__ONNX_PAIR(x);
     int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, &a->activation_params);
-    /* the cast after this call needs the amax of the f32 result */
-    te_result result = TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v)));
-    if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
-    return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
+    /* amax of the f32 result, for the cast that follows */
+    TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v)));
+    TE__ONNX_UNKNOWN(col);
+    te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale);
 }
-static te_result te__onnx_scaled_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_scaled_act_fwd_args *a = &x->scaled_act_fwd, *b = &y->scaled_act_fwd;
-    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+static void te__onnx_scaled_act_fwd(te__onnx *g, const te_op_scaled_act_fwd_args *a,
+                                    const te_op_scaled_act_fwd_args *b) {
+    te__onnx_pair from = TE__ONNX_PAIR(x);
     int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, &a->activation_params);
-    return TE__ONNX_STORE(y, te__onnx_2(g, "Mul", v, te__onnx_per_row(g, TE__ONNX_READ(act_scales), &from)));
+    TE__ONNX_STORE(y, te__onnx_2(g, "Mul", v, te__onnx_per_row(g, TE__ONNX_READ(act_scales), &from)));
 }
 
 /* ---- softmax ---- */
@@ -328,9 +300,8 @@ static int te__onnx_capped(te__onnx *g, int x, float cap) {
     return te__onnx_scaled(g, te__onnx_1(g, "Tanh", te__onnx_2(g, "Div", x, te__onnx_f32(g, cap))), cap);
 }
 
-static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_softmax_fwd_args *a = &x->softmax_fwd, *b = &y->softmax_fwd;
-    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+static void te__onnx_softmax_fwd(te__onnx *g, const te_op_softmax_fwd_args *a, const te_op_softmax_fwd_args *b) {
+    te__onnx_pair in = TE__ONNX_PAIR(x);
     te__onnx_scores s = TE_ZERO;
     int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale), visible = TE__ONNX_ALL;
     if (a->causal) {
@@ -348,10 +319,9 @@ static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__
         seen = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", te__onnx_reduce(g, "ReduceMax", seen, -1), masked));
         visible = te__onnx_both(g, visible, seen);
     }
-    return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, visible));
+    TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, visible));
 }
-static te_result te__onnx_softcap(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_softcap_args *a = &x->softcap, *b = &y->softcap;
-    if (a->dy) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it is that of a backward pass"), te_error_code(g->te);
-    return TE__ONNX_STORE(y, te__onnx_capped(g, TE__ONNX_READ(x), a->cap));
+static void te__onnx_softcap(te__onnx *g, const te_op_softcap_args *a, const te_op_softcap_args *b) {
+    if (a->dy) te__onnx_refuse(g, "it is that of a backward pass");
+    TE__ONNX_STORE(y, te__onnx_capped(g, TE__ONNX_READ(x), a->cap));
 }

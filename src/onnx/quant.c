@@ -79,11 +79,13 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
 
 /* Stores a result of an operation that may quantize its result. If y is FP8, the value is rounded to codes by `scale`,
  * otherwise to the format of y. `from` has the shape of `value`. */
-static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
-                                       const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
-    if (!y || !te__is_fp8(y->dtype)) return te__onnx_store(g, y, y2, value);
-    value = te__onnx_through_codes(g, value, te__onnx_inverse(g, scale, scale2), y->dtype);
-    return te__onnx_store(g, y, y2, te__onnx_rows(g, value, from, y, y2));
+static void te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
+                                  const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
+    if (y && te__is_fp8(y->dtype)) {
+        value = te__onnx_through_codes(g, value, te__onnx_inverse(g, scale, scale2), y->dtype);
+        value = te__onnx_rows(g, value, from, y, y2);
+    }
+    te__onnx_store(g, y, y2, value);
 }
 
 /* ---- groups of rows ---- */
@@ -98,11 +100,10 @@ static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
 }
 /* Returns the amax of each group of rows of the matrix x: [n]. */
 static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
-    int64_t first = 0;
     int of_rows = te__onnx_reduce(g, "ReduceMax", te__onnx_1(g, "Abs", x), -1);
     int mine = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, groups, -1), te__onnx_range(g, te__onnx_fixed(n)));
     of_rows = te__onnx_3(g, "Where", mine, of_rows, te__onnx_f32(g, 0.0f));
-    return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceMax", of_rows, 0), te__onnx_i64s(g, 1, &first));
+    return te__onnx_reduce_away(g, "ReduceMax", of_rows, 0);
 }
 /* Returns v rounded to codes and decoded again. Each group of rows has its own scale. */
 static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_quantize_args *a,
@@ -116,34 +117,24 @@ static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_
             return te__free(g->te, known, (size_t)n * sizeof(float)), TE__ONNX_FAILED;
         scale = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &n, known, (size_t)n * sizeof(float));
         te__free(g->te, known, (size_t)n * sizeof(float));
-    } else
-        scale = te__onnx_read(g, a->scale, b->scale);
-    scale = te__onnx_of_rows(g, scale, te__onnx_read(g, a->groups, b->groups), n);
+    } else scale = TE__ONNX_READ(scale);
+    scale = te__onnx_of_rows(g, scale, TE__ONNX_READ(groups), n);
     v = te__onnx_through_codes(g, te__onnx_2(g, "Mul", v, scale), te__onnx_f32(g, 1.0f), codes);
     return te__onnx_2(g, "Mul", v, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), scale));
 }
 
-static te_result te__onnx_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_amax_args *a = &x->amax, *b = &y->amax;
-    if (a->keep || a->noop) return te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
-    if (a->groups)
-        return te__onnx_store(g, a->amax, b->amax,
-                              te__onnx_amax_of_groups(g, te__onnx_read(g, a->x, b->x),
-                                                      te__onnx_read(g, a->groups, b->groups), te__numel(a->amax)));
-    return te__onnx_store(g, a->amax, b->amax, te__onnx_vector(g, te__onnx_amax_of(g, te__onnx_read(g, a->x, b->x))));
+static void te__onnx_amax(te__onnx *g, const te_op_amax_args *a, const te_op_amax_args *b) {
+    int v = TE__ONNX_FAILED;
+    if (!a->keep && !a->noop)
+        v = a->groups ? te__onnx_amax_of_groups(g, TE__ONNX_READ(x), TE__ONNX_READ(groups), te__numel(a->amax))
+                      : te__onnx_vector(g, te__onnx_amax_of(g, TE__ONNX_READ(x)));
+    TE__ONNX_STORE(amax, v);
 }
-static te_result te__onnx_scale_from_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_scale_from_amax_args *a = &x->scale_from_amax, *b = &y->scale_from_amax;
-    int v = te__onnx_scale_of(g, te__onnx_read(g, a->amax, b->amax), a->fp8_max, a->epsilon, a->power_of_two);
-    te_result result = te__onnx_store(g, a->scale, b->scale, v);
-    return result == TE_OK
-               ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v))
-               : result;
-}
-/* Adds no node. The operation only updates the state of a recipe, and the file does not have that state. */
-static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    (void)g, (void)x, (void)y;
-    return TE_OK;
+static void te__onnx_scale_from_amax(te__onnx *g, const te_op_scale_from_amax_args *a,
+                                     const te_op_scale_from_amax_args *b) {
+    int v = te__onnx_scale_of(g, TE__ONNX_READ(amax), a->fp8_max, a->epsilon, a->power_of_two);
+    TE__ONNX_STORE(scale, v);
+    TE__ONNX_STORE(scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v));
 }
 
 /* Returns the amax that a cast under current scaling uses, without dimensions. If the operation that made x also
@@ -162,33 +153,29 @@ static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, con
     if (i < 0 || g->writes[i].value < 0) return te__onnx_amax_of(g, x);
     return te__onnx_2(g, "Reshape", te__onnx_read_as(g, &amax, &left, &left2), te__onnx_i64s(g, 0, NULL));
 }
-static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_fp8_quantize_args *a = &x->fp8_quantize, *b = &y->fp8_quantize;
+static void te__onnx_fp8_quantize(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b) {
     te_dtype codes = a->row ? a->row->dtype : a->col->dtype;
-    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int v = te__onnx_read(g, a->x, b->x), amax = a->current ? te__onnx_cast_amax(g, a, b, v) : TE__ONNX_FAILED,
-        scale_inv;
+    te__onnx_pair from = TE__ONNX_PAIR(x);
+    int v = TE__ONNX_READ(x), amax = a->current ? te__onnx_cast_amax(g, a, b, v) : TE__ONNX_FAILED,
+        scale_inv = TE__ONNX_FAILED;
     float known;
-    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
-    if (result == TE_OK) result = te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
-    if (result == TE_OK) result = te__onnx_store(g, a->x_amax, b->x_amax, TE__ONNX_FAILED);
-    if (result == TE_OK) result = te__onnx_store(g, a->dbias, b->dbias, TE__ONNX_FAILED);
-    if (result != TE_OK) return result;
+    TE__ONNX_UNKNOWN(col);
+    TE__ONNX_UNKNOWN(amax);
+    TE__ONNX_UNKNOWN(x_amax);
+    TE__ONNX_UNKNOWN(dbias);
     if (a->groups) {
         v = te__onnx_through_codes_of_groups(g, v, a, b, codes);
-        if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
-        return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, TE__ONNX_FAILED) : result;
+    } else {
+        if (!a->current) scale_inv = te__onnx_inverse(g, a->scale, b->scale);
+        else if (a->scale_inv && te__onnx_constant_of(g, a->x, b->x))
+            scale_inv = te__onnx_host(g, a->scale_inv, &known, 1) == TE_OK ? te__onnx_f32(g, known) : TE__ONNX_FAILED;
+        else
+            scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f),
+                                   te__onnx_scale_of(g, amax, te_dtype_max(codes), a->epsilon, a->power_of_two));
+        v = te__onnx_through_codes(g, v, scale_inv, codes);
     }
-    if (!a->current)
-        scale_inv = te__onnx_inverse(g, a->scale, b->scale);
-    else if (a->scale_inv && te__onnx_constant_of(g, a->x, b->x))
-        scale_inv = te__onnx_host(g, a->scale_inv, &known, 1) == TE_OK ? te__onnx_f32(g, known) : TE__ONNX_FAILED;
-    else
-        scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f),
-                               te__onnx_scale_of(g, amax, te_dtype_max(codes), a->epsilon, a->power_of_two));
-    v = te__onnx_through_codes(g, v, scale_inv, codes);
-    if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
-    return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_vector(g, scale_inv)) : result;
+    if (a->row) TE__ONNX_STORE(row, te__onnx_rows(g, v, &from, a->row, b->row));
+    TE__ONNX_STORE(scale_inv, a->groups ? TE__ONNX_FAILED : te__onnx_vector(g, scale_inv));
 }
 
 /* ---- codes with one scale per block ---- */
@@ -210,8 +197,19 @@ static void te__onnx_plain_free(te__onnx *g) {
 typedef struct te__onnx_codes {
     const te_tensor *q, *scale, *amax;
     te_scaling scaling;
-    bool swizzled, e4m3_max_256, two_dimensional;
+    bool swizzled, e4m3_max_256;
 } te__onnx_codes;
+static te__onnx_codes te__onnx_codes_of(te_scaling scaling, const te_tensor *q, const te_tensor *scale,
+                                        const te_tensor *amax, bool swizzled, bool e4m3_max_256) {
+    te__onnx_codes c;
+    c.q = q;
+    c.scale = scale;
+    c.amax = amax;
+    c.scaling = scaling;
+    c.swizzled = swizzled;
+    c.e4m3_max_256 = e4m3_max_256;
+    return c;
+}
 
 /* Decodes codes with scales of blocks to numbers [rows, columns], and adds them to the file as a weight. x is the
  * weight that was quantized, or the codes in which it is stored. */
@@ -219,7 +217,6 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;
     te_result result = TE_ERR_UNSUPPORTED;
-    int64_t shape[2];
     te_tensor *out;
     te__onnx_plain *p;
     char name[640];
@@ -234,8 +231,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
             return p->item;
         same_name += p->path && strcmp(p->path, path) == 0;
     }
-    shape[0] = rows;
-    shape[1] = columns;
+    int64_t shape[2] = {rows, columns};
     /* An E4M3 number times a power of two is exact in bfloat16. The other scales are not powers of two, so they need
      * f32. */
     out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
@@ -261,7 +257,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         args.q = c->q;
         args.scale_inv = c->scale;
         args.y = out;
-        args.two_dimensional = c->two_dimensional;
+        args.two_dimensional = c->scaling == TE_SCALING_BLOCK_2D;
         result = te_op_block_dequantize(te, &args);
     }
     /* Another decoded weight in the file has the same name: it is another part of the parameter, or was made by another
@@ -283,135 +279,109 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
 
 /* Stores the result of a call that quantized x in blocks. If x is a parameter, the result is its decoded codes,
  * otherwise x itself. */
-static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, const te_tensor *x2,
-                                 const te_tensor *row2) {
+static void te__onnx_blocks(te__onnx *g, te__onnx_codes c, const te_tensor *x, const te_tensor *x2,
+                            const te_tensor *row2) {
     const te__onnx_write *w = te__onnx_constant_of(g, x, x2);
     te__onnx_pair from = te__onnx_pair_of(x, x2);
     te__onnx_size shape[TE_MAX_DIMS];
-    int v = te__onnx_read(g, x, x2), decoded;
+    int v, decoded;
+    if (!c.q) return;
+    v = te__onnx_read(g, x, x2);
     if (w && v >= 0) {
-        decoded = te__onnx_decode_blocks(g, c, x, te__rows(x), te__cols(x), w->path);
-        if (decoded >= 0) v = c->scaling == TE_SCALING_MXFP8 ? te__onnx_cast(g, decoded, TE__ONNX_FLOAT) : decoded;
+        decoded = te__onnx_decode_blocks(g, &c, x, te__rows(x), te__cols(x), w->path);
+        if (decoded >= 0) v = c.scaling == TE_SCALING_MXFP8 ? te__onnx_cast(g, decoded, TE__ONNX_FLOAT) : decoded;
         te__onnx_dims(&from, shape);
         if (x->ndim != 2) v = te__onnx_reshape(g, v, x->ndim, shape);
     }
-    return te__onnx_store(g, c->q, row2, te__onnx_rows(g, v, &from, c->q, row2));
+    te__onnx_store(g, c.q, row2, te__onnx_rows(g, v, &from, c.q, row2));
 }
-static te_result te__onnx_block_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_block_quantize_args *a = &x->block_quantize, *b = &y->block_quantize;
-    te__onnx_codes c = TE_ZERO;
-    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
-    if (!a->row || result != TE_OK) return result;
-    c.q = a->row;
-    c.scale = a->row_scale_inv;
-    c.scaling = a->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
-    c.two_dimensional = a->two_dimensional;
-    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+static te_scaling te__onnx_scaling(bool two_dimensional) {
+    return two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
 }
-static te_result te__onnx_mxfp8_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_mxfp8_quantize_args *a = &x->mxfp8_quantize, *b = &y->mxfp8_quantize;
-    te__onnx_codes c = TE_ZERO;
-    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
-    if (!a->row || result != TE_OK) return result;
-    c.q = a->row;
-    c.scale = a->row_scale;
-    c.scaling = TE_SCALING_MXFP8;
-    c.swizzled = a->swizzled;
-    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+static void te__onnx_block_quantize(te__onnx *g, const te_op_block_quantize_args *a,
+                                    const te_op_block_quantize_args *b) {
+    TE__ONNX_UNKNOWN(col);
+    te__onnx_blocks(
+        g, te__onnx_codes_of(te__onnx_scaling(a->two_dimensional), a->row, a->row_scale_inv, NULL, false, false), a->x,
+        b->x, b->row);
 }
-static te_result te__onnx_nvfp4_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_nvfp4_quantize_args *a = &x->nvfp4_quantize, *b = &y->nvfp4_quantize;
-    te__onnx_codes c = TE_ZERO;
-    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
-    if (!a->row || result != TE_OK) return result;
-    c.q = a->row;
-    c.scale = a->row_scale;
-    c.amax = a->amax_row;
-    c.scaling = TE_SCALING_NVFP4;
-    c.swizzled = a->swizzled;
-    c.e4m3_max_256 = a->e4m3_max_256;
-    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+static void te__onnx_mxfp8_quantize(te__onnx *g, const te_op_mxfp8_quantize_args *a,
+                                    const te_op_mxfp8_quantize_args *b) {
+    TE__ONNX_UNKNOWN(col);
+    te__onnx_blocks(g, te__onnx_codes_of(TE_SCALING_MXFP8, a->row, a->row_scale, NULL, a->swizzled, false), a->x, b->x,
+                    b->row);
+}
+static void te__onnx_nvfp4_quantize(te__onnx *g, const te_op_nvfp4_quantize_args *a,
+                                    const te_op_nvfp4_quantize_args *b) {
+    TE__ONNX_UNKNOWN(col);
+    te__onnx_blocks(
+        g, te__onnx_codes_of(TE_SCALING_NVFP4, a->row, a->row_scale, a->amax_row, a->swizzled, a->e4m3_max_256), a->x,
+        b->x, b->row);
 }
 
 /* Prepares an operand of a product. If it is a parameter or constant that is stored as codes, the graph's value for it
  * becomes the decoded numbers. */
-static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, int64_t lines, int64_t k) {
-    te__onnx_pair x = te__onnx_pair_of(c->q, q2);
+static bool te__onnx_operand(te__onnx *g, te__onnx_codes c, const te_tensor *q2, int64_t lines, int64_t k) {
+    te__onnx_pair x = te__onnx_pair_of(c.q, q2);
     int i = te__onnx_last(g, &x, g->num_writes), v;
-    te_dtype codes = c->q->dtype;
+    te_dtype codes = c.q->dtype;
     float scale = 1.0f;
-    if (te__is_float(codes)) return TE_OK;
+    if (te__is_float(codes)) return true;
     if (i < 0)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "it reads codes %s that no operation of this forward has made, and that are no parameter",
-                             te_dtype_name(codes)),
-               te_error_code(g->te);
-    if (g->writes[i].wide || g->writes[i].by) return TE_OK;
-    if (c->scaling == TE_SCALING_TENSOR) {
-        if (c->scale && te__onnx_host(g, c->scale, &scale, 1) != TE_OK) return te_error_code(g->te);
+        return te__onnx_refuse(
+                   g, "it reads codes %s that no operation of this forward has made, and that are no parameter",
+                   te_dtype_name(codes)) >= 0;
+    if (g->writes[i].wide || g->writes[i].by) return true;
+    if (c.scaling == TE_SCALING_TENSOR) {
+        if (c.scale && te__onnx_host(g, c.scale, &scale, 1) != TE_OK) return false;
         v = te__onnx_decoded(g, g->writes[i].value, te__onnx_f32(g, scale), codes);
     } else {
-        v = te__onnx_decode_blocks(g, c, c->q, lines, k, g->writes[i].path);
-        if (v >= 0 && c->scaling == TE_SCALING_MXFP8) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
-        if (v >= 0 && te__cols(c->q) != k) {
+        v = te__onnx_decode_blocks(g, &c, c.q, lines, k, g->writes[i].path);
+        if (v >= 0 && c.scaling == TE_SCALING_MXFP8) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
+        if (v >= 0 && te__cols(c.q) != k) {
             int64_t pad[4] = {0};
-            pad[3] = te__cols(c->q) - k;
+            pad[3] = te__cols(c.q) - k;
             v = te__onnx_2(g, "Pad", v, te__onnx_i64s(g, 4, pad));
         }
     }
     g->writes[i].value = v;
     g->writes[i].wide = true;
-    return te_error_code(g->te);
+    return te_error_code(g->te) == TE_OK;
 }
 
 /* Decodes the codes c->q, removes the padding of their rows, and stores the numbers in y. */
-static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y,
-                                     const te_tensor *y2) {
+static void te__onnx_numbers_of(te__onnx *g, te__onnx_codes c, const te_tensor *q2, const te_tensor *y,
+                                const te_tensor *y2) {
     te__onnx_pair out = te__onnx_pair_of(y, y2);
     te__onnx_size shape[TE_MAX_DIMS];
     int v;
-    if (te__onnx_operand(g, c, q2, te__rows(y), te__cols(y)) != TE_OK) return te_error_code(g->te);
-    v = te__onnx_read(g, c->q, q2);
+    if (!te__onnx_operand(g, c, q2, te__rows(y), te__cols(y))) return;
+    v = te__onnx_read(g, c.q, q2);
     te__onnx_dims(&out, shape);
-    if (te__cols(c->q) != te__cols(y)) v = te__onnx_cut(g, v, -1, 0, te__cols(y), 1);
-    if (!te__same_shape(c->q, y)) v = te__onnx_reshape(g, v, y->ndim, shape);
-    return te__onnx_store(g, y, y2, v);
+    if (te__cols(c.q) != te__cols(y)) v = te__onnx_cut(g, v, -1, 0, te__cols(y), 1);
+    if (!te__same_shape(c.q, y)) v = te__onnx_reshape(g, v, y->ndim, shape);
+    te__onnx_store(g, y, y2, v);
 }
-static te_result te__onnx_fp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_fp8_dequantize_args *a = &x->fp8_dequantize, *b = &y->fp8_dequantize;
-    te__onnx_codes c = TE_ZERO;
-    c.q = a->q;
-    c.scale = a->scale_inv;
-    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+static void te__onnx_fp8_dequantize(te__onnx *g, const te_op_fp8_dequantize_args *a,
+                                    const te_op_fp8_dequantize_args *b) {
+    te__onnx_numbers_of(g, te__onnx_codes_of(TE_SCALING_TENSOR, a->q, a->scale_inv, NULL, false, false), b->q, a->y,
+                        b->y);
 }
-static te_result te__onnx_block_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_block_dequantize_args *a = &x->block_dequantize, *b = &y->block_dequantize;
-    te__onnx_codes c = TE_ZERO;
-    c.q = a->q;
-    c.scale = a->scale_inv;
-    c.scaling = a->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
-    c.two_dimensional = a->two_dimensional;
-    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+static void te__onnx_block_dequantize(te__onnx *g, const te_op_block_dequantize_args *a,
+                                      const te_op_block_dequantize_args *b) {
+    te__onnx_numbers_of(g,
+                        te__onnx_codes_of(te__onnx_scaling(a->two_dimensional), a->q, a->scale_inv, NULL, false, false),
+                        b->q, a->y, b->y);
 }
-static te_result te__onnx_mxfp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_mxfp8_dequantize_args *a = &x->mxfp8_dequantize, *b = &y->mxfp8_dequantize;
-    te__onnx_codes c = TE_ZERO;
-    c.q = a->q;
-    c.scale = a->scale;
-    c.scaling = TE_SCALING_MXFP8;
-    c.swizzled = a->swizzled;
-    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+static void te__onnx_mxfp8_dequantize(te__onnx *g, const te_op_mxfp8_dequantize_args *a,
+                                      const te_op_mxfp8_dequantize_args *b) {
+    te__onnx_numbers_of(g, te__onnx_codes_of(TE_SCALING_MXFP8, a->q, a->scale, NULL, a->swizzled, false), b->q, a->y,
+                        b->y);
 }
-static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_nvfp4_dequantize_args *a = &x->nvfp4_dequantize, *b = &y->nvfp4_dequantize;
-    te__onnx_codes c = TE_ZERO;
-    c.q = a->q;
-    c.scale = a->scale;
-    c.amax = a->amax;
-    c.scaling = TE_SCALING_NVFP4;
-    c.swizzled = a->swizzled;
-    c.e4m3_max_256 = a->e4m3_max_256;
-    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+static void te__onnx_nvfp4_dequantize(te__onnx *g, const te_op_nvfp4_dequantize_args *a,
+                                      const te_op_nvfp4_dequantize_args *b) {
+    te__onnx_numbers_of(g, te__onnx_codes_of(TE_SCALING_NVFP4, a->q, a->scale, a->amax, a->swizzled, a->e4m3_max_256),
+                        b->q, a->y, b->y);
 }
 
 /* ---- products ---- */
@@ -421,9 +391,8 @@ static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, c
 static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows,
                                      te__onnx_size columns) {
     te__onnx_pair p = te__onnx_pair_of(x, x2);
-    te__onnx_size shape[2], ld;
-    shape[0] = rows;
-    shape[1] = columns;
+    te__onnx_size ld;
+    te__onnx_size shape[2] = {rows, columns};
     ld.first = te__gemm_ld(x);
     ld.second = te__gemm_ld(x2);
     return te__onnx_as(&p, 2, shape, ld);
@@ -448,31 +417,31 @@ static int te__onnx_gelu(te__onnx *g, int x) {
                        te__onnx_f32(g, 0.79788456f));
     return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, te__onnx_2(g, "Mul", x, v), 2.0f));
 }
-static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_gemm_args *a = &x->gemm, *b = &y->gemm;
+static void te__onnx_gemm(te__onnx *g, const te_op_gemm_args *a, const te_op_gemm_args *b) {
     te__onnx_size m, n, k, shape[TE_MAX_DIMS];
-    te__onnx_codes c = TE_ZERO;
-    te__onnx_pair d = te__onnx_pair_of(a->d, b->d), in = te__onnx_pair_of(a->a, b->a);
+    te__onnx_pair d = TE__ONNX_PAIR(d), in = TE__ONNX_PAIR(a);
     int v, w, i;
     bool whole, alike;
     m.first = a->m, m.second = b->m;
     n.first = a->n, n.second = b->n;
     k.first = a->k, k.second = b->k;
-    if (a->epilogue == TE_EPILOGUE_DGELU || a->bias_gradient)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a product of a backward pass"), te_error_code(g->te);
-    c.swizzled = a->swizzled_scales;
-    c.q = a->a, c.scale = a->scale_a, c.amax = a->amax_a, c.scaling = a->scaling_a, c.e4m3_max_256 = a->e4m3_max_256_a,
-    c.two_dimensional = a->scaling_a == TE_SCALING_BLOCK_2D;
-    if (te__onnx_operand(g, &c, b->a, a->m, a->k) != TE_OK) return te_error_code(g->te);
-    c.q = a->b, c.scale = a->scale_b, c.amax = a->amax_b, c.scaling = a->scaling_b, c.e4m3_max_256 = a->e4m3_max_256_b,
-    c.two_dimensional = a->scaling_b == TE_SCALING_BLOCK_2D;
-    if (te__onnx_operand(g, &c, b->b, a->n, a->k) != TE_OK) return te_error_code(g->te);
+    if (a->epilogue == TE_EPILOGUE_DGELU || a->bias_gradient) {
+        te__onnx_refuse(g, "a product of a backward pass");
+        return;
+    }
+    if (!te__onnx_operand(
+            g, te__onnx_codes_of(a->scaling_a, a->a, a->scale_a, a->amax_a, a->swizzled_scales, a->e4m3_max_256_a),
+            b->a, a->m, a->k) ||
+        !te__onnx_operand(
+            g, te__onnx_codes_of(a->scaling_b, a->b, a->scale_b, a->amax_b, a->swizzled_scales, a->e4m3_max_256_b),
+            b->b, a->n, a->k))
+        return;
     whole = !a->a_transposed && te__onnx_is_matrix(a->a, b->a, m, k);
-    v = whole ? te__onnx_read(g, a->a, b->a) : te__onnx_read_matrix(g, a->a, b->a, m, k, a->a_transposed);
+    v = whole ? TE__ONNX_READ(a) : te__onnx_read_matrix(g, a->a, b->a, m, k, a->a_transposed);
     w = te__onnx_read_matrix(g, a->b, b->b, k, n, a->b_transposed);
     v = te__onnx_2(g, "MatMul", v, w);
     if (a->bias) {
-        te__onnx_pair bias = te__onnx_pair_of(a->bias, b->bias);
+        te__onnx_pair bias = TE__ONNX_PAIR(bias);
         bias = te__onnx_as(&bias, 1, &n, n);
         v = te__onnx_2(g, "Add", v, te__onnx_read_as(g, &bias, a->bias, b->bias));
     }
@@ -483,11 +452,11 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
     te__onnx_dims(&d, shape);
     if (!alike && (whole || d.first.ndim != 2)) v = te__onnx_reshape(g, v, d.first.ndim, shape);
     if (a->epilogue == TE_EPILOGUE_GELU) {
-        if (a->aux && te__onnx_store(g, a->aux, b->aux, TE__ONNX_FAILED) != TE_OK) return te_error_code(g->te);
+        TE__ONNX_UNKNOWN(aux);
         v = te__onnx_gelu(g, v);
     }
     if (a->accumulate) v = te__onnx_2(g, "Add", v, te__onnx_read_as(g, &d, a->d, b->d));
-    return te__onnx_store_as(g, &d, v);
+    te__onnx_store_as(g, &d, v);
 }
 
 /* Returns true if all groups have the same number of rows, because one operation filled `sizes` with one value. The
@@ -497,7 +466,7 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
     const te__onnx_write *w;
     int i;
     if (a->offsets || !a->sizes || !b->sizes) return false;
-    sizes = te__onnx_pair_of(a->sizes, b->sizes);
+    sizes = TE__ONNX_PAIR(sizes);
     i = te__onnx_last(g, &sizes, g->num_writes);
     w = i < 0 ? NULL : &g->writes[i];
     return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m &&
@@ -505,54 +474,46 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
 }
 /* Translates a grouped product. The rows of each group are a slice. The graph computes where each slice ends. Rows
  * after the last group become 0. */
-static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+static void te__onnx_grouped_gemm(te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     enum { MOST = 1024 };
-    const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
     const bool batch = te__onnx_is_batch(g, a, b);
     int part[MOST + 1], ends = TE__ONNX_FAILED, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0},
                         turned[3] = {0, 2, 1};
-    te__onnx_pair d = te__onnx_pair_of(a->d, b->d), bp = te__onnx_pair_of(a->b, b->b);
-    te__onnx_size m, n, k, ld, groups, shape[3];
-    int64_t squeeze = 0, pads[2] = {1, 0};
+    te__onnx_pair d = TE__ONNX_PAIR(d), bp = TE__ONNX_PAIR(b);
+    te__onnx_size m, n, k, ld, groups;
+    int64_t pads[2] = {1, 0};
     m.first = a->m, m.second = b->m;
     n.first = a->n, n.second = b->n;
     k.first = a->k, k.second = b->k;
     groups.first = a->groups, groups.second = b->groups;
     if (!batch && a->groups != b->groups)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "%lld groups, and %lld at larger inputs, whose sizes are not all alike; a graph has a "
-                             "product for each group",
-                             (long long)a->groups, (long long)b->groups),
-               te_error_code(g->te);
-    if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE ||
-        (!batch && a->groups > MOST))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "%lld groups, %s; a graph has forward products of at most %d groups", (long long)a->groups,
-                             a->along_k || a->a_transposed ? "along k"
-                             : a->accumulate               ? "added to what is there"
-                                                           : "with an epilogue or without",
-                             (int)MOST),
-               te_error_code(g->te);
-    if (!te__is_float(a->b->dtype) && te__onnx_constant_of(g, a->b, b->b))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
-                             "the weights of groups are stored as codes, %s; te_dequantize them first",
-                             te_dtype_name(a->b->dtype)),
-               te_error_code(g->te);
-    if (a->offsets)
-        ends = te__onnx_read(g, a->offsets, b->offsets);
+        te__onnx_refuse(g,
+                        "%lld groups, and %lld at larger inputs, whose sizes are not all alike; a graph has a product "
+                        "for each group",
+                        (long long)a->groups, (long long)b->groups);
+    else if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE ||
+             (!batch && a->groups > MOST))
+        te__onnx_refuse(g, "%lld groups, %s; a graph has forward products of at most %d groups", (long long)a->groups,
+                        a->along_k || a->a_transposed ? "along k"
+                        : a->accumulate               ? "added to what is there"
+                                                      : "with an epilogue or without",
+                        (int)MOST);
+    else if (!te__is_float(a->b->dtype) && te__onnx_constant_of(g, a->b, b->b))
+        te__onnx_refuse(g, "the weights of groups are stored as codes, %s; te_dequantize them first",
+                        te_dtype_name(a->b->dtype));
+    if (te_error_code(g->te) != TE_OK) return;
+    if (a->offsets) ends = TE__ONNX_READ(offsets);
     else if (!batch) /* 0, followed by the running sums of `sizes` */
-        ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)),
+        ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", TE__ONNX_READ(sizes), te__onnx_i64(g, 0)),
                           te__onnx_i64s(g, 2, pads));
     rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);
-    shape[0] = groups;
-    shape[1] = a->b_transposed ? n : k;
-    shape[2] = a->b_transposed ? k : n;
+    te__onnx_size shape[3] = {groups, a->b_transposed ? n : k, a->b_transposed ? k : n};
     ld.first = te__gemm_ld(a->b);
     ld.second = te__gemm_ld(b->b);
     bp = te__onnx_as(&bp, 3, shape, ld);
     weights = te__onnx_read_as(g, &bp, a->b, b->b);
     if (a->bias) {
-        te__onnx_pair p = te__onnx_pair_of(a->bias, b->bias);
+        te__onnx_pair p = TE__ONNX_PAIR(bias);
         shape[1] = n;
         p = te__onnx_as(&p, 2, shape, n);
         biases = te__onnx_read_as(g, &p, a->bias, b->bias);
@@ -566,10 +527,11 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
                        a->b_transposed ? te__onnx_transpose(g, weights, 3, turned) : weights);
         if (a->bias) i = te__onnx_2(g, "Add", i, te__onnx_unsqueeze(g, biases, 1));
         te__onnx_dims(&d, out);
-        return te__onnx_store_as(g, &d, te__onnx_reshape(g, i, d.first.ndim, out));
+        te__onnx_store_as(g, &d, te__onnx_reshape(g, i, d.first.ndim, out));
+        return;
     }
     for (i = 0; i < a->groups; i++) {
-        int w = te__onnx_2(g, "Squeeze", te__onnx_cut(g, weights, 0, i, i + 1, 1), te__onnx_i64s(g, 1, &squeeze));
+        int w = te__onnx_squeeze(g, te__onnx_cut(g, weights, 0, i, i + 1, 1), 0);
         part[i] = te__onnx_slice(g, rows, 0, te__onnx_cut(g, ends, 0, i, i + 1, 1),
                                  te__onnx_cut(g, ends, 0, i + 1, i + 2, 1), 1);
         part[i] = te__onnx_2(g, "MatMul", part[i], a->b_transposed ? te__onnx_transpose(g, w, 2, order) : w);
@@ -584,5 +546,5 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
         te__onnx_dims(&d, out);
         i = te__onnx_reshape(g, i, d.first.ndim, out);
     }
-    return te__onnx_store_as(g, &d, i);
+    te__onnx_store_as(g, &d, i);
 }

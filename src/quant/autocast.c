@@ -176,7 +176,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
             result = te__slots_update_host(te, slots, &recipe, args.fp8_max, host ? host + at : NULL);
             at += slots->n;
         }
-        if (host) te__free(te, host, (size_t)amaxes * sizeof(float));
+        te__free(te, host, (size_t)amaxes * sizeof(float));
     }
     for (s = first; s; s = s->next) /* `first` is cleared after this loop, since TE__ALIKE compares the other states
                                      * with it */

@@ -19,7 +19,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     const te__quant_class *cls = spec->cls;
     bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED,
          codes = cls->form == TE__FORM_CODES;
-    int64_t shape[2], amaxes = te__num_amaxes(spec, which, m, n);
+    int64_t amaxes = te__num_amaxes(spec, which, m, n);
     c->cls = cls;
     c->two_dimensional = spec->two_dimensional;
     c->rht = spec->rht && columnwise;
@@ -29,8 +29,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     c->custom = spec->custom;
     if (te__is_opaque(cls)) return TE_OK; /* the user's quantize function allocates the tensors */
     if (spec->sizes && te__copy_is_padded(c, which)) m = te__padded_rows(m, te__numel(spec->sizes), cls->group_rows);
-    shape[0] = turned ? n : m;
-    shape[1] = turned ? m : n;
+    int64_t shape[2] = {turned ? n : m, turned ? m : n};
     if (codes) shape[1] = te__quant_ld(spec->dtype, shape[1]);
     c->data = te_tensor_retain(make(te, codes ? spec->dtype : nominal, 2, shape));
     if (!codes || !c->data) return c->data ? TE_OK : te_error_code(te);
@@ -92,8 +91,12 @@ static bool te__is_custom(const te_tensor *x) {
     return te__is_opaque(x->quantized->row.cls) || te__is_opaque(x->quantized->col.cls);
 }
 
+/* Returns the copy that x has: the row-wise one if it has both. */
+static te__quant_copy *te__first_copy(const te_tensor *x) {
+    return x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+}
 static const te_tensor *te__quant_counted(const te_tensor *x) {
-    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    const te__quant_copy *c = te__first_copy(x);
     return c->scale ? c->scale : c->data;
 }
 /* Returns the version of a quantized tensor, a number that grows whenever the value is written. It is counted by the
@@ -167,11 +170,12 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* The quantized output of an operation. If the scale is known beforehand, the operation itself writes the codes.
- * Otherwise it writes a plain tensor, and te__quant_out_close quantizes that. An empty output is a plain tensor too,
+/* The output of an operation, quantized if there is a spec. If the scale is known beforehand, the operation writes
+ * the codes at once. Else it writes a plain tensor, which te__quant_out_close quantizes. An empty output is plain too,
  * since no operation would write its scale. */
 typedef struct te__quant_out {
-    te_tensor *y, *plain; /* plain NULL: the operation writes the codes at once */
+    te_tensor *y, *plain;  /* plain NULL: the operation writes the codes at once, or y is plain itself */
+    te_tensor *data, *col; /* what the operation writes: y, `plain` or row-wise codes; column-wise codes or NULL */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *x_amax; /* the pair from te__amax_take, whose first number is `amax`; or NULL */
@@ -182,7 +186,7 @@ typedef struct te__quant_out {
  * there is no such tensor, or if ranks reduce the amax, it is a new tensor. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
-    const te__quant_copy *c = out->y->quantized->row.data ? &out->y->quantized->row : &out->y->quantized->col;
+    const te__quant_copy *c = te__first_copy(out->y);
     bool grouped = te__group_size(spec->group) > 1;
     if (spec->cls->facts & TE__TENSOR_SCALED && !grouped) out->x_amax = te__amax_take(te);
     out->amax = out->x_amax           ? &te__amax_word_of(out->x_amax)->amax
@@ -191,33 +195,37 @@ static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *sp
     return !out->amax ? te_error_code(te) : out->x_amax ? TE_OK : te_tensor_fill(out->amax, 0.0);
 }
 
-/* Begins a quantized output. `spec` either has a scale from outside, or its cast can take an amax. On failure the field
- * y of the result is NULL. */
+/* Begins an output. `spec` has a given scale, or takes an amax; NULL: y stays plain. y is NULL on failure. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
                                         const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
-    te__quant_copy *c;
-    bool grouped = !(spec->cls->facts & TE__SCALE_GIVEN) && te__group_size(spec->group) > 1, empty = false;
+    bool grouped, empty = false;
     int i;
+    if (!spec) {
+        out.y = out.data = te_tensor_empty(te, nominal, ndim, shape);
+        return out;
+    }
+    grouped = !(spec->cls->facts & TE__SCALE_GIVEN) && te__group_size(spec->group) > 1;
     for (i = 0; i < ndim; i++) empty = empty || shape[i] == 0;
     out.y = te__quant_empty(te, nominal, ndim, shape, spec, spec->usage, false);
     if (out.y && spec->cls->facts & TE__SCALE_GIVEN && !empty) {
-        c = out.y->quantized->row.data ? &out.y->quantized->row : &out.y->quantized->col;
+        out.data = out.y->quantized->row.data;
+        out.col = out.y->quantized->col.data;
         out.scale = spec->scale;
-        out.scale_inv = c->scale;
+        out.scale_inv = te__first_copy(out.y)->scale;
         out.amax = spec->amax;
     } else if (out.y) {
-        out.plain = te_tensor_empty(te, nominal, ndim, shape);
+        out.data = out.plain = te_tensor_empty(te, nominal, ndim, shape);
         if (!out.plain || (!empty && te__takes_amax(spec) && te__quant_out_amax(&out, spec) != TE_OK)) out.y = NULL;
     }
     if (!out.y && grouped) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
-/* Ends a quantized output. `result` is the result of the operation, which wrote either the plain tensor or the
- * codes. */
+/* Ends an output. `result` is the result of the operation that wrote the plain tensor or the codes. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
-    te__quant_spec known = *spec;
+    te__quant_spec known;
     if (!out->plain) return result;
+    known = *spec;
     known.x_amax = out->x_amax;
     if (out->amax) known.amax = out->amax;
     if (result == TE_OK)

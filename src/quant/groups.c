@@ -42,16 +42,15 @@ static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t a
 /* Pads the groups of x [M, N]: returns a matrix in which each group begins at a multiple of `align` rows, with zeros
  * between the groups. Sets *padded to the sizes of the padded groups. */
 static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor **padded) {
-    te_ctx *te = x->te;
     te_op_moe_permute_args args = TE_ZERO;
     te_tensor *map;
-    *padded = te__padded_sizes(te, sizes, align, te__rows(x), &map);
+    *padded = te__padded_sizes(x->te, sizes, align, te__rows(x), &map);
     if (!*padded) return NULL;
     args.x = te__as_matrix(x);
     args.row_id_map = map;
     args.topk = 1;
-    args.y = te__empty_2d(te, x->dtype, te__padded_rows(te__rows(x), te__numel(sizes), align), te__cols(x));
-    return args.x && args.y && te_op_moe_permute(te, &args) == TE_OK ? args.y : NULL;
+    args.y = te__empty_2d(x->te, x->dtype, te__padded_rows(te__rows(x), te__numel(sizes), align), te__cols(x));
+    return args.x && args.y && te_op_moe_permute(x->te, &args) == TE_OK ? args.y : NULL;
 }
 /* Copies the rows of x, a matrix with padded groups, back to their places in y. Rows of y that belong to no group
  * become 0. */

@@ -1,9 +1,23 @@
-/* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT. Both are FP8 with one scale per tensor. With
- * delayed scaling the scale is given. With current scaling it is computed from the amax of the tensor. */
+/* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT: FP8 with one scale per tensor, which is given
+ * (delayed) or comes from the tensor's amax (current). */
 
-/* Fills the copies. The scale is given, or is computed from the amax of x. If there is a group of ranks, it reduces the
- * amax first. If there are groups of rows, each has a scale of its own. If the operation that made x has stored the
- * amax, this is in spec->x_amax (a word that the cast clears) or in spec->amax. */
+/* Writes to `scale` the scales that f32 tensors of these amaxes get by `spec`, and to scale_inv, which may be NULL,
+ * their reciprocals. scale NULL: it could not be allocated. */
+static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, te_tensor *scale,
+                                   te_tensor *scale_inv) {
+    te_op_scale_from_amax_args args = TE_ZERO;
+    args.amax = amax;
+    args.scale = scale;
+    args.scale_inv = scale_inv;
+    args.fp8_max = te_dtype_max(spec->dtype);
+    args.epsilon = spec->epsilon;
+    args.power_of_two = spec->power_of_two;
+    return scale ? te_op_scale_from_amax(amax->te, &args) : te_error_code(amax->te);
+}
+
+/* Fills the copies. The scale is given, or is computed from the amax of x, which a group of ranks reduces first. With
+ * groups of rows, each group has its own scale. The operation that made x may have left the amax in a word that the
+ * cast clears (x_amax), or in a tensor. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te_ctx *te = x->te;
@@ -22,23 +36,18 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
         cast.amax = spec->amax;
     } else if (te__group_size(spec->group) > 1 || spec->sizes || (spec->amax && !spec->x_amax)) {
         te_op_amax_args amax = TE_ZERO;
-        te_op_scale_from_amax_args scale = TE_ZERO;
         int64_t n = spec->sizes ? te__numel(spec->sizes) : 1;
+        te_tensor *scale = te__empty_1d(te, TE_F32, n); /* before the collective, because it may fail on one rank */
         amax.x = x;
         amax.amax = spec->amax ? spec->amax : te__empty_1d(te, TE_F32, n);
         amax.groups = cast.groups;
-        scale.amax = amax.amax;
-        scale.scale = te__empty_1d(te, TE_F32, n);
-        scale.fp8_max = te_dtype_max(spec->dtype);
-        scale.epsilon = spec->epsilon;
-        scale.power_of_two = spec->power_of_two;
-        result = !amax.amax || !scale.scale ? te_error_code(te) : spec->amax ? TE_OK : te_op_amax(te, &amax);
+        result = !amax.amax || !scale ? te_error_code(te) : spec->amax ? TE_OK : te_op_amax(te, &amax);
         if (te__group_size(spec->group) > 1)
             result = result == TE_OK ? te__all_reduce(spec->group, amax.amax, TE_REDUCE_MAX)
                                      : te__refuse(spec->group, TE__ALL_REDUCE, result);
-        if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
+        if (result == TE_OK) result = te__scale_of_amax(spec, amax.amax, scale, NULL);
         if (result != TE_OK) return result;
-        cast.scale = scale.scale;
+        cast.scale = scale;
     } else {
         cast.current = true;
         cast.epsilon = spec->epsilon;

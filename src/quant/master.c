@@ -216,27 +216,21 @@ static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scal
 
 static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
-    te_op_scale_from_amax_args args = TE_ZERO;
+    te_tensor *scale;
     te_result result;
-    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* this scale stays in use until the delayed update, which reads the
-                                                  * amax. Several weights may share one scale and one amax */
-        args.scale = j->spec->scale;
+    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax;
+                                                  * several weights may share scale and amax */
+        scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
-        if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
+        if (result == TE_OK) result = te__scale_inverse(te, scale, j->copy->scale);
     } else {
-        args.amax = j->amax_tensor;
-        args.scale = te__empty_1d(te, TE_F32, 1);
-        args.scale_inv = j->copy->scale;
-        args.fp8_max = te_dtype_max(j->spec->dtype);
-        args.epsilon = j->spec->epsilon;
-        args.power_of_two = j->spec->power_of_two;
-        result = args.scale ? te_op_scale_from_amax(te, &args) : te_error_code(te);
+        scale = te__empty_1d(te, TE_F32, 1);
+        result = te__scale_of_amax(j->spec, j->amax_tensor, scale, j->copy->scale);
     }
-    return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, args.scale, NULL) : result;
+    return result == TE_OK ? te__slice_cast(j, j->copy, j->shard, j->which == TE_COLUMNWISE, scale, NULL) : result;
 }
 
 static te_result te__master_by_tile(const te__master_job *j) {
-    te_ctx *te = j->weight->te;
     bool both = j->spec->cls->facts & TE__BOTH_FROM_SLICES;
     te_op_shard_scales_args args = TE_ZERO;
     te_result result = TE_OK;
@@ -256,10 +250,10 @@ static te_result te__master_by_tile(const te__master_job *j) {
     if (j->spec->fp32_scales) { /* the cast needs the exact scale; the reciprocal of scale_inv, which is rounded, would
                                  * differ from it */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
-        if (!args.multiplier) return te_error_code(te);
+        if (!args.multiplier) return te_error_code(j->weight->te);
     }
     if (j->amax_tensor) result = te_tensor_copy(j->copy->amax, j->amax_tensor);
-    if (result == TE_OK) result = te_op_shard_scales(te, &args);
+    if (result == TE_OK) result = te_op_shard_scales(j->weight->te, &args);
     if (result == TE_OK) result = te__slice_cast(j, j->copy, j->shard, false, j->copy->scale, args.multiplier);
     if (result == TE_OK && both) result = te__slice_cast(j, j->col, j->shard_col, true, j->col->scale, NULL);
     return result;
@@ -374,7 +368,7 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     if (result == TE_OK) result = te__master_write(&run);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
-    if (run.job) te__free(te, run.job, bytes);
+    te__free(te, run.job, bytes);
     return result;
 }
 

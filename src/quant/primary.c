@@ -24,15 +24,17 @@ TE_API te_result te_quantized_model_init_end(te_ctx *te) {
     te__quant_of(te)->num_quantized_init--;
     return TE_OK;
 }
-static bool te__quantizes_weights(const te_ctx *te) {
-    return te__quant_of(te)->num_quantized_init > 0 &&
-           te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].enabled;
+/* Returns the innermost region, or NULL outside of all. */
+static const te__quantized_init *te__init_now(const te_ctx *te) {
+    const int n = te__quant_of(te)->num_quantized_init;
+    return n > 0 ? &te__quant_of(te)->quantized_init[n - 1] : NULL;
 }
+static bool te__quantizes_weights(const te_ctx *te) { return te__init_now(te) && te__init_now(te)->enabled; }
 
 /* Returns a new quantizer for a weight. It follows the recipe of the innermost region of
  * te_quantized_model_init_begin. */
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
-    const te_recipe *r = &te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].recipe;
+    const te_recipe *r = &te__init_now(te)->recipe;
     te_quantizer_desc desc = TE_ZERO;
     te__quant_spec spec;
     te_quantizer *q;
@@ -74,7 +76,7 @@ static te_tensor *te__primary_create(te_tensor *weight, const char *module_type,
         return NULL;
     }
     y->quantized->quantizer = q;
-    if (te__quant_of(te)->quantized_init[te__quant_of(te)->num_quantized_init - 1].preserve) {
+    if (te__init_now(te)->preserve) {
         y->quantized->init_bytes = te_tensor_bytes(weight);
         y->quantized->init_value = te__alloc(te, y->quantized->init_bytes);
         if (!y->quantized->init_value || te_tensor_to_host(weight, y->quantized->init_value) != TE_OK) return NULL;

@@ -3,6 +3,15 @@
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
+/* Checks the scale or amax of a desc, which may be NULL. */
+static te_result te__delayed_ok(te_ctx *te, const te_tensor *x, const char *who) {
+    if (!x) return TE_OK;
+    if (te__need_memory(x, who) != TE_OK) return TE_ERR_STATE;
+    if (!te__is_one_f32(x))
+        return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
+    return x->te == te ? TE_OK : te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
+}
+
 /* Checks a desc and sets *spec to it, with defaults filled in. Retains the scale and the amax; te__spec_close releases
  * them. */
 static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
@@ -32,14 +41,10 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     if ((int)desc->nvfp4.four_over_six < 0 || desc->nvfp4.four_over_six > TE_4OVER6_MSE)
         return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who,
                         (int)desc->nvfp4.four_over_six);
-    if (desc->delayed.scale && te__need_memory(desc->delayed.scale, who) != TE_OK) return TE_ERR_STATE;
-    if (desc->delayed.amax && te__need_memory(desc->delayed.amax, who) != TE_OK) return TE_ERR_STATE;
-    if ((desc->delayed.scale && !te__is_one_f32(desc->delayed.scale)) ||
-        (desc->delayed.amax && !te__is_one_f32(desc->delayed.amax)))
-        return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
-    if (te__group_allowed(te, desc->amax_group, who, "amax_group") != TE_OK) return te_error_code(te);
-    if ((desc->delayed.scale && desc->delayed.scale->te != te) || (desc->delayed.amax && desc->delayed.amax->te != te))
-        return te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
+    result = te__delayed_ok(te, desc->delayed.scale, who);
+    if (result == TE_OK) result = te__delayed_ok(te, desc->delayed.amax, who);
+    if (result == TE_OK) result = te__group_allowed(te, desc->amax_group, who, "amax_group");
+    if (result != TE_OK) return result;
     spec->cls = cls;
     spec->dtype = cls->code_dtype ? cls->code_dtype : desc->dtype ? desc->dtype : TE_F8E4M3;
     spec->usage = desc->usage ? desc->usage : TE_ROWWISE | TE_COLUMNWISE;
@@ -97,12 +102,14 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
     te__free(te, q, sizeof(*q));
     return NULL;
 }
+static te_result te__usage_ok(te_ctx *te, int usage, const char *who) {
+    if (usage >= 1 && usage <= (TE_ROWWISE | TE_COLUMNWISE)) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible", who,
+                    usage);
+}
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
     if (!q) return TE_ERR_STATE;
-    if (usage < 1 || usage > (TE_ROWWISE | TE_COLUMNWISE))
-        return te__fail(q->te, TE_ERR_INVALID,
-                        "te_quantizer_set_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible",
-                        usage);
+    if (te__usage_ok(q->te, usage, "te_quantizer_set_usage") != TE_OK) return TE_ERR_INVALID;
     q->spec.usage = usage;
     return TE_OK;
 }
@@ -119,6 +126,9 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     node.backward = te__same_backward;
     return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
 }
+
+/* Returns x decoded if it is quantized. */
+static te_tensor *te__plain(te_tensor *x) { return x->quantized ? te__quant_value(x, x->dtype) : x; }
 
 /* Checks that x is a plain f32, f16 or bf16 tensor with memory. Returns false with an error if it is not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
@@ -143,11 +153,9 @@ static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) {
 
 /* Checks that `spec` can quantize x. Returns false with an error if it cannot. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
-    const te__quant_spec *part[2];
     int i;
     if (!te__same_ctx(x, te, function) || !te__need_float(x, function)) return false;
-    part[0] = te__spec_of(spec, TE_ROWWISE);
-    part[1] = te__spec_of(spec, TE_COLUMNWISE);
+    const te__quant_spec *part[2] = {te__spec_of(spec, TE_ROWWISE), te__spec_of(spec, TE_COLUMNWISE)};
     for (i = 0; i < 2; i++)
         if (!te__custom_takes(part[i], x)) {
             char text[TE__SHAPE_TEXT];
@@ -285,10 +293,7 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage) {
     if (!x) return TE_ERR_STATE;
     if (!x->quantized)
         return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: the tensor is plain %s", te_dtype_name(x->dtype));
-    if (usage < 1 || usage > (TE_ROWWISE | TE_COLUMNWISE))
-        return te__fail(x->te, TE_ERR_INVALID,
-                        "te_tensor_update_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible",
-                        usage);
+    if (te__usage_ok(x->te, usage, "te_tensor_update_usage") != TE_OK) return TE_ERR_INVALID;
     if (usage & ~have & TE_ROWWISE)
         return te__fail(
             x->te, TE_ERR_STATE,

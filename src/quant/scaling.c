@@ -140,11 +140,9 @@ static te_result te__slots_keep(te__slots *s) {
 /* Returns a new history of `length` rows. It begins with the rows of `old`, which may be NULL. All other rows are
  * zero. */
 static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t length, int n) {
-    int64_t shape[2];
     te_tensor *x;
     int64_t keep;
-    shape[0] = length;
-    shape[1] = n;
+    int64_t shape[2] = {length, n};
     x = te_tensor_zeros(te, TE_F32, 2, shape);
     if (!x || !old) return x;
     keep = te__min(length, old->shape[0]);

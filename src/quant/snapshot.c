@@ -103,7 +103,6 @@ static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__s
 static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots **slots) {
     te__snapshot *s = te__quant_of(te)->replaying;
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
-    int64_t shape[2];
     te_tensor *amaxes;
     te_result result;
     if (!e || e->scaling != scaling)
@@ -114,8 +113,7 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
                         s->next_scales + 1, scaling->module_type, e ? "of a " : "not there",
                         e ? e->scaling->module_type : "");
     s->next_scales++;
-    shape[0] = 1;
-    shape[1] = scaling->forward.n;
+    int64_t shape[2] = {1, scaling->forward.n};
     *slots = &e->slots;
     if (!te__slots_open(te, &e->slots, scaling->forward.n)) return TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);

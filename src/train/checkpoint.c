@@ -20,27 +20,15 @@
 typedef struct te__ckpt {
     te_ctx *te;
     const te_safetensors *file; /* the file that is loaded; NULL: saving */
-    te_safetensors_item *items; /* names are owned, tensors are borrowed */
-    int num_items, cap_items;
-    te_safetensors_item *values; /* only for loading: quantized weights of the model that the file has in high
-                                  * precision */
-    int num_values, cap_values;
+    te__hf_list items;
+    te__hf_list values; /* loading: quantized weights that the file holds in high precision */
     te_tensor **turn; /* only for loading: quantized weights whose column-wise copy is not in the file, and is made from
                        * the row-wise copy */
     int num_turn, cap_turn;
 } te__ckpt;
 
-static bool te__ckpt_list(te_ctx *te, te_safetensors_item **list, int *num, int *cap, const char *name,
-                          te_tensor *tensor) {
-    if (!te__grow(te, (void **)list, cap, *num, sizeof(te_safetensors_item))) return false;
-    (*list)[*num].name = te__copy_string(te, name);
-    (*list)[*num].tensor = tensor;
-    if (!(*list)[*num].name) return false;
-    ++*num;
-    return true;
-}
 static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
-    return te__ckpt_list(c->te, &c->items, &c->num_items, &c->cap_items, name, tensor);
+    return te__hf_list_put(&c->items, name, tensor);
 }
 
 /* Lists the parts of a weight that is stored quantized. */
@@ -48,8 +36,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
     static const char *const copies[2] = {"row", "col"}, *const parts[3] = {"data", "scale", "amax"};
     char name[640];
     int i, k;
-    if (c->file && te_safetensors_find(c->file, path))
-        return te__ckpt_list(c->te, &c->values, &c->num_values, &c->cap_values, path, x);
+    if (c->file && te_safetensors_find(c->file, path)) return te__hf_list_put(&c->values, path, x);
     for (i = 0; i < 2; i++) {
         const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
         te_tensor *part[3];
@@ -80,18 +67,15 @@ static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) 
 }
 
 static void te__ckpt_close(te__ckpt *c) {
-    int i;
-    for (i = 0; i < c->num_items; i++) te__free_string(c->te, (char *)c->items[i].name);
-    te__free(c->te, c->items, (size_t)c->cap_items * sizeof(te_safetensors_item));
-    for (i = 0; i < c->num_values; i++) te__free_string(c->te, (char *)c->values[i].name);
-    te__free(c->te, c->values, (size_t)c->cap_values * sizeof(te_safetensors_item));
+    te__hf_list_free(&c->items);
+    te__hf_list_free(&c->values);
     te__free(c->te, c->turn, (size_t)c->cap_turn * sizeof(te_tensor *));
 }
 
 static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m,
                                 te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
-    c->te = te;
+    c->te = c->items.te = c->values.te = te;
     if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written, and such a file
                                                          * must not replace a good one */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
@@ -158,7 +142,7 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
             te__ckpt_put(all, &n, key[i], te__text_str(&lr[i]));
         }
     }
-    if (result == TE_OK) result = te_safetensors_write(te, path, c.items, c.num_items, all, n);
+    if (result == TE_OK) result = te_safetensors_write(te, path, c.items.items, c.items.n, all, n);
     for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) te__text_free(&lr[i]);
     te__free(te, all, all_bytes);
     te__ckpt_close(&c);
@@ -180,7 +164,7 @@ typedef struct te__ckpt_plan {
     te__ckpt have; /* the tensors that the model has; each of them is read from the file */
     te__ckpt_new *fresh;
     int num_fresh, cap_fresh;
-    te_tensor **value; /* [have.num_values]: the tensors that were read (owned by the scope) */
+    te_tensor **value; /* [have.values.n] the tensors that were read; owned by the scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
     double lr[TE_MAX_PARAM_GROUPS + 1];
@@ -270,22 +254,22 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     te_ctx *te = p->have.te;
     const char *first = NULL;
     int i, unused = 0;
-    if (p->have.num_items)
-        qsort(p->have.items, (size_t)p->have.num_items, sizeof(te_safetensors_item), te__ckpt_by_name);
-    for (i = 0; i < p->have.num_items; i++) {
-        const char *name = p->have.items[i].name;
+    if (p->have.items.n)
+        qsort(p->have.items.items, (size_t)p->have.items.n, sizeof(te_safetensors_item), te__ckpt_by_name);
+    for (i = 0; i < p->have.items.n; i++) {
+        const char *name = p->have.items.items[i].name;
         te_result result;
         if (!te_safetensors_find(f, name)) {
             te__st_fail(f, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which the %s has", name,
                         te__starts_with(name, "optimizer/") ? "optimizer" : "model");
             return TE_ERR_FORMAT;
         }
-        result = te__st_fits(f, name, p->have.items[i].tensor);
+        result = te__st_fits(f, name, p->have.items.items[i].tensor);
         if (result != TE_OK) return result;
     }
-    for (i = 0; i < p->have.num_values; i++) { /* formats are converted; shapes must match */
-        const te_safetensors_entry *e = te_safetensors_find(f, p->have.values[i].name);
-        const te_tensor *x = p->have.values[i].tensor;
+    for (i = 0; i < p->have.values.n; i++) { /* formats are converted; shapes must match */
+        const te_safetensors_entry *e = te_safetensors_find(f, p->have.values.items[i].name);
+        const te_tensor *x = p->have.values.items[i].tensor;
         char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
         if (te__is_float(e->dtype) && e->ndim == x->ndim &&
             memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) == 0)
@@ -304,9 +288,11 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         key.tensor = NULL;
         int k;
         if (state ? !opt : !m) continue; /* the caller did not ask for this part */
-        for (k = 0; k < p->have.num_values && strcmp(p->have.values[k].name, e->name) != 0; k++) {}
-        if (k < p->have.num_values) continue;
-        if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name))
+        for (k = 0; k < p->have.values.n && strcmp(p->have.values.items[k].name, e->name) != 0; k++) {
+        }
+        if (k < p->have.values.n) continue;
+        if (p->have.items.n &&
+            bsearch(&key, p->have.items.items, (size_t)p->have.items.n, sizeof(key), te__ckpt_by_name))
             continue;
         if (!state && (te__ckpt_passes_over(m, e->name) || te__ckpt_take_fresh(p, m, e))) continue;
         if (unused++ == 0) first = e->name;
@@ -335,11 +321,11 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     int i;
     /* Allocations come first, because they can be undone. */
     if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
-    p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.num_values + 1) * sizeof(te_tensor *));
+    p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.values.n + 1) * sizeof(te_tensor *));
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < p->have.num_values; i++) {
-        te_tensor *x = te_safetensors_read(f, p->have.values[i].name);
-        p->value[i] = x ? te_tensor_cast(x, p->have.values[i].tensor->dtype) : NULL;
+    for (i = 0; i < p->have.values.n; i++) {
+        p->value[i] =
+            te_tensor_cast(te_safetensors_read(f, p->have.values.items[i].name), p->have.values.items[i].tensor->dtype);
         if (!p->value[i]) return te_error_code(te);
     }
     for (i = 0; i < p->num_fresh; i++) {
@@ -349,10 +335,10 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
             return te_error_code(te);
         }
     }
-    for (i = 0; i < p->have.num_items && result == TE_OK; i++)
-        result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
-    for (i = 0; i < p->have.num_values && result == TE_OK; i++)
-        result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
+    for (i = 0; i < p->have.items.n && result == TE_OK; i++)
+        result = te_safetensors_read_into(f, p->have.items.items[i].name, (te_tensor *)p->have.items.items[i].tensor);
+    for (i = 0; i < p->have.values.n && result == TE_OK; i++)
+        result = te__primary_start((te_tensor *)p->have.values.items[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
@@ -382,7 +368,7 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales that were there before
                                              * loading */
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
-    if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
+    te__free(te, p.value, ((size_t)p.have.values.n + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);
     te_safetensors_close(f);
     te__frame_end(te, NULL, 0);

@@ -170,16 +170,11 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
  * cast to f32 or f16. Both formats hold every number of bf16, except that f16 has a smaller range. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
-    const bool written = p->behind || p->version != te__param_version(p->param);
-    te_ctx *te = p->param->te;
-    size_t bytes = (size_t)te__numel(p->param) * sizeof(float);
-    float *master = (float *)te__alloc(te, bytes);
-    te_tensor *upper = te__empty_like(p->param, TE_BF16);
-    te_result result = master && upper ? te_tensor_copy(upper, p->param) : te_error_code(te);
-    if (result == TE_OK) result = te__opt_remainders(upper, s, master, false);
-    if (result == TE_OK && !te__opt_state_make(&whole, TE_F32, false, false, p->param)) result = te_error_code(te);
-    if (result == TE_OK) result = te_tensor_copy_from_host(whole.x, master);
-    te__free(te, master, bytes);
+    const bool written = p->behind || te__opt_is_stale(p);
+    te_tensor *upper = te__copied(p->param, TE_BF16);
+    te_result result = upper && te__opt_state_make(&whole, TE_F32, false, false, p->param)
+                           ? te__opt_remainders(upper, s, whole.x, false)
+                           : te_error_code(p->param->te);
     if (result != TE_OK) {
         te__opt_state_close(&whole);
         return result;

@@ -129,15 +129,10 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
  * the weight, is added to it here. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
-    te_op_axpby_args add = TE_ZERO;
-    te_result result;
     *grad = te_tensor_grad(param);
     if (!main_grad) return TE_OK;
     if (*grad) {
-        add.x = add.out = main_grad;
-        add.y = *grad;
-        add.alpha = add.beta = 1.0f;
-        result = te_op_axpby(param->te, &add);
+        const te_result result = te__axpby_into(main_grad, main_grad, *grad, 1.0f, 1.0f);
         if (result != TE_OK) return result;
         if (!param->te->warming) te_tensor_zero_grad(param);
     }
@@ -213,7 +208,7 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
                 "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
         if (opt->te->capture && opt->cls->may_capture) result = opt->cls->may_capture(opt, p);
         if (result != TE_OK) return result;
-        stale = p->version != te__param_version(p->param);
+        stale = te__opt_is_stale(p);
         if (p->state[TE__OPT_MASTER].x && (stale || p->behind) && !opt->te->warming) {
             if (opt->te->capture && !(stale && te__opt_written_inside(p->param)))
                 p->behind = true;
@@ -258,7 +253,7 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
         te__opt_param *p = &opt->params[i];
-        p->untouched = p->version == te__param_version(p->param);
+        p->untouched = !te__opt_is_stale(p);
         if (p->state[TE__OPT_MASTER].x && listed[i] && (p->behind || !p->untouched)) result = te__opt_take_master(p);
     }
     for (i = 0; i < s->steps; i++) {
@@ -379,7 +374,6 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     const te_tensor *inv_scale = scaling ? scaling->inv_scale : NULL;
     te_ctx *te = opt->te;
     te_op_l2norm_args norm = TE_ZERO;
-    te_op_axpby_args args = TE_ZERO;
     te_result result = TE_OK;
     step->grad_scale = opt->clip ? opt->clip : inv_scale;
     if (scaling) step->found_inf = opt->skips.found;
@@ -394,20 +388,12 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
         result = norm.norm ? te_op_l2norm(te, &norm) : te_error_code(te);
     }
     if (result == TE_OK && opt->clip && inv_scale) {
-        args.x = opt->clip;
-        args.alpha = 1.0f;
-        args.alpha_device = inv_scale;
-        args.out = te__empty_1d(te, TE_F32, 1);
-        step->grad_scale = args.out;
-        result = args.out ? te_op_axpby(te, &args) : te_error_code(te);
+        te_tensor *both = te__empty_1d(te, TE_F32, 1);
+        step->grad_scale = both;
+        result = both ? te__times_into(both, opt->clip, inv_scale) : te_error_code(te);
     }
-    if (result == TE_OK && scaling) {
-        args.x = args.out = scaling->any_inf;
-        args.y = opt->skips.found;
-        args.alpha = args.beta = 1.0f;
-        args.alpha_device = NULL;
-        result = te_op_axpby(te, &args);
-    }
+    if (result == TE_OK && scaling)
+        result = te__axpby_into(scaling->any_inf, scaling->any_inf, opt->skips.found, 1.0f, 1.0f);
     return result;
 }
 
@@ -438,7 +424,7 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     split = opt->options.decay_matrices_only && te__opt_decays(opt);
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
-        opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
+        opt->params[i].untouched = !te__opt_is_stale(&opt->params[i]);
     }
     result = te__opt_collect(opt, true, !split, &n);
     decayed = n;
@@ -553,7 +539,7 @@ static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *pa
     if (te__opt_follow(opt) != TE_OK) return NULL;
     k = te__opt_state_place(opt, name);
     if (k < TE__OPT_STATES && p->state[k].x) {
-        const bool stale = k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param));
+        const bool stale = k == TE__OPT_MASTER && (p->behind || te__opt_is_stale(p));
         if (stale && te->capture) { /* a capture would record the copy without running it */
             te__refuse_capture(te, function,
                                "look at the master of a parameter that was written since before te_graph_begin");
@@ -573,20 +559,12 @@ TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_te
     te__opt_param *p;
     te__opt_state *s;
     te_tensor *out;
-    te_result result;
     if (!opt) return NULL;
     s = te__opt_named_state(opt, param, state_name, "te_optimizer_get_unscaled_state", &p);
     out = s ? te__empty_like(p->param, TE_F32) : NULL;
     if (!out) return NULL;
-    if (te__opt_is_remainders(s)) {
-        size_t bytes = (size_t)te__numel(out) * sizeof(float);
-        float *master = (float *)te__alloc(opt->te, bytes);
-        result = master ? te__opt_remainders(p->param, s, master, false) : TE_ERR_OUT_OF_MEMORY;
-        if (result == TE_OK) result = te_tensor_copy_from_host(out, master);
-        te__free(opt->te, master, bytes);
-    } else
-        result = te__opt_unscale(s, out);
-    return te__checked(out, result);
+    return te__checked(out, te__opt_is_remainders(s) ? te__opt_remainders(p->param, s, out, false)
+                                                     : te__opt_unscale(s, out));
 }
 TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                const te_tensor *unscaled_state) {
@@ -608,11 +586,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     if (result != TE_OK) return result;
     te__frame_begin(opt->te);
     if (te__opt_is_remainders(s)) {
-        size_t bytes = (size_t)te__numel(param) * sizeof(float);
-        float *master = (float *)te__alloc(opt->te, bytes);
-        result = master ? te_tensor_to_host(unscaled_state, master) : TE_ERR_OUT_OF_MEMORY;
-        if (result == TE_OK) result = te__opt_remainders(p->param, s, master, true);
-        te__free(opt->te, master, bytes);
+        result = te__opt_remainders(p->param, s, (te_tensor *)unscaled_state, true);
         p->version = te__param_version(p->param);
     } else
         result = te__opt_store(s, unscaled_state);
@@ -651,7 +625,7 @@ static te_result te__optimizer_before_save(te_optimizer *opt) {
     if (copies) result = te__opt_follow(opt);
     for (i = 0; copies && i < opt->num_params && result == TE_OK; i++) {
         te__opt_param *p = &opt->params[i];
-        if (p->state[TE__OPT_MASTER].x && p->version != te__param_version(p->param)) result = te__opt_take_master(p);
+        if (p->state[TE__OPT_MASTER].x && te__opt_is_stale(p)) result = te__opt_take_master(p);
     }
     if (result != TE_OK || !opt->started) return result;
     for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;

@@ -8,16 +8,16 @@ struct te_grad_scaler {
     te_tensor *any_inf; /* f32 [1]: number of steps with an overflow since the last te_grad_scaler_update */
 };
 
-static bool te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
+static te_result te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
     if (d->init_scale > 0.0f && d->init_scale <= FLT_MAX && d->growth_factor > 1.0f && d->growth_factor <= FLT_MAX &&
         d->backoff_factor > 0.0f && d->backoff_factor < 1.0f && d->growth_interval > 0)
-        return true;
-    te__fail(te, TE_ERR_INVALID,
-             "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale "
-             "above 0, a growth above 1, a backoff between 0 and 1 and "
-             "an interval of at least 1 are needed, or 0 for the defaults",
-             (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
-    return false;
+        return TE_OK;
+    return te__fail(
+        te, TE_ERR_INVALID,
+        "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale "
+        "above 0, a growth above 1, a backoff between 0 and 1 and "
+        "an interval of at least 1 are needed, or 0 for the defaults",
+        (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
 }
 
 TE_API void te_grad_scaler_destroy(te_grad_scaler *s) {
@@ -38,7 +38,7 @@ TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_de
     if (d.growth_factor == 0.0f) d.growth_factor = 2.0f;
     if (d.backoff_factor == 0.0f) d.backoff_factor = 0.5f;
     if (d.growth_interval == 0) d.growth_interval = 2000;
-    if (!te__scaler_desc_ok(te, &d)) return NULL;
+    if (te__scaler_desc_ok(te, &d) != TE_OK) return NULL;
     if (te->capture) {
         te__refuse_capture(te, "te_grad_scaler_create", "make it before te_graph_begin");
         return NULL;
@@ -60,12 +60,8 @@ TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_de
 
 /* Returns x * scale. In the forward pass this is the scaled loss, in the backward pass its gradient. */
 static te_tensor *te__times(const te_tensor *x, const te_tensor *scale) {
-    te_op_axpby_args args = TE_ZERO;
-    args.x = x;
-    args.alpha = 1.0f;
-    args.alpha_device = scale;
-    args.out = te__empty_like(x, x->dtype);
-    return args.out ? te__checked(args.out, te_op_axpby(x->te, &args)) : NULL;
+    te_tensor *y = te__empty_like(x, x->dtype);
+    return y ? te__checked(y, te__times_into(y, x, scale)) : NULL;
 }
 static te_result te__scaled_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                           te_tensor **dx, const bool *needs) {

@@ -12,15 +12,16 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
     int i;
     for (i = 0; i < step->count; i++) {
         const te__opt_param *p = &opt->params[opt->order[i]];
-        list[i].grad = opt->grads[i];
-        list[i].param = te__opt_entry_param(p);
-        list[i].momentum = p->state[TE__OPT_FIRST].x;
-        list[i].master = te__opt_entry_master(p)->x;
-        list[i].first = te__sgd_first_counts(d) && !p->started;
-        list[i].own_numbers = p->group > 0;
-        list[i].place = p->group;
-        list[i].numbers.lr = te__group_lr(opt, p->group);
-        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
+        te_sgd_tensor *x = &list[i];
+        x->grad = opt->grads[i];
+        x->param = te__opt_entry_param(p);
+        x->momentum = p->state[TE__OPT_FIRST].x;
+        x->master = te__opt_entry_master(p)->x;
+        x->first = te__sgd_first_counts(d) && !p->started;
+        x->own_numbers = p->group > 0;
+        x->place = p->group;
+        x->numbers.lr = te__group_lr(opt, p->group);
+        x->numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;
@@ -48,23 +49,19 @@ static const te__opt_class te__sgd_class = {
 static const te__opt_class te__sgd_plain_class = {
     "te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
 
-static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
+static te_result te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;
-    if (d->lr == 0.0f) {
-        te__fail(te, TE_ERR_INVALID, "%s: lr is 0; it has no default", create);
-        return false;
-    }
+    if (d->lr == 0.0f) return te__fail(te, TE_ERR_INVALID, "%s: lr is 0; it has no default", create);
     if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) ||
         !te__opt_in_range(te, create, "momentum", d->momentum, FLT_MAX) ||
         !te__opt_in_range(te, create, "dampening", d->dampening, FLT_MAX) ||
         !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) ||
         !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX))
-        return false;
-    if (!d->nesterov || (d->momentum > 0.0f && d->dampening == 0.0f)) return true;
-    te__fail(te, TE_ERR_INVALID,
-             "%s: nesterov with momentum %g and dampening %g; a momentum above 0 and no dampening are needed", create,
-             (double)d->momentum, (double)d->dampening);
-    return false;
+        return te_error_code(te);
+    if (!d->nesterov || (d->momentum > 0.0f && d->dampening == 0.0f)) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID,
+                    "%s: nesterov with momentum %g and dampening %g; a momentum above 0 and no dampening are needed",
+                    create, (double)d->momentum, (double)d->dampening);
 }
 
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc) {
@@ -74,7 +71,7 @@ TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fuse
     te_optimizer *opt;
     if (!te || !m || !te__has_desc(te, desc, te__sgd_class.create)) return NULL;
     d = *desc;
-    if (!te__sgd_desc_ok(te, &d)) return NULL;
+    if (te__sgd_desc_ok(te, &d) != TE_OK) return NULL;
     options.lr = d.lr;
     options.max_grad_norm = d.max_grad_norm;
     options.no_master_weights = d.no_master_weights;

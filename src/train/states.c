@@ -127,9 +127,9 @@ static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bo
     const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
     const int ndim = dtype == TE_U8 ? 2 : like->ndim;
     const int64_t *shape = dtype == TE_U8 ? pairs : like->shape;
-    te_ctx *te = like->te;
-    s->x = te_tensor_retain(zeros ? te_tensor_zeros(te, dtype, ndim, shape) : te_tensor_empty(te, dtype, ndim, shape));
-    if (scaled) s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, one, 1.0));
+    s->x = te_tensor_retain(zeros ? te_tensor_zeros(like->te, dtype, ndim, shape)
+                                  : te_tensor_empty(like->te, dtype, ndim, shape));
+    if (scaled) s->scale = te_tensor_retain(te_tensor_full(like->te, TE_F32, 1, one, 1.0));
     return s->x && (!scaled || s->scale);
 }
 static void te__opt_state_close(te__opt_state *s) {
@@ -139,6 +139,19 @@ static void te__opt_state_close(te__opt_state *s) {
     memset(s, 0, sizeof(*s));
 }
 static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
+
+/* Returns true if the parameter was written after its value was last copied to the master. */
+static bool te__opt_is_stale(const te__opt_param *p) { return p->version != te__param_version(p->param); }
+
+/* Writes x * scale, a number on the device, to `out`. */
+static te_result te__times_into(te_tensor *out, const te_tensor *x, const te_tensor *scale) {
+    te_op_axpby_args args = TE_ZERO;
+    args.x = x;
+    args.alpha = 1.0f;
+    args.alpha_device = scale;
+    args.out = out;
+    return te_op_axpby(x->te, &args);
+}
 
 /* Stores `value` in the state. `value` may have any float format. If the state has a scale, computes a new one. */
 static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
@@ -157,7 +170,6 @@ static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
 /* Writes the values of the state to the f32 tensor `out`, multiplied by the state's scale if it has one. */
 static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     te_op_fp8_dequantize_args decode = TE_ZERO;
-    te_op_axpby_args scale = TE_ZERO;
     if (!s->scale) return te_tensor_copy(out, s->x);
     if (s->x->dtype == TE_F8E4M3) {
         decode.q = s->x;
@@ -165,29 +177,28 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
         decode.y = out;
         return te_op_fp8_dequantize(out->te, &decode);
     }
-    scale.x = s->x;
-    scale.out = out;
-    scale.alpha = 1.0f;
-    scale.alpha_device = s->scale;
-    return te_op_axpby(out->te, &scale);
+    return te__times_into(out, s->x, s->scale);
 }
 
-/* Joins the bf16 parameter `upper` and the remainders in `s` to f32 numbers in the host array `master`. If `split` is
- * true, does the reverse: splits `master` into `upper` and the remainders. */
-static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, float *master, bool split) {
-    te_ctx *te = upper->te;
-    size_t n = (size_t)te__numel(upper), i;
-    uint16_t *param = (uint16_t *)te__alloc(te, (2 * n + 1) * sizeof(uint16_t)), *remainder = param + n;
-    te_result result = param ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+/* Joins a bf16 parameter `upper` and the remainders in `s` into `master`, f32; with `split`, splits `master` into
+ * both. */
+static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tensor *master, bool split) {
+    const size_t n = (size_t)te__numel(upper), bytes = 2 * n * sizeof(float) + 1;
+    float *whole = (float *)te__alloc(upper->te, bytes);
+    uint16_t *param = (uint16_t *)(whole + n), *remainder = param + n;
+    te_result result = whole ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    size_t i;
+    if (result == TE_OK && split) result = te_tensor_to_host(master, whole);
     if (result == TE_OK && !split) result = te_tensor_to_host(upper, param);
     if (result == TE_OK && !split) result = te_tensor_to_host(s->x, remainder);
     for (i = 0; i < n && result == TE_OK; i++) {
-        if (split) te__split_master(master[i], &param[i], &remainder[i]);
-        else master[i] = te__join_master(param[i], remainder[i]);
+        if (split) te__split_master(whole[i], &param[i], &remainder[i]);
+        else whole[i] = te__join_master(param[i], remainder[i]);
     }
+    if (result == TE_OK && !split) result = te_tensor_copy_from_host(master, whole);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(upper, param);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
-    te__free(te, param, (2 * n + 1) * sizeof(uint16_t));
+    te__free(upper->te, whole, bytes);
     return result;
 }
 

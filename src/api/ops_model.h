@@ -430,8 +430,8 @@ typedef struct te_attn_fp8 {
 } te_attn_fp8;
 
 /* O = softmax(scale * Q K^T, masked) V, without storing the score matrix.
- *   q, o  [s_q, b, H, d], or with TE_BSHD [b, s_q, H, d], or with TE_THD [tokens, H, d], one sequence behind the other,
- *         with a padding mask
+ *   q, o  [s_q, b, H, d], or with format TE_BSHD [b, s_q, H, d], or with TE_THD [tokens, H, d], one sequence behind the
+ *         other, with a padding mask
  *   k, v  [s_kv, b, G, d], or with TE_BSHD and TE_THD as q. v may have another head size than q and k. Head h uses
  *         group h / (H / G). q, k, v and o may have any strides, with the last dimension contiguous. d is at most 1024;
  *         above 256 general kernels are used, which read chunks of 256 channels
@@ -589,8 +589,8 @@ typedef struct te_op_context_lengths_args {
 /* Merges the results of two attentions, of the same queries to different keys, into o and lse, in f32. With L =
  * log(exp(lse) + exp(x_lse)), o becomes o exp(lse - L) + x exp(x_lse - L), and lse becomes L. Without lse and x_lse, o
  * becomes o + x.
- *   x, o          [s, b, H, d], or with TE_BSHD [b, s, H, d], or with TE_THD [tokens, H, d]; any strides, the last
- *                 dimension contiguous
+ *   x, o          [s, b, H, d], or with format TE_BSHD [b, s, H, d], or with TE_THD [tokens, H, d]; any strides, the
+ *                 last dimension contiguous
  *   x_lse, lse    f32 [b, H, s], or [1, H, tokens]; lse may have any strides
  *   x_max_logit, max_logit   f32 [H], optional, both or neither: max_logit becomes the larger of the two */
 typedef struct te_op_context_merge_args {

@@ -8,8 +8,8 @@
  *     heads    the ranks exchange heads for tokens (a2a): each rank then has a part of the heads of all tokens of the
  *              group, and attends with these heads
  *     ring     keys and values are passed from rank to rank (p2p), and each rank attends to the keys of one rank at a
- *              time, so memory grows with its own tokens alone. Or all keys and values are gathered at once
- *              (all_gather)
+ *              time. So the memory of a rank grows only with the number of its own tokens. Or all keys and values are
+ *              gathered at once (all_gather)
  *
  * With both, heads are exchanged first. Ranks of one `heads` group have consecutive numbers, so all their chunks
  * together form the two chunks of one rank of `ring`.
@@ -55,8 +55,8 @@ static te__context_order te__context_order_of(int ranks, int share, bool inverse
     order.inverse = inverse;
     return order;
 }
-/* Returns the map of the `rows` rows of all ranks. `cu` has the starts of the sequences; if it is NULL, there are
- * `sequences` sequences of equal length. NULL after an error. */
+/* Returns the map for the `rows` rows of all ranks: i32 [rows], the new index of each row. `cu` has the starts of the
+ * sequences; if it is NULL, there are `sequences` sequences of equal length. Returns NULL after an error. */
 static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences,
                                   te_tensor *cu) {
     te_op_context_rows_args a = TE_ZERO;
@@ -70,7 +70,7 @@ static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t 
     order->cu = cu;
     return order->map = a.map ? te__checked(a.map, te_op_context_rows(te, &a)) : NULL;
 }
-/* Returns the map of the rows of all ranks. x has 1 / `part` of these rows, and its layout (heads of tokens) is
+/* Returns the map (te__context_map) for the rows of all ranks. x has 1 / `part` of these rows and the layout
  * `format`. */
 static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part,
                                      te_tensor *cu) {
@@ -115,7 +115,7 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
 /* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any
- * layout; `back`: the reverse. cu[i]: the starts of x[i]'s sequences in memory. */
+ * layout. If `back` is true, does the reverse. cu[i] has the starts of the sequences of x[i] in memory. */
 static te_result te__context_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                    te_qkv_format format, bool back, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;

@@ -2,7 +2,8 @@
  * comes from either. This part may use the device only through te__device.
  *
  * All operations of a context run on its own stream, one after another, so a released block may be handed out again at
- * once. If another stream has used the block, it is handed out only after that stream's event has passed. */
+ * once. If another stream has used the block, an event on that stream marks the end of the use, and the block is handed
+ * out only after this event. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
@@ -142,7 +143,8 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     te__pool *pool = &te->pool;
     te__free_block *b;
     bool waits = !used->awaited && !te__event_passed(used); /* only the context's own stream will use the block. If
-                                                             * `awaited`, it already waits for the event */
+                                                             * used->awaited is true, that stream already waits for the
+                                                             * event */
     if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
         if (waits) te__event_synchronize(used);
         te__event_release(used);

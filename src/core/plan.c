@@ -2,8 +2,8 @@
  * arguments and workspace. This part calls no driver: cuda/launch.c launches the plan. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are cleared when they are handed out,
-                                                  * because every operation makes a plan and a plan is large */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are cleared when they are handed out:
+                                                  * clearing the whole large struct for every operation would be slow */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;

@@ -34,8 +34,8 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* Calls the function `reads` of each room, because a function takes x (or NULL) as an input. Does so only during the
- * first run of a checkpoint. */
+/* Tells all rooms, by their function `reads`, that a function takes x as an input; x may be NULL. Does so only during
+ * the first run of a checkpoint. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)

@@ -29,8 +29,8 @@ typedef struct te__event {
     struct te__event *next; /* te->spare_events */
     int refs;
     void *handle;
-    const te__stream *stream; /* the stream on which it was last recorded; NULL: the context's own. It is only compared:
-                               * the stream may be gone */
+    const te__stream *stream; /* the stream on which it was last recorded; NULL: the context's own. The pointer is only
+                               * compared, because the stream may be gone */
     bool pending;             /* it was recorded, and perhaps has not passed yet */
     bool awaited;             /* the context's own stream waits for it, so all work that is queued there from now on
                                * runs after the event */
@@ -70,7 +70,7 @@ typedef struct te__buffer {
     struct te__arena *arena; /* the arena that owns the memory; NULL: the context's pool */
     te__event *used; /* the event after the last copy of the buffer on another stream (a reference), or NULL */
     struct te__offloaded *offloaded; /* the copy of the buffer in host memory (tape/offload.c), or NULL */
-    uint64_t kept_version; /* the version that tape/offload.c does not move to host memory */
+    uint64_t kept_version; /* tape/offload.c has decided not to copy this version of the buffer to host memory */
     uint64_t held, written;  /* held: id of the last capture that holds the buffer; written: id of the last one that
                               * wrote it */
     uint64_t saved_at;         /* the time at which a tape node last saved a tensor in the buffer; 0: never */
@@ -135,8 +135,8 @@ typedef struct te__var {
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
     bool played;     /* the backward function of the node that made the tensor has run, and the node is gone */
     bool fresh;      /* in te->tape.fresh */
-    bool passing;    /* made inside a backward function. If an outer te_backward fails, it need not drop a gradient that
-                      * an inner te_backward has put here */
+    bool passing;    /* made inside a backward function. If an inner te_backward has written a gradient here, the
+                      * gradient stays, even if the outer te_backward fails */
     uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach the variable */
     te_tensor *grad; /* for a leaf, the sum so far; else the gradient that te_backward has computed up to now */
     te_tensor *main_grad, *decoupled_grad;
@@ -237,14 +237,14 @@ typedef te_result (*te__op_check_fn)(te_ctx *te, void *args);
 typedef te_result (*te__op_cpu_fn)(te_ctx *te, const void *args);
 typedef te_result (*te__op_plan_fn)(te__plan *p, const void *args);
 
-/* What a device needs of an operation: one row of the table in ops/table.c. */
+/* The properties of an operation that a device needs: one row of the table in ops/table.c. */
 typedef struct te__op_info {
     te_op op;
     size_t args_size;
     te__op_check_fn check;
     te__op_cpu_fn cpu;
     te__op_plan_fn plan;
-    /* on the CPU: records a call, whose args are checked, in te->capture */
+    /* on the CPU: records a call in te->capture; the args have already been checked */
     te_result (*record)(te_ctx *te, const struct te__op_info *op, const void *args);
 } te__op_info;
 
@@ -260,8 +260,8 @@ typedef struct te__device {
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes); /* NULL: host memory */
     void *(*word)(te_ctx *te, int i); /* returns the address of word number i of 4 words in device memory. A word has 8
-                                       * bytes, is 0 at first, and is kept until the end. NULL: the device uses host
-                                       * memory */
+                                       * bytes, is 0 at first, and is kept until the context closes. NULL: the device
+                                       * uses host memory */
     te_result (*run)(te_ctx *te, const te__op_info *op, const void *args); /* args are checked */
     te_result (*enter)(te_ctx *te, bool *entered); /* makes the calls until `leave` cheaper; NULL: the device does not
                                                     * need it */
@@ -335,8 +335,8 @@ typedef struct te__node {
 } te__node;
 
 /* A list of nodes in the order of recording. The context has one segment. While the backward function of a node runs,
- * it records into a separate segment. This segment is empty again, run backwards or dropped, before that node is
- * done. */
+ * it records into a separate segment. When that node is done, this segment is empty again: its nodes have run backwards
+ * or were dropped. */
 typedef struct te__segment {
     struct te__segment *outer;
     te__node **nodes; /* an entry is NULL if the node's backward function is running or has run */
@@ -348,7 +348,8 @@ enum { TE__MAX_GRAD_REGIONS = 64, TE__MAX_HOOKS = 16 };
 typedef struct te__tape {
     te__segment root, *segment; /* segment: the innermost segment, which gets the nodes that are recorded */
     int no_grad, hidden_no_grad; /* no_grad > 0: nothing is recorded. hidden_no_grad is the part of this count that
-                                  * comes from first runs of te_checkpoint; a training step goes on in them */
+                                  * comes from the first runs of te_checkpoint; a training step goes on during such a
+                                  * run */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* for each open region of te_enable_grad_begin, the
                                                                 * value of no_grad outside of it */
     int plays; /* the number of calls of te_backward that have not returned yet */
@@ -428,7 +429,7 @@ typedef struct te__rng_tracker {
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
 /* All random states of a context. With a copy of it, a call that fails can restore the states, and a function can run
- * again with the same random numbers. Regions of te_rng_fork_begin refer to a tracker by its index. */
+ * again with the same random numbers. Regions of te_rng_fork_begin refer to a named state by its index in `tracker`. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* used in copies only: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */
@@ -466,8 +467,9 @@ typedef struct te__room {
     te_result (*step_undone)(te_ctx *te);          /* called by te_clear_error; undoes a training step that has
                                                     * failed */
     void (*reads)(te_ctx *te, te_tensor *x);       /* called in the first run of a checkpoint, when a function takes x
-                                                    * (or NULL) */
-    /* called when an outermost te_backward begins, on `count` tensors y of segment s */
+                                                    * as an input; x may be NULL */
+    /* called when an outermost te_backward begins; it starts at the `count` tensors y and runs the nodes of segment s
+     * backwards */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
     void (*backward_done)(te_ctx *te); /* called when the outermost te_backward has succeeded */
     /* Called when a backward pass ends. `result` is the pass's result. m is the module of a te_backward_dw; it is NULL

@@ -11,8 +11,8 @@
  * after the context's own stream waits for that event (te__pool_release). A write to x (te__touch) waits on the device
  * for the copy. An operation that reads x between te__copy_in and te__await reads undefined bytes. */
 
-/* Queues the copy after all earlier work. Records an event after the copy, and stores the event in the buffer and in
- * the pinned block. */
+/* Queues a copy between b and p on the stream s, after all earlier work. Records an event after the copy, and stores
+ * the event in b and p. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes,
                                     bool out) {
     te_ctx *te = s->te;

@@ -78,7 +78,8 @@ static void te__cache_folder(const char *root, const te__cache_key *key, te__tex
     te__text_printf(out, "%s/%s/%.*s", root, key->arch, (int)strcspn(key->kernel, "/"), key->kernel);
 }
 
-/* Writes the start of an entry's file name, up to the compiler, such as norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
+/* Writes the part of an entry's file name before the name of the compiler, such as
+ * norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
 static void te__cache_stem(const te__cache_key *key, te__text *out) {
     const char *kernel = strchr(key->kernel, '/');
     char digest[TE__DIGEST_CHARS + 1];
@@ -260,8 +261,8 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* Releases the lock and removes its file. Another process may be waiting for this lock. It then gets the lock of the
- * removed file, reads the entry, and releases the lock. */
+/* Releases the lock and removes its file. Another process may be waiting for this lock. That process then gets the lock
+ * of the removed file, reads the kernel from the cache, and releases the lock. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);

@@ -184,8 +184,8 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds to the unit all files that the text of u->file[index] includes, also by a conditional #include. So the digest
- * may depend on too many files, but never on too few. */
+/* Adds to the unit all files that the text of u->file[index] includes, also by a conditional #include. So the digest of
+ * the unit (te__unit_digest) may depend on too many files, but never on too few. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {

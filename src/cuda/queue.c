@@ -17,7 +17,8 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
     /* `follows`: the launch may start before the previous kernel ends. A cooperative launch needs the whole GPU, so it
-     * may not. In a capture, this attribute needs a driver for CUDA 12.4 or later. */
+     * may not start early. In a capture, the launch attribute for an early start needs a driver for CUDA 12.4 or
+     * later. */
     bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
     if (l->cluster > 1 || l->cooperative || follows) {
         te__cu_launch_attribute attribute[3];

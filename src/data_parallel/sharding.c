@@ -8,7 +8,7 @@ typedef struct te__dp_unit {
     te_module *module;
     te_data_parallel_desc desc;
     bool whole; /* true: created by te_data_parallel; false: created by te_fsdp_unit */
-    bool reached; /* the last backward pass has written a gradient */
+    bool reached; /* the last backward pass has written a gradient of the unit */
     bool chosen;  /* chosen by te__units_choose */
     te_fsdp_state state;
     uint64_t exchanged_at; /* the value of te->writes after the last exchange */
@@ -207,7 +207,7 @@ static bool te__units_are_deferred(const te_module *root) {
 }
 /* Exchanges the gradients at the end of a backward pass. Different ranks may reach different units of a model, but
  * every rank reaches some unit of it. So either all units of a model are exchanged or none. If the backward pass has
- * failed, informs only the group of the same model, because only the ranks of that group wait for this rank. */
+ * failed, informs only the group of the model of that pass, because only the ranks of that group wait for this rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -523,8 +523,8 @@ static te_result te__stage_check(te_module *stage, const te_stage_backward_desc 
         "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed",
         d->num_outputs, d->stage_outputs ? "has a NULL" : "is NULL");
 }
-/* Runs the backward pass of a stage that is one unit. There is one backward pass per output, so the gradients are
- * exchanged only once, after the last output. */
+/* Runs the backward pass of a stage that is one unit. te__stage_run makes one backward pass per output. The gradients
+ * are exchanged only once, after all these passes, and only if d->last_backward is true. */
 static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
     const te_fsdp_state before = u->state;
     te_result result;

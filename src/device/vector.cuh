@@ -171,8 +171,8 @@ template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
         return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
-// Makes the compiler unpack the elements again in each pass. If it unpacked them once for all passes, they would take
-// twice the registers.
+// Call this between two passes over the elements in r: then the compiler unpacks the elements again in each pass. If it
+// unpacked them once for all passes, they would take twice the registers.
 template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)

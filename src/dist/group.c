@@ -427,8 +427,8 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
 }
 
 /* Checks that all ranks are about to do `what`. If they are not, all ranks fail with TE_ERR_STATE and a message that
- * shows two of the texts. `result` may be an earlier failure of this rank; then the other ranks are informed. If one
- * rank fails, all ranks fail, so no rank continues with its next collective. */
+ * shows the texts of two ranks. `result` may be an earlier failure of this rank; then the other ranks are informed. If
+ * one rank fails, all ranks fail, so no rank continues with its next collective. */
 static te_result te__group_compare(te_group *group, const char *what, te_result result) {
     te_ctx *te = group->te;
     unsigned char own[TE__COMPARED_BYTES], *all;

@@ -4,8 +4,8 @@
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* What one rank contributes to a collective. The thread of the rank writes it before a meeting. The other threads read
- * it after that meeting and before the next one. */
+/* The contribution of one rank to a collective. The thread of the rank writes this struct before a meeting. The other
+ * threads read it after that meeting and before the next one. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -37,7 +37,8 @@ typedef struct te__mailbox {
     int skip; /* the number of future messages to drop, because their receives have already failed */
 } te__mailbox;
 
-/* What a rank is waiting for. If all ranks wait for one another, the hub ends their waits with an error. */
+/* The event that a rank waits for: none, a meeting or a message. If all ranks wait for one another, the hub ends their
+ * waits with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;

@@ -1,9 +1,9 @@
 /* functions/activations.c: activations as differentiable functions. The result may be plain, quantized for the next
- * matrix product, or multiplied by one factor per row. This part may call raw operations and use the codes that
- * products take. It must not depend on modules. */
+ * matrix product, or multiplied by one factor per row. This part may call raw operations and use quantized operands of
+ * products. It must not depend on modules. */
 
-/* The backward pass computes codes, an amax and column sums from the gradient. This is the precision of the gradient in
- * that computation: f32, or rounded to the format in which a plain gradient would be stored. */
+/* From the gradient the backward pass computes quantized codes, an amax and column sums. Each enumerator says with
+ * which precision the gradient enters: as f32, or rounded to the format in which a plain gradient would be stored. */
 typedef enum te__act_rounding {
     TE__ACT_ROUNDED,       /* codes, amax and column sums come from the rounded gradient */
     TE__ACT_UNROUNDED_AMAX, /* codes and column sums come from the rounded gradient, the amax from the f32 gradient */
@@ -60,7 +60,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !s->quant.scaling || !te__quant_of(te)->inspecting) return result;
-    /* The kernel wrote only codes. A second run computes the plain numbers for the inspection. */
+    /* The program inspects quantized tensors, but the kernel wrote only codes. A second run computes the plain
+     * numbers. */
     if (!out.plain) {
         te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;
@@ -83,9 +84,9 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
     return false;
 }
 
-/* Returns the activation of x. If `spec` is given, the result is quantized as in te__norm. For current scaling and
- * NVFP4, the amax is the amax of the unrounded f32 result, as in TransformerEngine's kernels. `spec`, `params` and
- * `grad` may be NULL. */
+/* Returns the activation of x, quantized if `spec` is given. For current scaling and NVFP4, the amax is the amax of the
+ * unrounded f32 result, as in TransformerEngine's kernels. In all else the result is quantized like that of te__norm.
+ * `spec`, `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;

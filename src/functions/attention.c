@@ -105,8 +105,8 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     return TE_OK;
 }
 
-/* What the tape node of a rotation stores: the arguments of the operation, and the frequencies that these arguments
- * point to. A node allocates only the frequencies that are used (te__rope_state_size). */
+/* The data that the tape node of a rotation stores: the arguments of the operation, and the frequencies that these
+ * arguments point to. A node allocates only the frequencies that are used (te__rope_state_size). */
 typedef struct te__rope_state {
     te_op_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -270,7 +270,7 @@ typedef struct te__qkv_state { /* laid out as te__rope_state */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__qkv_state;
 
-/* Sets up the arguments of the operation on x, except the tensors q, k and v. The tokens of layout thd are treated as
+/* Sets up the arguments of te_op_qkv_rope for x, except the tensors q, k and v. The tokens of layout thd are treated as
  * one sequence without rotation. On failure sets an error and returns false. */
 static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                          te__qkv_state *s) {
@@ -616,9 +616,10 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
 
 /* Runs te_attention on q, k and v.
  * With p NULL, `parts` are the separate tensors q, k and v.
- * Otherwise parts[p->keys] holds keys and values, and also the queries unless p->keys. `parts` is overwritten by views,
- * so nothing is copied. The result has all heads [.., H, d]. Queries with two strides (te__packing_spreads) need a
- * te_attn_rule that is the same for all sequences and heads. */
+ * Otherwise one tensor is packed: parts[0] holds queries, keys and values, or, if p->keys is true, parts[1] holds keys
+ * and values. `parts` is then overwritten by views of that tensor, so nothing is copied. The result has all heads
+ * [.., H, d]. Queries with two strides (te__packing_spreads) need a te_attn_rule that is the same for all sequences and
+ * heads. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

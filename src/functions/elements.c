@@ -1,5 +1,6 @@
-/* functions/elements.c: differentiable functions, each after its backward function. A function checks its
- * arguments, makes its output, runs raw operations and records a node. Knows raw operations; must not know modules. */
+/* functions/elements.c: differentiable functions. Each stands after its backward function. A function checks its
+ * arguments, allocates its output, runs raw operations and records a tape node. This part may call raw operations. It
+ * must not depend on modules. */
 
 /* ---- plumbing ---- */
 
@@ -57,7 +58,7 @@ static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char 
     return false;
 }
 
-/* Returns x as a matrix, recorded on the tape; NULL if x is. */
+/* Returns x as a matrix, recorded on the tape. Returns NULL if x is NULL. */
 static te_tensor *te__view_2d(te_tensor *x, int64_t rows, int64_t cols) {
     const int64_t shape[2] = {rows, cols};
     return x ? te_tensor_view(x, 2, shape) : NULL;
@@ -66,12 +67,13 @@ static te_tensor *te__zeros_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t
     const int64_t shape[2] = {rows, cols};
     return te_tensor_zeros(te, dtype, 2, shape);
 }
-/* Returns a copy of x in this format, without history; NULL if x is. */
+/* Returns a copy of x in the format `dtype`, without history on the tape. Returns NULL if x is NULL. */
 static te_tensor *te__copied(const te_tensor *x, te_dtype dtype) {
     te_tensor *y = x ? te__empty_like(x, dtype) : NULL;
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
 }
-/* Format and shape of a tensor whose gradient a backward pass makes without it. */
+/* The format and shape of a tensor. With them a backward pass allocates the gradient of the tensor, so the tensor
+ * itself need not be saved. */
 typedef struct te__like {
     te_dtype dtype;
     int ndim;
@@ -154,7 +156,7 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor) {
 
 /* ---- products ---- */
 
-/* Writes x * y to `out`, rounded to its format. y has the shape of x, or one number for each row of x. */
+/* Writes x * y, rounded to the format of `out`, to `out`. y has the shape of x, or one number for each row of x. */
 static te_tensor *te__mul_into(te_tensor *out, te_tensor *x, te_tensor *y) {
     te_op_mul_args args = TE_ZERO;
     args.x = x;

@@ -1,6 +1,6 @@
-/* functions/linear.c: y = x W^T + b in high precision or quantized: its three products (y, dx, dW) and the exchanges of
- * ranks around them. Every GEMM module calls it. This part may use quantizers and the scaling state. It must not depend
- * on the module tree. */
+/* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized. It has the forward product (y),
+ * the two backward products (dx and dW), and the exchanges between ranks before and after them. Every GEMM module calls
+ * this part. This part may use quantizers and the scaling state. It must not depend on the module tree. */
 
 typedef struct te__functions_state {
     te_tensor *place; /* the next output of the same format and size is written to this tensor; NULL: every output gets
@@ -37,8 +37,9 @@ typedef struct te__linear_call {
     const te__quant_call *quant;  /* NULL: high precision, even inside an autocast region */
     int gemm;                     /* index of the product in quant->scaling */
     te__parallel parallel;        /* the ranks that share the product; `bias` is NULL if the weight is divided by row */
-    unsigned *met;                /* points to bits in the module: a bit is set if ranks have compared that product
-                                   * (te__linear_meets); NULL: no comparison */
+    unsigned *met;                /* points to a bit mask in the module: bit number `gemm` is set after the ranks have
+                                   * compared the operands of this product (te__linear_meets); NULL: the ranks compare
+                                   * nothing */
     te__weight_cache *cache;      /* the cache of the quantized weight; must not be NULL if `quant` is given */
     te_microbatch microbatch;
     bool fuse_wgrad;
@@ -65,8 +66,8 @@ typedef struct te__linear_call {
 typedef struct te__linear_state {
     bool quantize_grad; /* false: the gradient of y stays in high precision */
     bool fp8_grad;      /* the gradient of x is quantized */
-    int quantize_x;     /* the usage of the quantized copy that the backward pass makes of saved[0]; 0: saved[0] itself
-                         * is the operand */
+    int quantize_x;     /* 0: the backward pass uses saved[0] as it is; otherwise it quantizes saved[0], and this is the
+                         * usage (TE_ROWWISE, TE_COLUMNWISE) of the quantized copy */
     te_epilogue act_epilogue; /* 0: dx[0] is the gradient of x; otherwise dx[0] is the gradient of saved[2], the input
                                * of the activation whose result is x */
     te_dtype act_bias_dtype;
@@ -182,8 +183,9 @@ static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* Returns the format of a result that will be quantized by `spec`. If the scale is given (delayed scaling) it is f32,
- * so that nothing is rounded before the codes. Otherwise it is `dtype`, as in TransformerEngine. */
+/* Returns the format in which the product writes a result that will be quantized by `spec`. If the recipe gives the
+ * scale in advance (delayed scaling), this is f32, so that the result is rounded only once. Otherwise it is `dtype`, as
+ * in TransformerEngine. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }
@@ -268,7 +270,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        /* te_backward_dw could not reach this weight, so compute the gradient now */
+        /* compute the gradient now: it is not delayed, or te_backward_dw could not find its module or parameter
+         * later */
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
         te_tensor_retain(g.dy);
         te_tensor_retain(g.x);
@@ -426,7 +429,8 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
                  spec.stochastic ? "stochastic" : spec.cls->name);
         return NULL;
     }
-    /* This rank's part is not quantized separately, so it is quantized again in the backward pass. */
+    /* If the ranks gather x before it is quantized, there is no quantized copy of this rank's x alone. So the backward
+     * pass quantizes x again. */
     if (gathers && !te__codes_gather(&spec, x)) again = true;
     if (again && saves && spec.cls->form != TE__FORM_PLAIN &&
         quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION)

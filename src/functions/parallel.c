@@ -38,7 +38,8 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
-/* Returns the sum of x over the ranks, without history. x NULL: this rank failed; it still joins the others. */
+/* Returns the sum of x over the ranks, without history on the tape. If x is NULL, this rank has failed, but it still
+ * takes part in the exchange. */
 static te_tensor *te__summed(te_group *group, te_tensor *x) {
     te_tensor *y = te__copied(x, x ? x->dtype : TE_DTYPE_NONE);
     return te__all_reduce(group, y, TE_REDUCE_SUM) == TE_OK ? y : NULL;

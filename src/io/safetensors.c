@@ -3,7 +3,7 @@
  *
  * No file is trusted. The header length is checked against the size of the file before the header is read. Every size
  * and offset is checked against the data before a tensor is created. The rules are those of the reference
- * implementation: the data has no holes and overlaps, no name occurs twice, and every byte belongs to a tensor. */
+ * implementation: the data has neither holes nor overlaps, no name occurs twice, and every byte belongs to a tensor. */
 
 enum { TE__ST_MAX_HEADER = 100000000, TE__ST_CHUNK = 8 << 20 };
 

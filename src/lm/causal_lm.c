@@ -21,13 +21,12 @@ typedef struct te__decoder_attention {
     te__head_facts of; /* numbers of heads and the head size */
     bool norm; /* true: each query and key head is normalised */
     te_rotary_desc rotary;
-    float *factors; /* longrope only, else NULL: memory of head_dim floats, with the list of short factors, then the
-                     * list of long factors */
+    float *factors; /* NULL without longrope; otherwise an array of head_dim floats: first the list of short factors,
+                     * then the list of long factors */
 } te__decoder_attention;
 
 /* Projects args->input with the child `proj` and returns heads [b, s, n, d]. Normalizes the heads if `norm` is not
- * NULL, and rotates them if `rotary` is not NULL. The caller passes both for queries and keys, and neither for
- * values. */
+ * NULL, and rotates them if `rotary` is not NULL. For values the caller passes NULL for both. */
 static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm,
                                     int n, const te_rotary_desc *rotary) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;

@@ -237,7 +237,7 @@ static void te__lm_set(te__lm_config *c, const te__lm_config *from, const te__hf
                                                                              : sizeof(int64_t);
     memcpy((char *)c + key->offset, (const char *)from + key->offset, n);
 }
-/* Copies the keys that `row` has to c. With `all` copies every such key, otherwise only keys that c lacks. */
+/* Copies to c the keys that `row` has. If `all` is true, copies every such key; otherwise only those that c lacks. */
 static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
     int t, i;
     for (t = 0; t < TE__COUNT(te__lm_tables); t++)

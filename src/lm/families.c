@@ -56,7 +56,7 @@ typedef struct te__lm_family {
     const char *model_type;
     const char *reads;  /* JSON: keys that this family reads in addition to te__lm_keys, each with its default (null: no
                          * default). A key of te__lm_keys is here if the family has another default */
-    const char *always; /* JSON: keys whose values override those in the file, and traits (te__lm_traits) */
+    const char *always; /* JSON: traits (te__lm_traits), and keys whose values override those in the file */
     const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* lists of rules, one for each way in which files may name the tensors;
                                                  * NULL ends the list */
     const te__lm_inner *inner;                  /* NULL: the whole model is a text model */

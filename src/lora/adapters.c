@@ -79,8 +79,9 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     d.device = device;
     return te_embedding_create(site->owner->te, &d);
 }
-/* Creates adapter `a` and adds it to the module `holder`. Under sequence parallelism each rank has different rows. So
- * an adapter that is not sharded is marked, because its gradient must be summed over the ranks. */
+/* Creates adapter `a` and adds it to the module `holder`. Under sequence parallelism each rank has different rows of
+ * the input. So the gradient of an adapter that is not sharded must be summed over the ranks; this function marks such
+ * an adapter. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;

@@ -145,8 +145,8 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
                  c->desc->dim, chosen, path, c->desc->dim / chosen);
     return true;
 }
-/* Returns how many Linears of the experts m are matched by the names. If a name matches the path of m itself, all
- * Linears are matched. */
+/* m is an experts module. Returns how many of its Linears match a name in c->names (target_modules or exclude_modules).
+ * If a name matches the path of m itself, all Linears count. */
 static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     const int products = te__expert_products(m);
     char text[TE__TREE_PATH + 64], name[64];
@@ -177,8 +177,8 @@ static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char
     if (others ? !block || n : !n && !(block && d->num_target_modules == 0)) return true;
     return te__lora_can(&s, path, d->use_dora) && te__lora_rank_ok(c, m, path) && te__lora_list_add(&c->sites, s);
 }
-/* Returns true if the options choose module m, whose path is `path`. An Embedding is chosen only by its plain name. A
- * pattern may also match embeddings, norms and containers, but does not choose them. */
+/* Returns true if the options choose module m, whose path is `path`. An Embedding is chosen only by a name without
+ * pattern operators. A pattern may also match embeddings, norms and containers, but does not choose them. */
 static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *path) {
     const bool linear = m->cls == &te__linear_class || te__is_block_gate(m);
     bool plain;
@@ -243,8 +243,8 @@ static te_result te__lora_train_beside(te__lora_choice *c) {
 
 /* ---- the base model's name ---- */
 
-#define TE__LORA_BASE "te.lora.base" /* an attribute with a te__lora_name, on the module that te_lora_apply or
-                                      * te_lora_load was called with */
+#define TE__LORA_BASE "te.lora.base" /* the attribute that holds the base model's name; the module that te_lora_apply or
+                                      * te_lora_load was called with has it */
 typedef struct te__lora_name {
     te_ctx *te;
     char *text;

@@ -1,5 +1,5 @@
-/* lora/dora.c: DoRA on Linears (Liu et al. 2024): a trained magnitude m for each row of V = W + alpha / dim B A. This
- * part may use Linear, its adapters and row scaling. It must not depend on how adapters are chosen, or on files.
+/* lora/dora.c: DoRA on Linears (Liu et al. 2024): a trained magnitude m for each row of V = W + (alpha / dim) * B A.
+ * This part may use Linear, its adapters and row scaling. It must not depend on how adapters are chosen, or on files.
  *
  * Computes y = x V^T * m / |V| + b, where |V| has the L2 norm of each row of V. The backward pass treats |V| as a
  * constant, as in section 4.3 of the paper and in peft. */
@@ -102,8 +102,8 @@ static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *
     call.x = x;
     return te__linear_biased(&call, NULL, false);
 }
-/* Forward of a Linear with DoRA. If there is dropout before lora_A, x' = dropout(x), it computes the same as peft: y =
- * x W^T + b + (x' V^T * m / |V| - x' W^T). Dropout then acts on the difference in parentheses, not on x W^T. */
+/* Forward of a Linear with DoRA. Dropout before lora_A gives x' = dropout(x). Then, as in peft, y = x W^T + b + (x' V^T
+ * * m / |V| - x' W^T). So dropout acts on the difference in parentheses, not on x W^T. */
 static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);

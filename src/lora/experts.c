@@ -118,7 +118,8 @@ static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in,
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
 
-/* The state of the module of one stack is a te_init: how its reset fills the stack. */
+/* The class te__adapter_class is the class of the module of one stack. The state of such a module is the te_init with
+ * which te__adapter_reset fills the stack. */
 static te_result te__adapter_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" is a stack of experts' adapters; run the experts", m->cls->name,
@@ -141,9 +142,9 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     child->built_in = true;
     return meta || te__adapter_reset(child) == TE_OK;
 }
-/* Adds four stacks of rank r to the experts module m. lora_A starts as torch fills a 3-D tensor: normal with deviation
- * sqrt(2 / ((in + E) r)), or uniform within 1 / sqrt(in r). E counts the experts of all ranks. lora_B starts at
- * zero. */
+/* Adds four stacks of rank r to the experts module m. lora_B starts at zero. lora_A gets the initial values that torch
+ * gives a 3-D tensor [E, in, r], where E is the number of experts of all ranks. These are normal with deviation sqrt(2
+ * / ((in + E) r)) (TE_LORA_XAVIER), or uniform between -1 / sqrt(in r) and 1 / sqrt(in r). */
 static bool te__adapters_add(te_module *m, int64_t r, te_lora_init first, te_dtype dtype) {
     const te__experts_module *s = te__experts_state(m);
     const te_tensor *base = te__experts_base(m);

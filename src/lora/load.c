@@ -4,8 +4,8 @@
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 
-/* One entry of alpha_pattern. The key is the path of a site. Otherwise it is a regular expression that matches a whole
- * path, or the end of a path after a dot. */
+/* One entry of alpha_pattern. Its key is either the path of a site, or a regular expression that matches a whole path
+ * or the end of a path after a dot. */
 typedef struct te__peft_alpha {
     const char *path; /* points into the text; NULL: `pattern` is used */
     te__pattern pattern;
@@ -118,7 +118,8 @@ static bool te__peft_parse_bias(te__peft *p) {
         }
     return text && te__peft_refuse(p, "bias", text);
 }
-/* Reads one key of the config. Skips the keys of modules and ranks, because the tensors in the file tell both. */
+/* Reads one key of the config. Skips the keys that give the modules and their ranks, because both follow from the
+ * tensors in the file. */
 static bool te__peft_take(te__peft *p, const char *key) {
     static const char *const beyond[] = {
         "fan_in_fan_out", "lora_bias",       "target_parameters", "trainable_token_indices",
@@ -206,7 +207,8 @@ static bool te__peft_unknown(te__peft *p, const te_safetensors_entry *e) {
         "PATH.lora_A.weight and ...lora_B.weight",
         e->name);
 }
-/* Cuts the component after the last dot off text[0 .. *n): returns it and shortens *n; returns "" at the end. */
+/* Cuts the last component off the dotted path text[0 .. *n). Returns the component, and shortens *n to what is left of
+ * the path. If the path is empty, returns "". */
 static const char *te__peft_component(char *text, size_t *n) {
     size_t at = *n;
     text[at] = 0;
@@ -262,8 +264,9 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
 
 /* ---- parameters trained in addition to adapters ---- */
 
-/* Returns true if modules_to_save names m or a module above m. As in peft, any path that ends in the name counts. Sets
- * *whole if in one such path the name begins at the start of the path or after a dot. */
+/* Returns true if modules_to_save names m or a module above m. As in peft, a name matches every path that ends in it,
+ * even if the name begins in the middle of a component. Sets *whole to whether a name matches whole components of a
+ * path. */
 static bool te__peft_saves(const te__peft *p, const te_module *m, bool *whole) {
     char path[TE__TREE_PATH];
     bool any = false;
@@ -470,7 +473,8 @@ static bool te__peft_fill_trained(void *user, te_module *m) {
 
 /* ---- adapters ---- */
 
-/* Checks that the tensor `name` is float [rows, cols], or [rows] if cols is 0. Tensor `with` makes it necessary. */
+/* Checks that the file has the tensor `name`, and that it is a float tensor [rows, cols], or [rows] if cols is 0.
+ * `with` is a tensor of the file that cannot be used without it. */
 static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *with, const char *path, int64_t rows,
                                   int64_t cols) {
     const te_safetensors_entry *e = te_safetensors_find(p->file, name);
@@ -520,7 +524,8 @@ static const char *te__peft_module(const te__peft *p, const te__lora_site *s, in
     }
     return path;
 }
-/* Returns lora_A of product n as f32 on the host, which the caller frees; NULL with an error. */
+/* Returns the values of lora_A of product n as f32 in host memory, which the caller frees. On failure records an error
+ * and returns NULL. */
 static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *path, int n, size_t *bytes) {
     char name[TE__PEFT_NAME];
     te_tensor *x;
@@ -536,9 +541,9 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     te__frame_end(p->j.te, NULL, 0);
     return host;
 }
-/* Returns the site's rank divided by the file's rank, or 0 with an error. te.h has one lora_A for gate and up of an
- * expert. If the file has different ones, the result is 2: lora_A gets the rows of both, and each lora_B has zeros for
- * the rows of the other, so the function stays the same. Otherwise the result is 1. */
+/* Returns the site's rank divided by the file's rank, or 0 with an error. In te.h the gate and up Linears of an expert
+ * share one lora_A. If the file has different ones, returns 2: the shared lora_A gets the rows of both, and each lora_B
+ * gets zeros for the rows of the other. The adapters then compute the same as in the file. Otherwise returns 1. */
 static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
     const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
     const int products = gated ? te__expert_products(s->owner) : 0;
@@ -593,7 +598,8 @@ static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, cons
 
 /* ---- adapters of all sites ---- */
 
-/* Checks the shapes of the file's adapters of a site. If the site already has adapters, both ranks must be equal. */
+/* Checks the shapes of the file's adapters of a site. If the site already has adapters, they must have the rank that
+ * the file's adapters need. */
 static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
     te__lora_shape shape = te__lora_shape_of(s, 0);
     const te_module *m = s->owner, *holder = te__lora_holder(s);

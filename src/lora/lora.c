@@ -214,12 +214,14 @@ static bool te__lora_find_site(te_module *root, const char *path, te__lora_site 
 
 /* Sizes and weights of a site. */
 typedef struct te__lora_shape {
-    int64_t in, out;         /* features, of all ranks together; of an Embedding the rows of the table and their size */
+    int64_t in, out;         /* numbers of input and output features of all ranks together; Embedding: `in` is the
+                              * number of rows of the table, `out` the size of a row */
     te_parallel_mode mode;   /* how ranks share the weight */
     const te__sharding *rows; /* the blocks into which the rows of the weight are sharded; NULL if there is one block */
     int products;            /* number of weight matrices: groups of GroupedLinear, Linears of experts, otherwise 1 */
     int parts;               /* number of parameters whose rows together make one weight matrix */
-    int weights;             /* the first of products * parts parameters: its index in the owner's entries */
+    int weights;             /* the weights are products * parts adjacent entries of the owner; this is the index of the
+                              * first one */
 } te__lora_shape;
 
 /* Returns the shape of a site. `product` matters only for experts: their Linears differ in size. */
@@ -319,8 +321,8 @@ static bool te__is_tied_table(const te_module *m) {
 
 /* ---- weights with adapters ---- */
 
-/* Returns the product of the two adapters in f32, in the shape of the site's weight. It is B A; for an Embedding A
- * B^T. */
+/* Returns the product of the two adapters in f32, in the shape of the site's weight. The product is B A, or A B^T for
+ * an Embedding. */
 static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
     const bool table = s->owner->cls == &te__embedding_class;
     te_tensor *a = te_tensor_contiguous(te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32)),

@@ -142,8 +142,8 @@ static bool te__pattern_class(te__pattern *p) {
 /* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
     int start, part; /* the step at which the group begins, and the step at which its last alternative begins */
-    int ends;        /* the last GO step that ends an earlier alternative; `a` of this step is the one before it.
-                      * -1: there is none */
+    int ends;        /* the last GO step that ends an earlier alternative; `a` of such a step is the index of the
+                      * previous GO step of this kind. -1: there is none */
 } te__pattern_group;
 
 /* Begins another alternative of the group. Puts a FORK step before the last alternative and a GO step after it. */
@@ -183,7 +183,8 @@ static bool te__pattern_repeat(te__pattern *p, int atom) {
 }
 static bool te__pattern_read(te__pattern *p) {
     te__pattern_group groups[TE__PATTERN_DEPTH + 1], *g = groups;
-    int atom = -1; /* first step of the next operator's operand; -1: there is none, -2: it has an operator already */
+    int atom = -1; /* index of the first step of the operand that a following operator would repeat; -1: no operand, -2:
+                    * the operand has an operator already */
     g->start = g->part = 0;
     g->ends = -1;
     while (*p->at) {
@@ -278,8 +279,9 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
 /* ---- matching ---- */
 
 /* Lists all character steps that can be reached from step `at` without reading a character. Appends them to `list`,
- * which has n entries so far, and returns the new number of entries. Sets *found if the step FOUND can be reached.
- * Steps already seen carry the number `now`. `first` and `last` say that the text begins or ends here. */
+ * which has n entries so far, and returns the new number of entries. Sets *found if the step FOUND can be reached. A
+ * step that was visited already has the value `now` in the array `seen`. `first` and `last` say that the text begins or
+ * ends here. */
 static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
     int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
     if (seen[at] != now) open[num_open++] = at;

@@ -1,5 +1,5 @@
-/* lora/values.c: initial values of adapters, and adding a required child to a module. This part may use the module
- * tree. */
+/* lora/values.c: fills adapters with initial values, and adds a required child to a module. This part may use the
+ * module tree. */
 
 /* Fills `weight` with uniform random numbers within +- 1 / sqrt(numbers). `numbers` is the number of terms in the sum
  * of one output. */

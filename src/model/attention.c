@@ -17,7 +17,8 @@ typedef struct te__attn_backend {
     unsigned facts;     /* TE__ATTN_* bits */
     te_result (*preprocess)(const struct te__attn_backend *b, te_module *m, const te_attn_inputs *in,
                             te_attn_args *out); /* fills *out, which is zeroed before */
-    /* Sets fields of the rule *x for one call, but not its masks. May be NULL. */
+    /* Changes *x, the attention rule (mask, scale, dropout) of one call, as this backend needs it. All fields of *x are
+     * set before this call. NULL: the backend changes nothing. */
     te_result (*rule)(te_module *m, const te_attn_args *a, te_attn_rule *x);
     te_tensor *(*attend)(te_module *m, te__attn_run *run); /* returns [b, s, H, d_v]; NULL: the backend is te */
 } te__attn_backend;
@@ -230,8 +231,9 @@ static te_result te__attn_elements(const te__attn_backend *row, te_module *m, co
     if (out->window_keys >= 0 || !all) {
         te_tensor *kept = te__element_mask(m->te, b, s_q, s_kv, out->window_keys,
                                            out->is_causal ? te__max(s_kv - s_q, 0) : s_kv, all ? NULL : tokens);
-        out->masked = kept ? te_tensor_detach(kept) : NULL; /* another handle of the mask: the context may drop its own
-                                                             * before the caller is done */
+        out->masked = kept ? te_tensor_detach(kept) : NULL; /* a second handle, because the mask cache may release its
+                                                             * own handle of the mask while the caller still uses the
+                                                             * mask */
         out->is_causal = false;
         if (!out->masked) r = te_error_code(m->te);
     }
@@ -244,7 +246,7 @@ static te_tensor *te__attn_sdpa_attend(te_module *m, te__attn_run *run) {
     const te_attn_rule *x = &run->told.rule;
     te_sdpa_args args = TE_ZERO;
     if (!te__sdpa_of(m->te)->depth) return te__sdpa_attend(m, run);
-    /* te_sdpa_begin is open: calls the function that te_scaled_dot_product_attention has now */
+    /* in a region of te_sdpa_begin: calls the function that now replaces te_scaled_dot_product_attention */
     masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
     if (x->attention_mask && !masked) return NULL;
     args.attn_mask = masked ? masked : x->core_attention_bias;

@@ -1,6 +1,6 @@
-/* model/formats.c: chooses the tensors of a model to cast, and their dtypes. The choice is made by words in the
- * tensors' paths, or for a time (te_fp32_scope_open). This part may use modules and paths. It must not depend on how
- * model/recast.c casts a tensor in place. */
+/* model/formats.c: chooses the tensors of a model to cast, and their dtypes. A tensor stays in f32 if its path contains
+ * one of the words of te_module_set_keep_in_fp32. te_fp32_scope_open casts the whole model to f32 for some time. This
+ * part may use modules and paths. It must not depend on how model/recast.c casts a tensor in place. */
 
 /* ---- words ---- */
 
@@ -181,7 +181,8 @@ typedef struct te__cast {
     te_dtype dtype;           /* target dtype */
     const te__words *words, *strict; /* words of the root that keep tensors in f32 */
     bool sharded;             /* the model has sharded parameters */
-    const char *const *keywords; /* words of te_restore_fp32_modules, used in place of those of the root */
+    const char *const *keywords; /* the words given to te_restore_fp32_modules; used instead of the fields `words` and
+                                  * `strict` */
     int count;                   /* number of keywords */
     bool buffers_alone;
     const te_cast_model_desc *desc; /* options of te_cast_model_to_dtype, or NULL */
@@ -202,7 +203,8 @@ static bool te__is_scaling_path(const char *path, te_entry_kind kind) {
     const char *dot = strrchr(path, '.');
     return kind == TE_ENTRY_BUFFER && te__is_scaling_name(dot ? dot + 1 : path);
 }
-/* Returns true if the tensor at c->path must stay in f32 because of the words of the root. */
+/* Returns true if the tensor at c->path must stay in f32, because its path contains one of the words set on the root
+ * (te_module_set_keep_in_fp32). */
 static bool te__cast_keeps(const te__cast *c, const te__entry *e) {
     if (!te__is_first(&c->firsts, e)) return false;
     return te__words_match(c->strict, c->path) ||
@@ -254,7 +256,8 @@ static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) 
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     return te__recast_run(&c->list, te__cast_walk(c, visit));
 }
-/* Warns if the root has non-strict words and the model is sharded: then these words keep no parameters in f32. */
+/* Warns if the model is sharded and the root has words with `strict` false (te_module_set_keep_in_fp32): in a sharded
+ * model such words keep no parameters in f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;
@@ -290,8 +293,8 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
     return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
 }
 
-/* Adds one tensor to the list if its path has a keyword. If a keyword is in the path of a module, all tensors of this
- * module are cast, even those whose first path is elsewhere. */
+/* Adds a tensor to the list of casts if its path contains a keyword. A parameter of several modules has several paths;
+ * only the first one counts. But if the path of a module contains a keyword, all tensors of this module are added. */
 static bool te__restore_visit(te__cast *c, const te_module *m, const te__entry *e) {
     char *end = c->path + c->module_path;
     const char after = *end;
@@ -334,7 +337,7 @@ struct te_fp32_scope {
     te_ctx *te;
     te_module *m;
     te_dtype dtype; /* dtype of the whole model after the scope; TE_DTYPE_NONE: each tensor gets its own dtype back */
-    te_dtype usual; /* dtype after the scope of tensors that were added inside the scope */
+    te_dtype usual; /* tensors that were added inside the scope get this dtype after the scope */
     te__scope_entry *entry; /* sorted by tensor address */
     int num, cap;
     te__closable closable;
@@ -359,7 +362,8 @@ static bool te__scope_visit(void *user, te_module *m, const char *path, te_tenso
     return true;
 }
 
-/* Sets c->dtype to the dtype of the first floating parameter that c's words do not keep in f32, and stops the walk. */
+/* Sets c->dtype to the dtype of the first floating parameter that need not stay in f32 (te__cast_keeps), and stops the
+ * walk. */
 static bool te__first_visit(te__cast *c, const te_module *m, const te__entry *e) {
     (void)m;
     if (e->kind != TE_ENTRY_PARAMETER || !te__is_first(&c->firsts, e) || !te__is_floating(e->tensor) ||

@@ -1,6 +1,6 @@
 /* model/frozen.c: te_cast_frozen_modules_to_compute_dtype. It casts frozen tensors to the compute dtype, and all
- * tensors of modules that have frozen weights and adapters. This part may use the words that keep a tensor in f32
- * (model/formats.c). */
+ * tensors of modules that have frozen weights and adapters. This part may use model/formats.c to find the tensors that
+ * must stay in f32. */
 
 enum {
     TE__HAS_PARAMS = 1,
@@ -84,7 +84,8 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
     if (result != TE_OK) return result;
     f.cast = te__cast_of(m, desc->compute_dtype);
-    f.cast.sharded = false; /* te__frozen_casts skips sharded tensors, so non-strict words may keep parameters too */
+    f.cast.sharded = false; /* sharded tensors are not cast here anyway, so words with `strict` false may keep the other
+                             * parameters in f32 */
     f.any_base = desc->any_frozen_base;
     te_module_visit(m, te__count_module, &f.num);
     f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);

@@ -152,9 +152,9 @@ static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dro
     return te_tensor_view(te_tensor_contiguous(call->outputs.out), 4, shape);
 }
 
-/* Returns true if `mask` is [.., s_q, s_kv] of this call, or of all context-parallel ranks together. Refuses a
- * broadcast mask, because te_detect_causal_mask reads only stored elements. If mask.strict is set, it also refuses a
- * mask that requires a gradient: only the original function computes that gradient. */
+/* Returns true if the last two sizes of `mask` are s_q and s_kv of this call, or of all context-parallel ranks
+ * together. Refuses a broadcast mask, because te_detect_causal_mask reads only stored elements. If mask.strict is set,
+ * it also refuses a mask that requires a gradient: only the original function computes that gradient. */
 static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;

@@ -6,7 +6,8 @@
 
 /* A cached result of te_detect_causal_mask. The mask and the arguments are its key. */
 typedef struct te__mask_verdict {
-    uint64_t version, written_at; /* those of the mask's buffer; written_at is unique among buffers; 0: unused entry */
+    uint64_t version, written_at; /* the same fields of the mask's buffer; two buffers never have equal written_at;
+                                   * written_at 0: unused entry */
     int64_t offset, shape[4], stride[4], left;
     const te__buffer *buffer; /* compared only, never dereferenced */
     te_dtype dtype;
@@ -21,7 +22,7 @@ typedef struct te__sdpa_state {
     int depth;
     te_attn_stats stats;
     int stats_every;   /* number of calls between two log lines of the counters: $AUTOMODEL_TE_STATS_EVERY, or 500 */
-    char bad_every[40]; /* the text of that variable if it is not a number; otherwise empty */
+    char bad_every[40]; /* the text of $AUTOMODEL_TE_STATS_EVERY if it is not a number; otherwise empty */
     bool scale_warned;
     te__mask_verdict verdict[TE__MASK_VERDICTS];
     int next_verdict;  /* index of the entry that is overwritten next */

@@ -1,5 +1,5 @@
-/* model/snapshots.c: takes f32 copies of a model's tensors, and puts them back by path. This part may use the casts in
- * place of model/recast.c. */
+/* model/snapshots.c: takes f32 copies of a model's tensors, and puts them back by path. This part may use the in-place
+ * casts of model/recast.c. */
 
 typedef struct te__fp32_copy {
     char *path;

@@ -2,7 +2,7 @@
  * graphs and the tape. It must not depend on what any class computes. */
 
 /* A graphed module: its two graphs, and the static tensors that both graphs read and write. Each tape node of a run
- * holds a reference to it. */
+ * holds a reference to this struct. */
 struct te__graphed {
     te_ctx *te;
     int refs;
@@ -190,8 +190,8 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
     te__graphed_kept *k = (te__graphed_kept *)user;
     int i;
     (void)path;
-    if (kind == TE_ENTRY_BUFFER && k->after) { /* after the warm-up: old buffers get their former values, new ones their
-                                                * first values */
+    if (kind == TE_ENTRY_BUFFER && k->after) { /* after the warm-up: buffers that existed before it get their former
+                                                * values, and buffers that it has created get their initial values */
         for (i = 0; i < k->num_buffers && k->buffer[i] != x; i++) {}
         if (i < k->num_buffers)
             te_tensor_copy(x, k->value[i]);

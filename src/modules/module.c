@@ -38,9 +38,10 @@ struct te_module {
                        * otherwise NULL */
     te_module **children; /* in the order of their places */
     int num_children, cap_children;
-    int64_t place, places; /* place: the position among the children of the parent; places: number of places that own
-                            * children have got so far */
-    te__gone *mark; /* record that the parent gets when the module is destroyed; NULL: the parent does not need it */
+    int64_t place, places; /* place: the position among the children of the parent; places: the number of places that
+                            * this module has given to its own children so far */
+    te__gone *mark; /* the record that the parent gets when this module is destroyed; NULL: the parent does not need
+                     * this module */
     te__gone *gone; /* records that destroyed children have left */
     bool takes_any; /* the program chooses the children, and the class itself needs none of them */
     te__entry *entries;
@@ -52,7 +53,8 @@ struct te_module {
     bool meta;       /* the parameters have no memory yet */
     bool awaits_group; /* the parameters wait for te_set_tensor_parallel_group: only then this rank knows its shards */
     te__parallel parallel; /* the ranks that share the module's work */
-    unsigned met;          /* a bit for each product, set after the ranks have compared their operands for it */
+    unsigned met;          /* one bit for each product; set after the ranks have compared the operands of that
+                            * product */
     struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
     te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the autocast region has the recipe */
     bool recipe_off;
@@ -158,7 +160,8 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     te__modules_of(m->te)->num_gone--;
     return x;
 }
-/* Removes m from the children of its parent. If the parent's class runs m, the parent gets m's record. */
+/* Removes m from the children of its parent. If the class of the parent runs m, the parent gets the record that m is
+ * gone (m->mark). */
 static void te__module_leave(te_module *m) {
     te_module *parent = m->parent;
     int i = 0;
@@ -377,7 +380,8 @@ TE_API te_module *te_module_find(te_module *m, const char *path) {
         for (i = 0; i < m->num_children && !next; i++)
             if (strlen(m->children[i]->name) == n && strncmp(m->children[i]->name, path, n) == 0) next = m->children[i];
         m = next;
-        if (path[n] && !path[n + 1]) return NULL; /* "a." must not find "a": names in files are compared with paths */
+        if (path[n] && !path[n + 1]) return NULL; /* "a." must not find "a": paths also come from files, and each module
+                                                   * has only one path */
         path += path[n] ? n + 1 : n;
     }
     return m;

@@ -15,8 +15,8 @@ typedef struct te__option_group {
         TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
         TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
 #define TE__TYPE te_attn_call
-/* The fields of a call that SDPA does not read. It reads only windows, and masks without padding. Other implementations
- * also read attention_mask, the first field here; so they check the list from its second field on. */
+/* The fields of a call that SDPA does not read. SDPA reads only windows, and masks without padding. The first of these
+ * fields is attention_mask. Attention classes that do read attention_mask check only the fields after it. */
 static const te__field te__sdpa_call_later[] = {
     TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),
     TE__LATER(inference_params), TE__LATER(qkv_layer),        TE__LATER(kv_layer),

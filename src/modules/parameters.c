@@ -1,4 +1,4 @@
-/* modules/parameters.c: the parameters of classes with weights. It gives them memory and first values. They may be
+/* modules/parameters.c: gives the parameters of classes with weights their memory and first values. Parameters may be
  * whole, sharded or stored quantized. This part may use modules. It must not depend on what any class computes. */
 
 /* A forward function looks up its parameters in each call, because te_module_add_parameter may have replaced one, for
@@ -117,7 +117,8 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     const int64_t shape[2] = {rows, cols};
     te__add_shaped(m, name, dtype ? dtype : TE_BF16, cols ? 2 : 1, shape);
 }
-/* Sets the device of the parameters that are added after this call. Shards have no values before the group is known. */
+/* Sets the device of the parameters that are added after this call. If ranks share the weights, the parameters get no
+ * memory until the group of ranks is set, because a rank does not know its shard before. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
@@ -189,8 +190,9 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-/* Returns the number of entries, beginning with entry `first`, that share one block of memory. Sets *bytes to its size.
- * Only stacked entries with the same dtype and number of dimensions share a block. */
+/* Returns how many entries, beginning with entry `first`, get one block of memory together. Sets *bytes to the size of
+ * the block. Entries share a block only if their field `stacked` is true and they have the same dtype and number of
+ * dimensions. Any other entry gets a block of its own. */
 static int te__stack_of(const te_module *m, int first, size_t *bytes) {
     const te_tensor *x = m->entries[first].tensor;
     int i;

@@ -10,7 +10,7 @@ typedef struct te__checkpoint_state {
     te__snapshot *snapshot;
     te_group *group; /* NULL: this rank keeps all inputs; else saved[0] is this rank's part of the first input */
     te__like whole;  /* the whole first input */
-    int num_inputs, num_outputs; /* num_outputs 0: first run of a module, which sets the number */
+    int num_inputs, num_outputs; /* num_outputs is 0 until the first run of a module has set it */
     te__like output[TE_MAX_CHECKPOINT_OUTPUTS];
 } te__checkpoint_state;
 
@@ -92,9 +92,9 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Runs the function again and then its backward pass. If an input already has a gradient, this gradient moves to the
- * copy of the input that the second run reads, and back afterwards. So sums are added in the same order as without a
- * checkpoint. */
+/* Runs the function again and then its backward pass. The second run reads copies of the inputs. If an input already
+ * has a gradient, this gradient is moved to the copy before the backward pass, and back to the input afterwards. So the
+ * backward pass adds its terms to it one by one, in the same order as without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
@@ -129,8 +129,9 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
         }
     result = te__backward_all(te, te->tape.segment, out, grad, s->num_outputs);
     for (i = 0; i < s->num_inputs; i++)
-        if (moved[i] && !vars[i]->grad) { /* set here and not in dx: te_backward would take it for a gradient that began
-                                           * in this call, and would drop it on failure */
+        if (moved[i] && !vars[i]->grad) { /* The gradient is set here and not returned in dx. te_backward would take a
+                                           * gradient in dx for one that began in this call, and would drop it on
+                                           * failure. */
             vars[i]->grad = in[i]->var->grad;
             in[i]->var->grad = NULL;
         } else if (needs[i] && result == TE_OK)
@@ -152,7 +153,7 @@ static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
                 : NULL;
 }
 
-/* Returns true if the function made output i inside the frame and returned it only once. */
+/* Returns true if the function made output i itself, in the innermost scope, and output i repeats no earlier output. */
 static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int i) {
     const int first = te->scopes[te__min(te->num_scopes, TE__MAX_SCOPES) - 1].first_tensor;
     int k;

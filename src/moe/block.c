@@ -8,8 +8,8 @@
 
 /* Arguments of te__moe_block_create. Zero-initialised. */
 typedef struct te__moe_block {
-    te_moe_config config; /* read: the gate's fields, sizes, expert_bias, dtype, device and name. The fields of shared
-                           * experts and latent projections, expert_activation and init_std are not read */
+    te_moe_config config; /* Only the gate's fields, sizes, expert_bias, dtype, device and name are read. The fields of
+                           * shared experts and latent projections, expert_activation and init_std are not read. */
     te_init init;
     te_activation activation;     /* must be gated */
     const char *gate, *up, *down; /* names of an expert's Linears; string literals */

@@ -32,7 +32,8 @@ static int64_t te__count_all(const int64_t *x, int n) {
 
 /* ---- ranks gather all tokens ---- */
 
-/* The state of the nodes is the dispatch, of which they read group, tokens and longest. */
+/* The tape nodes gather_tokens and sum_tokens have a te__dispatch as their state. Their backward functions read only
+ * its fields group, tokens and longest. */
 
 /* Returns x [tokens, N] extended to [longest, N] with rows of `fill`; not recorded on the tape. */
 static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {
@@ -300,8 +301,8 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     return TE_OK;
 }
 /* Returns the order that sorts the received chunks by expert. Sets d->back_order, the order that sorts them back by
- * rank, and d->back_sizes. Adds up r->host. In order of arrival, chunk k * local + e comes from rank k and is for local
- * expert e. */
+ * rank, and d->back_sizes. Adds the number of rows of each local expert e to r->host[e]. The chunk from rank k for
+ * local expert e has the index k * local + e in the order of arrival. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;

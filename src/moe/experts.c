@@ -103,7 +103,7 @@ static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x
     return result;
 }
 
-/* saved: x, w [n * in, out], sizes; inputs: x, w, bias. */
+/* saved[] has x, w [n * in, out] and sizes. dx[] gets the gradients of x, w and bias. */
 static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                         te_tensor **dx, const bool *needs) {
     const te__expert_mm *s = (const te__expert_mm *)state;
@@ -257,8 +257,9 @@ static te_activation te__expert_function(te_expert_activation activation, const 
     return clamped ? TE_CLAMPED_SWIGLU : row->activation;
 }
 
-/* Returns TE__EXPERTS_MXFP8 if both sizes are multiples of 32: then no MXFP8 block has rows of two experts. Otherwise
- * returns TE__EXPERTS_GROUPED with a warning. Each message is logged once in a context. */
+/* Returns TE__EXPERTS_MXFP8 if both dimensions of an expert's weights are multiples of 32. Otherwise an MXFP8 block of
+ * 32 numbers could contain weights of two experts, so the function returns TE__EXPERTS_GROUPED with a warning. Each
+ * message is logged once in a context. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
         if (!te__moe_of(te)->told_mxfp8)

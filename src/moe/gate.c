@@ -96,7 +96,8 @@ typedef struct te__gate_module {
     bool maps; /* true: router weights and choice are [T, E], the choice as a u8 map; false: both are [T, K] */
     te_group *cp_group;
     te_tensor *load;       /* f32 [E]: number of tokens counted for each expert since the last bias update */
-    uint64_t load_cleared; /* tensor version of `load` after it was last cleared; unchanged: `load` is 0 */
+    uint64_t load_cleared; /* tensor version of `load` after it was last cleared; `load` is 0 as long as it has this
+                            * version */
     float *master;         /* [E]: f32 bias if the bias buffer has another dtype; NULL before the first update */
     uint64_t master_of;    /* version of the bias buffer when the values of `master` were last rounded to it */
 } te__gate_module;
@@ -144,8 +145,9 @@ static te_tensor *te__gate_choose(const te__gate_module *s, te_tensor *logits, t
 
 /* ---- load and auxiliary loss ---- */
 
-/* Converts expert numbers to local ids: i32, shaped as `indices`, relative to `first`, and -1 outside of the `count`
- * local experts and for padding. *sizes receives the copies of each local expert, [count] in `dtype`. */
+/* Converts the expert numbers in `indices` to local ids, i32 in the same shape. The local id is the expert number minus
+ * `first`. It is -1 if the expert is not one of the `count` local experts, or if the token is padding. Sets *sizes to
+ * the number of ids of each local expert, [count] in `dtype`. */
 static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count, te_dtype dtype,
                                 te_tensor **sizes) {
     te_op_moe_local_ids_args args = TE_ZERO;
@@ -174,9 +176,9 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* Returns the auxiliary loss L that api/experts.h defines. Only the device knows the number of tokens. So the loads are
- * divided twice by this number here, and te_fused_moe_aux_loss gets total_num_tokens 1. Sets *met to true once the
- * collectives between ranks have begun. */
+/* Returns the auxiliary loss L that api/experts.h defines. L has the factor 1 / N^2, where N is the number of tokens.
+ * Only the device knows N. So the loads are divided by N twice here, and te_fused_moe_aux_loss gets total_num_tokens 1.
+ * Sets *met to true once the collectives between ranks have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;

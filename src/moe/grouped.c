@@ -203,8 +203,9 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
     }
     return way;
 }
-/* Returns codes times block scales as bf16 [M, N]. The factor from the amax is left out, and a Hadamard transform is
- * not undone. If the copy has padding between its groups, the result has it too. */
+/* Returns the codes of copy `which` of x times their block scales, as bf16 [M, N]. The factor from the amax is left
+ * out, and a Hadamard transform is not undone. If the copy has padding between its groups, the result has the padding
+ * too. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
@@ -224,8 +225,9 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     }
     return own->cls->decode(y, own, which, TE_BF16);
 }
-/* Returns the factor by which a GEMM multiplies an operand of form EXACT. It comes from the amax: one for each group,
- * or one for all. Returns NULL if there is no amax, and so no factor, or if there was an error. */
+/* Returns the factors by which a GEMM multiplies an operand of form EXACT: one for each group, or one for all. They are
+ * computed from `amax`. Returns NULL if `amax` is NULL, because no factor is needed then. Also returns NULL after an
+ * error. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     return amax ? te__axpby(amax, NULL, te__gemm_nvfp4_factor(c->e4m3_max_256), 0.0f) : NULL;
 }
@@ -302,8 +304,9 @@ static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     if (y) y->stride[0] = step;
     return y;
 }
-/* Changes *spec so that each group is quantized by itself, with its own scale and amax. Does not change *spec if the
- * program gives the scale, which is then the same for all groups, or if the quantizer class makes no codes of te.h. */
+/* Changes *spec so that each group is quantized by itself, with its own scale and amax. Does not change *spec in two
+ * cases: the program gives the scale, which is then the same for all groups; or the quantizer does not make codes in a
+ * format of te.h. */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
@@ -383,8 +386,8 @@ static te__var **te__wgrad_vars(const te__all_wgrad *g) {
     return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad));
 }
 
-/* Computes the weight gradients. A fused gradient is added to the main_grad of its weight, if there is one. Other
- * gradients are returned in dw[i]. */
+/* Computes the weight gradients. If gradients are fused and weight i has a main_grad, its gradient is added to
+ * main_grad or replaces it. Otherwise the gradient is returned in dw[i]. */
 static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
     te__var **vars = te__wgrad_vars(g);
     te_dtype dtype = g->dtype;

@@ -13,7 +13,8 @@ typedef struct te__experts_module {
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
     bool gmm;         /* backend TE_EXPERTS_GMM uses grouped GEMMs (true) or a loop over experts (false) */
-    /* names of the GroupedLinears of each linear layer; their outputs are concatenated. NULL: weights are stacks */
+    /* Names of the children (GroupedLinears) that compute each linear layer. If a layer has two, their outputs are
+     * concatenated. NULL: the module has no such children; its own parameters are stacks of weights. */
     const char *linears[TE__EXPERTS_PRODUCTS][2];
     const char *proj[3]; /* names of gate, up and down in files */
 } te__experts_module;

@@ -1,8 +1,8 @@
 /* moe/padding.c: the modules Fp8Padding and Fp8Unpadding, which add rows of zeros behind each group of rows and remove
- * them. Knows group sizes as GroupedLinear takes them, and chunk maps; must not know GEMMs. */
+ * them. This part may use the group sizes of a GroupedLinear's call, and chunk maps. It must not depend on GEMMs. */
 
-/* Returns align_size of the desc, or if that is 0 the alignment of the recipe in force for m. Evaluated at each call,
- * because a later call may run under another autocast. */
+/* Returns align_size of the desc. If that is 0, returns the alignment of the recipe in force for m, or 16 if there is
+ * none. Each forward pass calls this function again, because a later one may run under another autocast. */
 static int64_t te__padding_align(const te_module *m) {
     const te_fp8_padding_desc *d = (const te_fp8_padding_desc *)m->state;
     te__autocast cast;

@@ -91,7 +91,8 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     te_tensor *y;
     te_result result;
     const int64_t shape[2] = {rows, te__cols(inp)};
-    int dim; /* the dimension of the scales that belongs to the tokens; its size may be rounded up */
+    int dim; /* the dimension of the scale tensor that runs along the tokens; it may be longer than the number of
+              * tokens */
     bool one_scale;
     if (te__moe_codes_ok(inp, name) != TE_OK) return NULL;
     spec = te__copy_spec(from);
@@ -174,7 +175,8 @@ static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, cons
     }
     return te_tensor_contiguous(routing);
 }
-/* Returns the index map that sorts copies of tokens by expert number; 0 out tokens: all. */
+/* Returns the index map that sorts copies of tokens by expert number. If num_out_tokens is 0, the map keeps all
+ * copies. */
 static te_tensor *te__moe_index_map(te_tensor *experts, int64_t num_out_tokens) {
     te_op_moe_index_map_args args = TE_ZERO;
     te_tensor *map = te__empty_1d(experts->te, TE_I32, te__numel(experts));
@@ -363,7 +365,7 @@ typedef struct te__unpermute_state {
     te__like probs;
 } te__unpermute_state;
 
-/* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
+/* saved[] has row_id_map, pad_offsets, merging_probs and inp. dx[] gets the gradients of inp and of merging_probs. */
 static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                         te_tensor **dx, const bool *needs) {
     const te__unpermute_state *s = (const te__unpermute_state *)state;

@@ -4,7 +4,7 @@
 
 /* The options of an attention core. The state of each core module begins with this struct. */
 typedef struct te__attn_core {
-    te_sdpa_desc desc;            /* defaults for what a call leaves out; has no name */
+    te_sdpa_desc desc;            /* defaults for what a call leaves out; its name is NULL */
     const struct te__attn_impl *impl;
     int heads, groups;            /* of all ranks; 0: taken from the tensors of a call */
     int64_t channels, v_channels; /* size of a head of queries and keys, and size of a head of values; 0: taken from the
@@ -95,7 +95,8 @@ static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule
     if (c->score_mod) x->score_mod = *c->score_mod;
 }
 
-/* Checks the numbers of a description. Returns false with an error recorded. */
+/* Checks that the enum values and the dropout probability of a description are in range. Returns false with an error
+ * recorded. */
 static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdpa_desc *d) {
     const te_attn_rule *x = &d->rule;
     const char *const *names = impl->names;
@@ -115,7 +116,7 @@ static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdp
     else return true;
     return false;
 }
-/* Creates a module of this implementation with the name of the description, or `name` if it has none. Fills in the
+/* Creates a module of the implementation `impl`. It gets the name in core.desc, or `name` if that is NULL. Fills in the
  * defaults of the core. */
 static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name, te__attn_core core) {
     te_module *m =
@@ -173,7 +174,8 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
 
 typedef struct te__dpa_module {
     te__attn_core core;
-    bool cross, return_max_logit; /* the option return_max_logit, and attention_type: cross (true) or self (false) */
+    bool cross, return_max_logit; /* `cross` is true for cross attention and false for self attention. return_max_logit
+                                   * is the option of this name. */
     te_tensor *slopes;            /* ALiBi slopes of this rank's heads, retained; used if ranks share heads; NULL until
                                    * a call needs them */
     te__scaling *scaling;         /* scaling state of attention in FP8 */
@@ -234,8 +236,9 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
 /* Returns true if the core can read q, k and v of a call in place. With a cache, with context parallelism and in FP8,
- * each part is copied instead. If the queries have two strides (te__packing_spreads), the core views each group of
- * heads as a sequence. It can do this only in sbhd, and only if the rule is the same for all sequences and heads. */
+ * each part is copied instead. In some layouts the stride between the heads of a group differs from the stride between
+ * groups (te__packing_spreads). Then the core views each group of query heads as a sequence of its own. It can do this
+ * only in sbhd, and only if the rule is the same for all sequences and heads. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;

@@ -14,8 +14,10 @@
  * the table. D, the sum of S times its gradient, is computed from the unrounded S (ops/attn/cpu.c), because gradients
  * pass through the roundings unchanged. */
 
-/* The slots of TransformerEngine, as slots of three products. q, k and v share an output slot of the first product. o
- * has an input slot of the second product. S has an output slot of the third product. */
+/* The slots that TransformerEngine uses for attention. The scaling state numbers its slots by product, so attention
+ * takes the slots of three products. q, k and v share the output slot of the first product. o has the input slot of
+ * the second product. S has the output slot of the third product. The gradients have backward slots of the same
+ * products. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
@@ -149,7 +151,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
 }
 
 /* Quantizes q, k and v, or their gradients, without amax history. With blocks (MXFP8), v of format `kv` is first
- * transposed to [b, h, s, d]. On failure tells the ranks of the group. */
+ * transposed to [b, h, s, d]. On failure tells the other ranks that reduce amaxes with this rank, so that they do not
+ * wait. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -284,7 +287,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    /* if q, k and v have blocks, o stays plain: te__hands_fp8 could not know that a factory chose blocks */
+    /* If a factory chose MXFP8 for q, k and v, o is not quantized. fp8_output may be true in this case, because
+     * te__hands_fp8 does not ask the factory. */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args) == TE_OK);

@@ -118,10 +118,10 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Returns true if an operation can quantize its own result for slot `slot`. This is possible with delayed scaling,
- * because the scale is known beforehand, and if the cast takes an amax, because the operation computes the amax. It
- * returns false if the backward pass reads operands in high precision, or if a factory gives the quantizers: then
- * TransformerEngine makes plain numbers. */
+/* Returns true if an operation can quantize its own result for slot `slot`, or can compute the amax for the cast that
+ * follows. It can quantize with delayed scaling, because the scale is known beforehand. It can compute the amax if the
+ * cast takes one. Returns false if the backward pass reads operands in high precision, or if a factory gives the
+ * quantizers, because TransformerEngine makes plain numbers in these cases. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
@@ -138,8 +138,8 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* Returns te__fused_spec for the output of an activation. NULL for interleaved halves with a given scale, because no
- * kernel makes transposed codes of them. */
+/* Returns te__fused_spec for the output of an activation. Returns NULL if the halves of a gated input are interleaved
+ * and the scale is given, because no kernel makes transposed codes from interleaved halves. */
 static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params,
                                                 te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
@@ -205,8 +205,8 @@ static bool te__runs_again(const te_module *m) {
 
 /* ---- shapes without memory ---- */
 
-/* Returns an output with the dtype of x and `cols` columns. It is empty if x is empty, and has no memory if x has
- * none. */
+/* Returns an output with the dtype and the shape of x, but with `cols` columns and, if x has several dimensions, with
+ * `rows` as its first dimension. The output has no memory if x has none. */
 static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof(shape));
@@ -392,13 +392,14 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* Returns how the activation that makes the input of product `c` writes its gradient. LayerNormMLP and te.ops round at
- * different places, as in TransformerEngine (module/layernorm_mlp.py, ops/basic/activation.py and
- * ops/fused/backward_activation_bias.py).
- * LayerNormMLP: under delayed scaling and MXFP8, activations that are not gated make dbias and codes in one kernel. It
- * reads f32, but MXFP8's codes come from rounded numbers. All other cases round first.
- * te.ops: without a bias, and for GELU and ReLU with a bias, activation.cpp and bias.cpp compute the amax from f32.
- * Under delayed scaling they compute the codes from f32 too. Other activations with a bias round first. */
+/* Returns how the activation that makes the input of product `c` writes its gradient dx. LayerNormMLP (`ops` false) and
+ * te.ops (`ops` true) round dx at different places, as in TransformerEngine (module/layernorm_mlp.py,
+ * ops/basic/activation.py and ops/fused/backward_activation_bias.py).
+ * LayerNormMLP: under delayed scaling and MXFP8, if the activation is not gated, dbias comes from dx in f32. The codes
+ * come from dx in f32 under delayed scaling, and from the rounded dx under MXFP8. In all other cases dx is rounded
+ * first.
+ * te.ops (activation.cpp, bias.cpp): without a bias, and for GELU and ReLU with a bias, the amax comes from dx in f32.
+ * Under delayed scaling the codes come from dx in f32, too. Other activations with a bias round dx first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;

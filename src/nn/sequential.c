@@ -91,8 +91,8 @@ static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_cla
 
 /* The state of a Sequential between two of its children, for fusing them. */
 typedef struct te__chain {
-    te_module *front;      /* A norm or an activation in front of the Linear that runs now. It runs inside this Linear,
-                            * which may quantize its result. NULL: none. */
+    te_module *front;      /* A norm or an activation in front of the Linear that runs now. It runs together with this
+                            * Linear, and may write its result quantized. NULL: none. */
     bool leaves_bias;      /* true: the Linear that runs now leaves the gradient of its bias to the activation that
                             * follows it */
     te_activation activation; /* the kind of the activation, if leaves_bias */
@@ -153,8 +153,8 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
-/* Returns true if the activation `act` makes the gradient of this Linear's bias. Not for interleaved halves, nor where
- * ranks sum the product before the bias is added. */
+/* Returns true if the activation `act` can compute the gradient of the bias of the Linear m. Returns false if the
+ * halves of the activation's input are interleaved, or if ranks sum the product before the bias is added. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     return te__is_activation(act) && te__chains(act) &&
@@ -257,8 +257,9 @@ static te_result te__sequential_children_ok(te_ctx *te, te_module *const *childr
     return TE_OK;
 }
 
-/* Destroys the modules that have no parent. It first links them in a list (through the field `parent`). The list is
- * needed because a module may be inside the tree of another one, and because a module may be listed twice. */
+/* Destroys those modules of `children` that have no parent. It first links them in a list through the field `parent`,
+ * and then destroys the modules of the list. In one pass it could read a module that is already destroyed, because
+ * `children` may have a module twice, or a module that is inside the tree of another one. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;

@@ -18,8 +18,8 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Begins to make the children of m, until te__close_part; *outer gets the module that was being made before. Returns m,
- * which may be NULL. */
+/* Marks m as the module whose create function creates children now, until te__close_part. Sets *outer to the module
+ * that was marked before. Returns m. If m is NULL, does nothing and returns NULL. */
 static te_module *te__begin_part(te_module *m, te_module **outer) {
     if (!m) return NULL;
     *outer = te__modules_of(m->te)->making;
@@ -34,7 +34,7 @@ static te_module *te__close_part(te_module *m, te_module *outer) {
 }
 
 /* Runs the child that is named `name`. The function looks the child up at each call, because the program may have
- * replaced it. The child exists, because te__tree_whole has been checked. */
+ * replaced it. The child exists: te__tree_whole has checked that before. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     return te_forward_with(te_module_find(m, name), args);
 }
@@ -304,9 +304,10 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
     return p;
 }
 
-/* Adds a projection to m, with a norm in front if `norm`. `blocks`: its rows of queries, keys and values; 0: none.
- * Without interleaving, each of the three blocks is divided among the ranks separately, so that rank r has the r-th
- * part of the heads. Without fusing, each block is a parameter of its own. */
+/* Adds a projection to m. If `norm` is true, a norm comes before the projection. `blocks` has the numbers of rows of
+ * its weight for queries, keys and values; 0 if the projection does not make them. Without interleaving, each of the
+ * three blocks is divided among the ranks separately, so that rank r has the r-th part of the heads. Without fusing,
+ * each block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};

@@ -15,8 +15,8 @@ typedef struct te__onnx_rotation {
 static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or "
                                       "sbhd, with an attention_mask where their lengths differ";
 
-/* Checks that both runs use the same angles. Some scalings choose other angles for longer sequences; the export then
- * fails with a message. */
+/* Checks that both runs of the module (with the caller's sizes and with larger ones) use the same angles. Some scalings
+ * choose other angles for longer sequences; the export then fails with a message. */
 static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a, *b = r->b;
     bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor &&
@@ -38,8 +38,9 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     int64_t column[4] = {1, 1, 1, 1};
     int v, order[2] = {1, 0};
     column[r->batch_first ? 1 : 0] = -1;
-    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* positions are [b, s]: in the second run b is
-                                                                     * always more than 1 */
+    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* There are more positions than tokens of a
+                                                                     * sequence, so they are [b, s]. In the second run b
+                                                                     * is always more than 1. */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;

@@ -200,8 +200,8 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
-/* Sets *user to true if m is an Attention module. Its backend (eager) may run only operations that do not show which
- * dimension is the batch. In such a module the batch is always first. */
+/* Sets *user to true if m is an Attention module. With its eager backend, it can happen that no operation shows which
+ * dimension is the batch. In an Attention module the batch is always the first dimension. */
 static bool te__onnx_look_for_backends(void *user, te_module *m) {
     if (strcmp(te_module_get_class(m)->name, "Attention") == 0) *(bool *)user = true;
     return true;

@@ -70,8 +70,8 @@ typedef struct te__onnx {
     int num_plain, cap_plain;
 } te__onnx;
 
-/* Fails, for what a graph cannot say, with a message that begins with the current call and its module. Returns
- * TE__ONNX_FAILED. */
+/* Records an error for something that a graph cannot express. The message begins with the current call and its module.
+ * Returns TE__ONNX_FAILED. */
 static TE_PRINTF(2, 3) int te__onnx_refuse(te__onnx *g, const char *format, ...) {
     char text[1024];
     va_list args;

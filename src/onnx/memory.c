@@ -84,8 +84,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* For FP4 codes only the buffers are compared. Strides count whole bytes, and codes always have a buffer of their
-     * own. */
+    /* For FP4 codes only the buffers are compared. Strides count whole bytes, so they cannot describe FP4 codes. But
+     * FP4 codes always have a buffer of their own. */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);
@@ -424,8 +424,8 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. value: f32 or 64-bit, in the shape of the pair; TE__ONNX_FAILED: operations that read x
- * are refused. Returns the new write, or NULL once the context has an error. */
+/* Records that a call writes x. `value` is an item in f32 or 64 bits, in the shape of x. If it is TE__ONNX_FAILED,
+ * operations that read x are refused later. Returns the new write, or NULL if the context has an error. */
 static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
     te__onnx_write *w;
@@ -438,7 +438,7 @@ static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, in
     w->by = g->op;
     return w;
 }
-/* The same for a tensor in its own shape; if there is none, records nothing and returns NULL. */
+/* Calls te__onnx_store_as for a tensor in its own shape. If `first` is NULL, records nothing and returns NULL. */
 static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
     te__onnx_pair x;
     if (!first) return NULL;
@@ -446,15 +446,16 @@ static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const
     return te__onnx_store_as(g, &x, value);
 }
 
-/* The tensors of one field of the args in both runs, read, or stored by a call. */
+/* For one field of the args, which is a tensor: TE__ONNX_PAIR gives the tensors of both runs. TE__ONNX_READ gives the
+ * value of the tensor. TE__ONNX_STORE records that the call writes the tensor. */
 #define TE__ONNX_PAIR(field) te__onnx_pair_of(a->field, b->field)
 #define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
 #define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
 /* Marks a result that only a backward pass or the next step of a recipe reads. */
 #define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
 
-/* If a tensor is a parameter or a constant, or a part of one, returns its write. Otherwise returns NULL. A runtime may
- * compute such a value in advance. */
+/* If a tensor is a parameter or a constant, or a part of one, returns the entry of this parameter or constant in
+ * g->writes. Otherwise returns NULL. A runtime may compute such a value in advance. */
 static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *first, const te_tensor *second) {
     te__onnx_pair x = te__onnx_pair_of(first, second);
     int i = te__onnx_last(g, &x, g->num_writes);

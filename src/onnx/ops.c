@@ -1,8 +1,9 @@
-/* onnx/ops.c: the nodes of products, norms, activations and small operations. Knows the args of operations and their
- * formulas; must not know modules.
+/* onnx/ops.c: translates products, norms, activations and small operations into nodes of an ONNX graph. This part uses
+ * the args of operations and their formulas. It must not depend on modules.
  *
- * An emitter gets the args of one call in both runs. It adds nodes that compute the call's results in f32, before the
- * results are rounded to their formats. Where it fails, the context has the error, and later nodes are not made. */
+ * An emitter is a function that translates one operation. It gets the args of one call in both runs. It adds nodes that
+ * compute the call's results in f32, before the results are rounded to their formats. If it fails, the context has the
+ * error, and later nodes are not made. */
 
 /* ---- copies and sums ---- */
 
@@ -166,7 +167,7 @@ static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int ha
         for (h = 0; h < 2; h++) half[h] = te__onnx_cut(g, x, -1, h * n, (h + 1) * n, 1);
         return;
     }
-    /* as rows [-1, blocks, 2, block], whatever the leading dimensions; te__onnx_activated restores them */
+    /* x becomes [-1, blocks, 2, block]. te__onnx_activated restores the leading dimensions. */
     int64_t shape[4] = {-1, n / block, 2, block};
     int64_t joined[2] = {-1, n};
     blocks = te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
@@ -188,7 +189,8 @@ static int te__onnx_gate(te__onnx *g, te_activation act, const te_activation_par
     }
     return TE__ONNX_FAILED;
 }
-/* Returns the value of an activation. On entry *from has the shape of x, on return the shape of the result. */
+/* Returns the result of an activation of the value v. On entry *from has the shape of v, on return the shape of the
+ * result. */
 static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act,
                               const te_activation_params *p) {
     const int last = from->first.ndim - 1;
@@ -246,8 +248,9 @@ static bool te__onnx_is_bottom_right(te_attn_mask mask) {
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
 }
-/* Returns the value that j - i has on the diagonal, plus the constant `plus`. The diagonal begins in the upper left
- * corner of the scores, or, if bottom_right is true, ends in their lower right corner. */
+/* Returns the value of j - i on the diagonal, plus the constant `plus`. i is the index of a query, j that of a key. If
+ * bottom_right is false, the diagonal begins in the upper left corner of the scores. If it is true, the diagonal ends
+ * in their lower right corner. */
 static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
     int v = te__onnx_i64(g, plus);
     if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv))

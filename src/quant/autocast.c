@@ -1,9 +1,9 @@
 /* quant/autocast.c: the stack of open autocast regions, the update of delayed scales, and the choice of a quantizer for
- * each operand of a module (its slot). This part may use recipes and quantizers. It must not depend on what a module
- * computes. */
+ * each slot (operand of a product) of a module. This part may use recipes and quantizers. It must not depend on what a
+ * module computes. */
 
-/* Checks a hybrid quantizer: each of its parts that uses delayed scaling must have a scale given by the user. A module
- * updates one scale for each slot only, so the scale of such a part would stay 1. */
+/* Checks a hybrid quantizer: if a part of it uses delayed scaling, the user must have given a scale for this part.
+ * Otherwise the part would get a new scale of 1, which no module would ever update. */
 static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     int i;
@@ -120,8 +120,8 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates, in one operation, the scales of all modules with a pending update, the recipe of `first` and the group of
- * `first`. */
+/* Updates the scales of several modules in one operation: of all modules whose update is pending and that have the
+ * same recipe and the same group of ranks as `first`. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;

@@ -4,9 +4,9 @@
 
 /* ---- memory ---- */
 
-/* Returns the number of amaxes of one copy of an [m, n] matrix. If the spec has `sizes`, that is one for each group of
- * rows. If it has row_scaled, that is one for each row, and in the column-wise copy one for each column. Otherwise it
- * is one. */
+/* Returns the number of amaxes of one copy of an [m, n] matrix. If the spec has `sizes`, there is one amax for each
+ * group of rows. If it has row_scaled, there is one for each row, and in the column-wise copy one for each column.
+ * Otherwise there is a single one. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
     return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
 }
@@ -40,8 +40,8 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* Makes both copies share one tensor where they have the same value. This is the scale of a whole tensor, and the amax
- * of a tensor that is not transformed. */
+/* Makes the two copies share the tensors that have the same value in both. The scale is shared if there is one scale
+ * per tensor. The amax is shared if there is one amax per tensor, and the column-wise copy is not transformed. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -99,8 +99,8 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = te__first_copy(x);
     return c->scale ? c->scale : c->data;
 }
-/* Returns the version of a quantized tensor, a number that grows whenever the value is written. It is counted by the
- * writes of the scale, since the codes of many tensors may be in one buffer. */
+/* Returns the version of a quantized tensor, a number that grows whenever the value is written. Writes of the scale
+ * are counted, not writes of the codes: a buffer has one counter, and may hold the codes of many tensors. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
@@ -174,7 +174,8 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
  * the codes at once. Else it writes a plain tensor, which te__quant_out_close quantizes. An empty output is plain too,
  * since no operation would write its scale. */
 typedef struct te__quant_out {
-    te_tensor *y, *plain;  /* plain NULL: the operation writes the codes at once, or y is plain itself */
+    te_tensor *y, *plain;  /* plain: the tensor that is quantized later; NULL if the operation writes the codes at
+                            * once, or if y itself is plain */
     te_tensor *data, *col; /* what the operation writes: y, `plain` or row-wise codes; column-wise codes or NULL */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
@@ -195,7 +196,8 @@ static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *sp
     return !out->amax ? te_error_code(te) : out->x_amax ? TE_OK : te_tensor_fill(out->amax, 0.0);
 }
 
-/* Begins an output. `spec` has a given scale, or takes an amax; NULL: y stays plain. y is NULL on failure. */
+/* Begins an output of the given shape. If `spec` is NULL, the output is not quantized. On failure y is NULL in the
+ * result. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
                                         const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;

@@ -22,7 +22,7 @@ TE_API void te_quantizer_destroy(te_quantizer *q) {
 
 /* ---- values ---- */
 
-/* Decodes one copy of x. Returns a plain tensor with the shape of x, which is not recorded on the tape. */
+/* Decodes one copy of x. Returns a plain tensor with the shape of x. The tape does not record the decoding. */
 static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dtype) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y, *apart;

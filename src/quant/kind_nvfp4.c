@@ -29,16 +29,17 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* Fills the copies. If the operation that made x has stored the amax of x, spec->amax has that amax, else spec->amax is
- * NULL. If no group of ranks reduces the amax, spec->amax is the amax tensor of the copies, shared by both. */
+/* Fills the copies. spec->amax is the amax of x if the operation that made x has stored it, else NULL. If it is not
+ * NULL and no group of ranks reduces the amax, it is the amax tensor that the copies share. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_op_amax_args by_rows = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* the amax tensors of the copies, while a group of ranks reduces temporary
-                                         * ones. So a failed collective leaves the copies unchanged */
+    te_tensor *whole[2] = {NULL, NULL}; /* the amax tensors of the copies, if a group of ranks reduces the amaxes;
+                                         * else NULL. The group reduces other tensors, so that a collective that fails
+                                         * leaves the copies unchanged */
     te_result result = TE_OK;
     int i;
     amax.x = x;
@@ -62,8 +63,9 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     }
     cast.measure = !whole[0] && !whole[1] && !spec->sizes && !spec->amax; /* measure: the cast measures the amaxes
                                                                            * itself */
-    if (spec->sizes && row) { /* groups may begin at any row, so this branch measures amaxes for the row-wise copy only;
-                               * te__fill_copies fills the column-wise copy by another call */
+    if (spec->sizes && row) { /* te_op_nvfp4_amax needs groups that begin at multiples of 16 rows. Only the column-wise
+                               * copy, which te__fill_copies fills by another call, has such groups. So te_op_amax
+                               * measures the amaxes here */
         by_rows.x = x;
         by_rows.amax = amax.amax_row;
         by_rows.groups = amax.groups;

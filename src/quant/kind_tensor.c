@@ -1,8 +1,8 @@
 /* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT: FP8 with one scale per tensor, which is given
  * (delayed) or comes from the tensor's amax (current). */
 
-/* Writes to `scale` the scales that f32 tensors of these amaxes get by `spec`, and to scale_inv, which may be NULL,
- * their reciprocals. scale NULL: it could not be allocated. */
+/* Computes the scales of f32 tensors from their amaxes, as `spec` says, and writes them to `scale`. If scale_inv is not
+ * NULL, writes their reciprocals there. If `scale` is NULL, its allocation has failed, and this error is returned. */
 static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, te_tensor *scale,
                                    te_tensor *scale_inv) {
     te_op_scale_from_amax_args args = TE_ZERO;
@@ -37,7 +37,8 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
     } else if (te__group_size(spec->group) > 1 || spec->sizes || (spec->amax && !spec->x_amax)) {
         te_op_amax_args amax = TE_ZERO;
         int64_t n = spec->sizes ? te__numel(spec->sizes) : 1;
-        te_tensor *scale = te__empty_1d(te, TE_F32, n); /* before the collective, because it may fail on one rank */
+        te_tensor *scale = te__empty_1d(te, TE_F32, n); /* allocated before the collective: if this fails on one rank,
+                                                         * te__refuse can still inform the other ranks */
         amax.x = x;
         amax.amax = spec->amax ? spec->amax : te__empty_1d(te, TE_F32, n);
         amax.groups = cast.groups;

@@ -51,13 +51,13 @@ struct te_quantizer {
 
 typedef struct te__quantized {
     const te__quant_class *cls; /* the kind of the quantizer that made it */
-    te_quantizer *quantizer; /* the quantizer that made this tensor (a reference); NULL if a spec without quantizer
-                              * did */
+    te_quantizer *quantizer; /* the quantizer that made this tensor (a reference); NULL if the tensor was made from a
+                              * te__quant_spec alone */
     te__quant_copy row, col;
     te_tensor *sizes; /* [n], the sizes of the groups of rows; each group has its own scale and amax (quant/groups.c);
                        * NULL: one group */
-    uint64_t version_shift; /* added to the version that the memory counts, so that a value keeps its version when it
-                             * moves to other memory */
+    uint64_t version_shift; /* added to the version of the memory that holds the value, so that the value keeps its
+                             * version when it moves to other memory */
     void *init_value; /* only of a weight: the value before it was first quantized, in the nominal dtype and in host
                        * memory; or NULL */
     size_t init_bytes;
@@ -112,8 +112,9 @@ typedef struct te__quant_state {
     bool has_scales;             /* a scaling state has been made */
     int num_optimizers;          /* number of optimizers; if it is 0, no te_optimizer_step marks the end of a training
                                   * step */
-    struct te__snapshot *recording, *replaying; /* snapshots of two checkpoints: of the innermost in its first run, and
-                                                 * of the innermost in its second run */
+    struct te__snapshot *recording, *replaying; /* recording: the snapshot of the innermost checkpointed function in its
+                                                 * first run. replaying: that of the innermost one in its second run.
+                                                 * NULL: there is none */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
 } te__quant_state;
@@ -161,9 +162,9 @@ struct te__quant_class {
     te_scaling scaling[2];            /* passed to operations that read the copies; [1] is for two-dimensional blocks */
     int64_t slice_tile[2];            /* rows and columns of a tile with one scale, in weights that are quantized slice
                                        * by slice; 0: there are no tiles */
-    const char *slices_need;          /* the error text for specs that slices do not support. Slices need blocks of
-                                       * slice_tile without further options; a kind without tiles never has them. NULL:
-                                       * slices support every spec */
+    const char *slices_need;          /* the error text for specs with which slices cannot be quantized. NULL: every
+                                       * spec is possible. If it is not NULL, only specs with blocks of slice_tile and
+                                       * without further options are possible; if slice_tile is 0, no spec is */
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
@@ -180,8 +181,8 @@ struct te__quant_class {
     /* Only with TE__COLUMNS_FOLLOW: computes the scales of the transposed copy. NULL: both copies share their
      * scales. */
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
-    /* For inspection: returns the factor that belongs to the whole tensor. `word` is the amax of the tensor if the kind
-     * has TE__TENSOR_AMAX, else the scale. NULL: there is no such factor. */
+    /* For inspection: returns the factor by which the whole tensor was multiplied (te_quant_stats.scale). `word` is the
+     * amax of the tensor if the kind has TE__TENSOR_AMAX, else its scale-inverse. NULL: there is no such factor. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
     /* Ranks may exchange codes and scales of a tensor that is sharded along its first dimension. This needs shards
      * whose numbers of rows and columns are multiples of shard_tile. 0: never. */

@@ -1,6 +1,6 @@
-/* quant/product.c: a product of two matrices, each plain or quantized. If the matrix kernels can read the two copies
- * together, they get them as they are. Otherwise both matrices are decoded. This part may use the copies. It must not
- * depend on recipes, modules or the tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized. If the matrix kernels can read a quantized
+ * copy of the first matrix together with one of the second, they get both copies as they are. Otherwise both matrices
+ * are decoded. This part may use the copies. It must not depend on recipes, modules or the tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 

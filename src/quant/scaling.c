@@ -121,8 +121,8 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
     if (!whole) te__slots_clear(s); /* else the next forward would use half-filled slots */
     return whole ? TE_OK : te_error_code(te);
 }
-/* Allocates kept_scale and kept_history, from which te_clear_error restores. Copies the present scale and history into
- * them. */
+/* Allocates kept_scale and kept_history, and copies the present scale and history into them. te_clear_error copies
+ * the kept values back. */
 static te_result te__slots_keep(te__slots *s) {
     te_ctx *te = s->scale->te;
     bool whole;

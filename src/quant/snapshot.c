@@ -1,4 +1,4 @@
-/* quant/snapshot.c: what the second run of a checkpointed function must find as in the first run: the random state, the
+/* quant/snapshot.c: remembers what must be the same in both runs of a checkpointed function: the random state, the
  * autocast stack, the scales of delayed recipes, and the values of parameters. This part may use scaling states and the
  * tape. It must not depend on modules. */
 

@@ -145,8 +145,8 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     f->size = (uint64_t)size.QuadPart;
 #else
     struct stat st;
-    /* The kind is checked twice. Before open, since opening a pipe would wait for its writer. After open, since the
-     * path may lead to another file by then. */
+    /* The kind of the file is checked twice. It is checked before `open`, because opening a pipe would wait for the
+     * writer of the pipe. It is checked again after `open`, because the path may lead to another file by then. */
     if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
     if (S_ISREG(st.st_mode)) {
         do f->fd = open(path, O_RDONLY | TE__O_CLOEXEC);

@@ -369,8 +369,8 @@ static inline bool te__lib_search_driver(te__lib_search *s) {
  * CUDA than its own. If `newest` is 0, any version will do. `tried` receives a line for every name and folder that
  * failed, even if a later one succeeds.
  *
- * If the environment variable is set, only that is tried. Otherwise the loader's path comes first, then toolkits, then
- * Python packages. */
+ * If the library's environment variable (te__lib_spec.variable) is set, only the file or folder that it names is tried.
+ * Otherwise the loader's path comes first, then toolkits, then Python packages. */
 static inline bool te__lib_open_at_most(te__lib_kind kind, int newest, te__lib *out, te__text *tried) {
     te__lib_search s = TE_ZERO;
     te__text ignored = TE_ZERO;

@@ -358,8 +358,8 @@ static inline void te__text_os_error(te__text *t) {
 
 /* ---- shared libraries ---- */
 
-/* Opens a shared library. On failure returns NULL and appends the reason to `why`, which may be NULL. The system
- * searches for a name without a slash. */
+/* Opens a shared library. On failure returns NULL and appends the reason to `why`, which may be NULL. If `name`
+ * has no slash, the system searches for the library. */
 static inline void *te__dl_open(const char *name, te__text *why) {
 #ifdef _WIN32
     te__wide w;

@@ -96,8 +96,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     return te__record_unary("view", x, y, &state, te__view_backward);
 }
 
-/* Checks that x has plain memory in which each element has an address of its own. Elements of 4 bits do not: no view
- * can begin at any element, or step from one to the next. */
+/* Checks that x has plain memory in which each element has an address of its own. Two elements of 4 bits
+ * share a byte, so a view could not begin at each of them, or step from one to the next. */
 static bool te__has_addresses(const te_tensor *x, const char *function) {
     if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;

@@ -10,8 +10,8 @@ static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
         if (g->parts[i].owner == owner) return &g->parts[i];
     return NULL;
 }
-/* Adds a part with `bytes` bytes of zeros to a graph, and returns it. Returns NULL with an error if memory is
- * exhausted. */
+/* Adds a part to a graph, and returns it. A part is the data that one owner, such as an optimizer, keeps in the graph;
+ * here it is `bytes` bytes of zeros. Returns NULL with an error if memory is exhausted. */
 static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
     te__graph_part *p;
     void *data;
@@ -31,8 +31,8 @@ static bool te__graph_steps(const te_graph *g) {
     for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
     return i < g->num_parts;
 }
-/* Reserves `n` words of the graph's state. A part will fill them with numbers before each launch. Returns the index of
- * the first word, or -1 with an error if too few words are left. */
+/* Reserves `n` words of the graph's state. Before each launch a part of the graph (te__graph_part) writes numbers into
+ * them. Returns the index of the first word, or -1 with an error if too few words are left. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
         te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most",
@@ -82,8 +82,8 @@ static void te__capture_drop(te_ctx *te) {
     te__graph_free(g);
 }
 
-/* Called when the owner of a part is destroyed. Graphs with this part can no longer be launched; the text `why`, which
- * must be static, says so in the error. */
+/* Called when `owner` is destroyed. A graph with a part of this owner cannot be launched any more. `why` is a static
+ * text, which te_graph_launch then reports as the error. */
 static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     te_graph *g;
     te__graph_part *p;
@@ -205,8 +205,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
                  "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
-    if (te->rng.fork) { /* this is an error, so there is no graph; both random states get back their values from before
-                         * the capture */
+    if (te->rng.fork) { /* a random fork is still open, which is an error, so there is no graph. The context's own and
+                         * the named random state get back their values from before the capture */
         te->rng.own_offset = g->rng_begin;
         te->rng_offset = g->tracker_begin[te->rng.fork - 1];
     } else {
@@ -260,7 +260,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* A graph with an optimizer is a whole training step: if the launch fails, none of it has run. */
+    /* te__ask_step saves what must be restored if a training step fails. A graph with an optimizer does not need this:
+     * it is a whole step, and if its launch fails, nothing of the step has run. */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

@@ -31,7 +31,8 @@ typedef struct te__offload {
     int num_regions;
     te__stream *out, *in;
     te__offloaded *oldest, *newest;
-    te__offloaded *inside; /* the oldest entry inside the window, or NULL if the window is empty */
+    te__offloaded *inside; /* the oldest entry inside the window: this entry and all newer ones are in device memory
+                            * too. NULL: the window is empty */
     size_t inside_bytes, window;
     size_t largest; /* bytes of the largest buffer copied out so far; in a region without window_bytes the window has
                      * twice this size */
@@ -58,27 +59,29 @@ static void te__offload_append(te__offload *o, te__offloaded *e) {
     o->newest = e;
 }
 
-/* Puts an entry into the window. In the list the entry must come right before the window, or be the newest. The caller
- * has taken the entry's reference to its buffer. */
+/* Puts an entry into the window: the newest entries of the list, which are in device memory too. The entry must be
+ * the next older one than those of the window, or the newest of all. The caller has taken the entry's reference to its
+ * buffer. */
 static void te__offload_enter(te__offload *o, te__offloaded *e) {
     e->inside = true;
     o->inside_bytes += e->bytes;
     if (!o->inside || e->newer == o->inside) o->inside = e;
 }
-/* Takes an entry out of the window, and releases its reference to the device memory. */
+/* Takes an entry out of the window (the entries in device memory), and releases its reference to this memory. */
 static void te__offload_leave(te__offload *o, te__offloaded *e) {
     te__buffer *b = e->buffer;
     if (!e->inside) return;
     e->inside = false;
     o->inside_bytes -= e->bytes;
     if (o->inside == e) o->inside = e->newer;
-    if (b->offloaded != e) e->buffer = NULL; /* the entry no longer watches b, so nothing would tell it when b is
-                                              * freed */
+    if (b->offloaded != e) e->buffer = NULL; /* b has no pointer to this entry, so freeing b would not set
+                                              * e->buffer to NULL */
     te__buffer_release(b); /* may free b, which sets e->buffer to NULL */
 }
 
-/* Makes an entry stop watching its buffer, whose bytes on the device have changed. An entry inside the window keeps its
- * reference to the buffer until it leaves the window. */
+/* Ends the connection of entry e with its buffer, for example because the bytes of the buffer have changed: the buffer
+ * no longer points to e, and e no longer to the buffer. But an entry inside the window keeps its reference to the
+ * buffer until it leaves the window. */
 static void te__offload_unwatch(te__offloaded *e) {
     if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
     if (!e->inside) e->buffer = NULL;
@@ -223,8 +226,9 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Queues the copy of an entry's bytes back to the device, without waiting. Puts the entry into the window. In the list
- * the entry must come right before the window, or be the newest. */
+/* Queues the copy of an entry's bytes back to the device, without waiting. Puts the entry into the window: the newest
+ * entries of the list, which are in device memory too. The entry must be the next older one than those of the window,
+ * or the newest of all. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
@@ -251,8 +255,8 @@ static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     return TE_OK;
 }
 
-/* Copies the next older entries back to the device, as many as fit into the window. The backward pass needs them
- * next. */
+/* Copies entries back to the device that the backward pass needs next. These are the newest ones that are not in device
+ * memory, as many as the limit of o->window bytes allows. */
 static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;
     te__offloaded *e = o->inside ? o->inside->older : o->newest;
@@ -268,8 +272,8 @@ static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) 
     te__offload *o = te->offload;
     te_result result;
     if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
-    if (!e->inside && e->newer != o->inside) { /* the entry does not come right before the window, so it moves to the
-                                                * new end */
+    if (!e->inside && e->newer != o->inside) { /* the entry is not the next older one than those of the window, so it
+                                                * becomes the newest of the list */
         te__offload_unlink(o, e);
         te__offload_append(o, e);
     }
@@ -302,8 +306,9 @@ static void te__offload_forget(void *user, void *handle) {
 
 /* ---- regions ---- */
 
-/* Returns the list with its two streams, or NULL with an error. They are made once and live as long as the context,
- * since nodes may live longer than every region. */
+/* Returns te->offload: the list of the buffers that were copied to the host, and two streams for the copies. Returns
+ * NULL with an error on failure. te->offload is made once and lives as long as the context, since nodes may live longer
+ * than every region. */
 static te__offload *te__offload_open(te_ctx *te) {
     te__offload *o = te->offload;
     if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
@@ -330,8 +335,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* A region has the same index as its hooks, so a new region may use the place when the hooks are gone. Nodes that
-     * live longer than their region read only the field `te` of the place. */
+    /* A region and its hooks have the same index. When a region has ended, a new region may reuse its element of
+     * o->region. Nodes of the old region may still exist then, but they read only the field `te` of the element. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

@@ -284,7 +284,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                         "lists, are needed",
                         desc->name ? desc->name : "?", desc->num_inputs, desc->num_outputs, desc->num_saved);
     for (i = 0; i < desc->num_outputs; i++)
-        /* If an earlier call has failed, this error only follows from it. */
+        /* If the output is NULL because an earlier call has failed, te__fail keeps the error of that call. */
         if (!desc->outputs[i])
             te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs,
                      desc->name ? desc->name : "?");
@@ -416,8 +416,8 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
 }
 /* Ends a te_backward for the leaves in te->tape.fresh from index `first` on. After success the gradient of each leaf
  * gets memory of its own. After a failure these gradients are dropped. A te_backward may run inside a backward
- * function. When it succeeds, leaves that were made outside of backward functions stay in the list, since the outer
- * te_backward may still fail. */
+ * function. When such an inner te_backward succeeds, leaves that were made outside of backward functions stay in
+ * te->tape.fresh, since the outer te_backward may still fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);

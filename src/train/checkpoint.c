@@ -7,8 +7,8 @@
  *                                                     .row.amax, .col. ..)
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param,
  *                                                     .exp_avg_scale ..)
- *     optimizer/started                               which parameters have been stepped, where the first step differs
- *                                                     from later ones
+ *     optimizer/started                               which parameters have taken part in a step; only in files of an
+ *                                                     optimizer whose first step differs from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
  *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
  *                                                     of its own

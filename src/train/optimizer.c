@@ -188,8 +188,9 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
            !grad->buffer->arena;
 }
 
-/* Appends parameters of a group to opt->order and opt->grads, which have *n entries. With `all` these are all
- * parameters that have a gradient. Otherwise `matrices` selects those of two or more dimensions, or else the others. */
+/* Appends parameters of a group to opt->order and opt->grads, which have *n entries. If `all` is true, these
+ * are all parameters that have a gradient. Otherwise they are those of two or more dimensions if `matrices` is true,
+ * and those of fewer dimensions if it is false. */
 static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -397,9 +398,9 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Sets *skipped to true if the step was skipped. The flag is on the device, and reading it waits. So it is read only if
- * a parameter takes its first step: that differs from later steps, so the host must know now whether it counts.
- * Otherwise *skipped is false. */
+/* Sets *skipped to true if the step was skipped. The flag is on the device, and the host must wait to read it. So it
+ * is read only if a parameter takes its first step and first steps differ from later ones. Then the host must know now
+ * whether this step counts. In all other cases *skipped becomes false. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;

@@ -180,8 +180,8 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     return te__times_into(out, s->x, s->scale);
 }
 
-/* Joins a bf16 parameter `upper` and the remainders in `s` into `master`, f32; with `split`, splits `master` into
- * both. */
+/* If `split` is false, joins the bf16 parameter `upper` and the remainders in `s` into the f32 tensor `master`. If
+ * `split` is true, splits `master` into `upper` and `s`. */
 static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tensor *master, bool split) {
     const size_t n = (size_t)te__numel(upper), bytes = 2 * n * sizeof(float) + 1;
     float *whole = (float *)te__alloc(upper->te, bytes);
@@ -234,9 +234,10 @@ static bool te__opt_shares_value(const te_tensor *param) {
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Allocates the tensors that hold the masters of quantized parameters, rounded, before these are quantized. Parameters
- * for which te__opt_shares_value is true use the same memory one after another. This is done before any master changes.
- * So if memory is exhausted, the step changes nothing. */
+/* Allocates `stepped` and `value` for each quantized parameter in the step. The step writes the f32 tensor `stepped`,
+ * rounds it into `value`, and quantizes `value`. The parameters for which te__opt_shares_value is true use one memory
+ * for `value`, one after another. This function runs before any master changes. So if memory is exhausted, the step
+ * changes nothing. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;

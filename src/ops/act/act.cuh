@@ -83,8 +83,8 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te_
 }
 
 // A gated element (row, column) has two operands in x, one in each half. A half has n columns. te_act_at returns the
-// index of the first operand. The second one is te_act_block elements after it. In a kernel with options, eight
-// neighbouring columns never cross the end of a block.
+// index of the first operand. The second one is te_act_block elements after it. In a kernel that is compiled with
+// options (ACT), eight neighbouring columns never cross the end of a block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }

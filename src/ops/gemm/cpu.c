@@ -37,7 +37,8 @@ enum {
 #define TE__GEMM_FMA(a, b, c) fmaf(a, b, c)
 #endif
 
-/* Returns a * b + c. `fma` says whether the machine has this instruction. Without it, fmaf would be a slow function. */
+/* Returns a * b + c. `fma` says whether the machine has an instruction for a fused multiply-add. Without such an
+ * instruction, fmaf would be a slow function. */
 TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) {
     return fma ? TE__GEMM_FMA(a, b, c) : c + a * b;
 }
@@ -100,8 +101,8 @@ typedef struct te__gemm_operand {
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
     int64_t task;      /* number of lines in one tile of D; a task decodes this many */
-    int64_t block;     /* number of lines that are decoded at a time: whole tasks, with at most TE__GEMM_PACKED
-                        * elements, or a single larger task */
+    int64_t block;     /* number of lines that are decoded at a time, a multiple of `task`. They have at most
+                        * TE__GEMM_PACKED elements, unless a single task has more */
     float fp8[256];    /* value of each fp8 code */
     te_scaling scaling;
     const void *scale; /* the scales of MXFP8, NVFP4 or block scaling; NULL for other operands */
@@ -295,8 +296,8 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
 }
 
-/* Computes tiles `begin` to `end` - 1 of the rows and columns that are decoded now. Tiles are counted down the columns
- * of tiles, so that neighbours share their part of B. */
+/* Computes tiles `begin` to `end` - 1 of the rows and columns that are decoded now. Tiles are counted column by column,
+ * so that neighbouring tiles share their part of B. */
 static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
     const te__gemm_job *job = (const te__gemm_job *)user;
     int64_t down = te__div_up(job->a.end - job->a.begin, TE__GEMM_MC);

@@ -17,12 +17,12 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
-    if (a->scaling_a != TE_SCALING_TENSOR) { /* of the scales of MXFP8 and NVFP4, only gemv_k reads these fields; the
-                                              * other kernels get bf16 */
+    if (a->scaling_a != TE_SCALING_TENSOR) { /* for MXFP8 and NVFP4, only gemv_k reads these fields; the other kernels
+                                              * get operands that are already bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__cols(a->scale_a); /* the row length of the whole tensor's scales, since a->m may be the rows
-                                               * of one phase alone */
+        k->ld_block_a = te__cols(a->scale_a); /* the row length of the whole tensor's scales, since a->m may count only
+                                               * the rows of one phase (see te__gemm_has_phases) */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {
@@ -144,9 +144,9 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = i ? &q->b : &q->a;
     bool decoded = a->scaling_a >= TE_SCALING_MXFP8;
-    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* bytes of an element; 1 for
-                                                                                      * codes, since codes are
-                                                                                      * counted */
+    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* bytes of an element; 1 if
+                                                                                      * decoded, since s.columns and
+                                                                                      * s.ld then count codes */
     te__gemm_prepare_side s = TE_ZERO;
     s.from = (const unsigned char *)x->data;
     s.rows = x->k_major ? lines : a->k;
@@ -154,7 +154,7 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     s.ld = x->ld * bytes;
     /* If bytes are copied, rows of 512 bytes or more are padded to whole lines of the L2 cache (128 bytes), so that a
      * row of a slab lies in one line. Shorter rows are padded to whole sectors (32 bytes). Rows of up to 16 bytes are
-     * padded to 16; more would be many times the row. */
+     * padded to 16 bytes, since 32 bytes could be many times the length of such a row. */
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
@@ -343,8 +343,9 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
                 (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
     return !aligned || lines || (dgelu && f32) || aux_and_old ? store : store | TE__GEMM_STORE_TMA;
 }
-/* Fills in the launch of gemm_groups, which runs before gemm_hopper. gemm_groups gets the tensor maps of all groups
- * together. For each group it writes copies that end where the group ends. gemm_hopper must use these copies. */
+/* Fills in the launch of gemm_groups, which runs before gemm_hopper. gemm_groups gets tensor maps, each of which covers
+ * all groups. For each group it writes copies of these maps that end where the group ends. gemm_hopper must use these
+ * copies. */
 static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h,
                                  const te__gemm_choice *c, bool by_tma) {
     const te_op_grouped_gemm_args *a = q->groups;
@@ -468,7 +469,8 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
  * (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks as multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    enum { SHORTEST = 1024 }; /* the least values of k in a split: four turns of each warp */
+    enum { SHORTEST = 1024 }; /* the least number of values of k in a split. Each of sixteen warps then takes four turns
+                               * of 16 values */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0, warps;
     int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
@@ -519,9 +521,10 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* D is computed in phases only if it has at least this many
                                                          * elements; tests set a smaller number */
 
-/* Returns whether D is computed in phases. TMA can store D only if all rows start at the same place within a piece of
- * 16 bytes. If they do not, every second, fourth or eighth row does, depending on ldd. A phase is the product of such
- * rows of A with the rows of B from the first aligned column of D on, so TMA can store its result. If all rows of D
+/* Returns whether D is computed in phases. TMA can store a matrix only if all its rows start at the same place within a
+ * piece of 16 bytes. If the rows of D do not, they are split into two, four or eight phases, depending on ldd: phase i
+ * has the rows i, i + phases, i + 2 * phases and so on, which all start at the same place. Each phase is a product of
+ * its own. It has only the columns from the first aligned column of D on, so TMA can store its result. If all rows of D
  * start at the same unaligned place, there is one phase with all rows. The extra launches are worth it if D is large
  * and k is short: with a long k, other work hides the stores anyway. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {

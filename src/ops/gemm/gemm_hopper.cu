@@ -40,7 +40,7 @@
 // this happens while the tile is multiplied. The bias gradient is left as sums over 16 rows of D, which are added up
 // later (column_sum, column_sum_short).
 //
-// Without that bit epilogue.cuh stores D. It is needed in these cases:
+// Without STORE & 1, epilogue.cuh stores D. These cases need epilogue.cuh:
 //
 //   rows of D or aux that do not start and end at multiples of 16 bytes (TMA writes whole pieces of 16 bytes)
 //   scales of single rows or columns
@@ -56,8 +56,9 @@
 // tiles of the groups. It has also made tensor maps that end with a group. Along rows these are maps of D and aux, so
 // that the last tile of a group does not write the rows of the next group. Along k they are maps of A and B, so that
 // the last slab of a group ends in zeros. In all other respects tiles are ordinary: rows (or k) are counted through all
-// groups. Along rows, the consumers take turns of 64 rows of a tile, and clusters always share A. Rows beyond the end
-// of the group are not multiplied. If they are a whole half of the tile (WAVES = 2), they are not loaded either.
+// groups. Along rows, strips of 64 rows of a tile belong to the two consumers in turn, and clusters always share A.
+// Rows beyond the end of the group are not multiplied. If they are a whole half of the tile (WAVES = 2), they are not
+// loaded either.
 //
 // The cost of a tile depends on its number of rows, or on its k. So tiles of groups are scheduled dynamically. When the
 // first block of a cluster starts a tile, it draws a number. This is the tile that the cluster computes next. The
@@ -155,8 +156,8 @@
 #define PARTS (BLOCK == 4 ? 3 : 1) // number of B's scales that a thread needs for a slab: one for the tile; with BLOCK
                                    // = 4 two more, for its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
-// The number of buffers of a warpgroup for chunks of D. Even with 4 buffers, three slots for slabs remain if there are
-// loads of aux and promotion.
+// The number of buffers of a warpgroup for chunks of D. With promotion and loads of aux there are 4 buffers; three
+// slots for slabs still fit beside them.
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of a warpgroup's bias
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
@@ -487,8 +488,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     };
 
     // Ping-pong: a warpgroup starts a tile only after the last slab of its partner's tile has arrived (barrier 3 +
-    // group). Before that, the phase for which it would wait might not be the next phase of the slot. A barrier cannot
-    // tell these two phases apart, since it knows only whether a phase is odd or even.
+    // group). Before that, the barrier of a slot could still be a whole phase behind the one for which the warpgroup
+    // waits. The wait would then end at once, too early, since a barrier knows only whether a phase is odd or even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
     // PROMOTE: one warpgroup should add up while the other multiplies, instead of both doing the same at once. So a
     // warpgroup waits before it multiplies until the other one has done half of its multiplications. This wait only
@@ -638,8 +639,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                                                                         // DOWN: parts of these rows
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
-        // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because
-        // writing to the stage must name registers.
+        // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because acc
+        // lies in registers, and a register cannot be chosen by an index at run time.
         for (int part = 0; part < SUMS * ACROSS * DOWN; part++) {
 #pragma unroll
             for (int p = 0; p < SUMS * ACROSS * DOWN; p++)

@@ -20,8 +20,8 @@
 // Within each row of a slot, pieces of 16 bytes are permuted. So neither copies nor reads of fragments have bank
 // conflicts. Rows and columns beyond the end are read as zeros, and not stored.
 //
-// The tensor cores multiply bf16, f16, or f32 rounded to TF32. They multiply FP8 as it is on sm_89 and sm_120. On other
-// GPUs FP8 is decoded exactly into f16, in registers.
+// The tensor cores multiply bf16, f16, or f32 rounded to TF32. On sm_89 and sm_120 they also multiply FP8 directly. On
+// other GPUs FP8 is decoded exactly into f16, in registers.
 //
 // With block scales, the sum over each two slabs (128 values of k) is scaled, and added up in f32. The scales are
 // loaded from device memory one slab before they are needed.
@@ -39,8 +39,8 @@
 // Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
 //
 // Launch: grid (tiles, splits). Split s multiplies k from s * k_split on, and writes to D + s * d_split. With BLOCK,
-// k_split is a multiple of 128. With GROUPED there is one split, and x is the largest possible number of tiles. Block
-// and shared memory follow from TILE:
+// k_split is a multiple of 128. With GROUPED there is one split, and `tiles` is the largest possible number of tiles.
+// Block and shared memory follow from TILE:
 //
 //          TILE   BM x BN     warps of      block   shared
 //          0      64 x 64     32 x 32       128     32 KB
@@ -94,8 +94,8 @@
 #define SLAB 64           // bytes of k
 #define BK (SLAB / SIZE)  // elements of k
 #define SLOT ((BM + BN) * SLAB)
-// The FP8 tensor cores accumulate with less precision than f32, so their sums are promoted. If FP8 is decoded into f16,
-// the sums have the precision of f32 anyway.
+// The FP8 tensor cores accumulate with less precision than f32, so their sums over each 128 values of k are added up in
+// f32 (PROMOTING). If FP8 is decoded into f16, the sums have the precision of f32 anyway.
 #define PROMOTING (BLOCK || (PROMOTE && TE_HAS_FP8_MMA))
 static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "registers");
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
@@ -382,8 +382,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
-    // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because it must
-    // name registers.
+    // This loop is not unrolled, so that the code of the store exists once. The inner loop is unrolled, because the
+    // accumulators lie in registers, and a register cannot be chosen by an index at run time.
     for (int part = 0; part < MI; part++) {
 #pragma unroll
         for (int i = 0; i < MI; i++)

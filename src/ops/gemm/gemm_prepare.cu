@@ -13,8 +13,8 @@
 //
 // For 16 codes a thread reads 16 bytes of fp8, or 8 bytes of fp4, and writes 32 bytes. Codes along a row share one
 // scale, since a scaling group has 32 codes (MXFP8) or 16 codes (NVFP4). In MXFP8's column-wise copy the groups run
-// down the columns, so each of the 16 codes has its own scale. The operand keeps its major dimension, since the bf16
-// kernels read both. Elements beyond the end of a row become 0.
+// down the columns, so each of the 16 codes has its own scale. The copy is K-major or MN-major like its operand, since
+// the bf16 kernels read both layouts. Elements beyond the end of a row become 0.
 //
 // Memory bandwidth is the limit: 2 bytes for each byte that is moved, 3 for each fp8 code, 2.5 for each fp4 code.
 //
@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(from, 8 * n, end);
             continue;
         }
-        // `scales` has one byte for each code. The scales are loaded before the codes. In the other order, the program
-        // would wait for the codes' loads where the branches around the scales join.
+        // `scales` has one byte for each code. The scales are loaded before the codes. In the other order, a thread
+        // would have to wait for its codes already at the end of the branches that load the scales.
         te_u32 scales[4], out[8];
         if (s.down) { // scales exist for columns up to a multiple of 128
 #pragma unroll

@@ -2,8 +2,8 @@
 // + D. `partial` is f32 [splits, m, ld], where ld is n rounded up to a multiple of 8. The sum runs over s in ascending
 // order, so the bits do not depend on which block ran first.
 //
-// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No
-//         alignment.
+// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. Any
+//         alignment is allowed.
 //
 // te:arch 80
 #include "device/base.cuh"

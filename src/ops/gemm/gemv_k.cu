@@ -186,8 +186,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    // For each eight lines of Y, the four sums are the products of lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1,
-    // 2 t, 2 t + 1 of Y.
+    // Lane 4 g + t has four sums for each eight lines of Y. They are the products of lines g, g, g + 8, g + 8 of X by
+    // lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y.
     float sum[EIGHTS][4] = {};
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];

@@ -13,9 +13,9 @@
 // order. Both operands are loaded from memory into registers.
 //
 // mma.sync multiplies 16 lines of X by 8 lines of Y, over 16 values of k. The order of lines and of k is free. So lane
-// 4 g + t loads PIECE neighbouring lines, from line PIECE g on, for four values of k. A loaded word has two lines of
-// one k, but an operand has two values of k of one line. So words are rearranged. Then the lane's lines 2 i and 2 i + 1
-// are rows g and g + 8 of product i.
+// 4 g + t loads PIECE neighbouring lines, from line PIECE g on, for four values of k. A loaded word has the values of
+// two lines for one k, but a word for mma.sync has the values of one line for two k. So words are rearranged. Then the
+// lane's lines 2 i and 2 i + 1 are rows g and g + 8 of product i.
 //
 // A row of X has the values of all lines for one k. Rows may have any alignment, but loads need aligned addresses. So
 // if X is not ALIGNED, a warp takes only rows that start at the same place within a piece. These are every PIECE-th
@@ -61,7 +61,7 @@ struct te_gemv_piece {
                 : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
     }
-    // Loads only lines `first` to `last` of a piece. Each other line gets a copy of one of them.
+    // Loads only lines `first` to `last` of a piece. The remaining lines get copies of these lines.
     TE_DEV void load_some(te_u64 at, int first, int last) {
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {

@@ -33,7 +33,7 @@ static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_ar
                     : te__want_numel(te, "grouped_gemm", "offsets", a->offsets, a->groups + 1);
 }
 
-/* Checks a stack of matrices, one for each group. It must have exactly groups * rows rows, since there are no gaps
+/* Checks a stack of matrices, one for each group. It must have exactly `groups` * `rows` rows, since there are no gaps
  * between the groups. */
 static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_tensor *x, int64_t groups, int64_t rows,
                                         int64_t cols) {

@@ -17,7 +17,7 @@ TE_DEV te_i64 te_warp_scan(te_i64 v) {
 TE_DEV te_i64 te_clamp(te_i64 v, te_i64 low, te_i64 high) { return v < low ? low : v > high ? high : v; }
 
 // Goes through the groups in order, 32 at a time, one for each lane. It finds where each group lies and which tiles it
-// has; tiles are counted through all groups. All 32 threads of the warp must call its functions.
+// has; tiles are counted through all groups. All 32 threads of the warp must call the functions of this struct.
 struct te_group_scan {
     te_i64 before, tiles_before; // where the next 32 groups start
     te_i64 begin, end;           // rows, or values of k, of the lane's group

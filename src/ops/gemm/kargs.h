@@ -42,8 +42,8 @@ typedef struct te__gemm_kargs {
     int vector; /* whether rows of D and aux start at multiples of 8 elements and of 16 bytes */
     int rows_a, columns_b; /* whether scale_a has one number for each row of D, and scale_b one for each column */
     int block;             /* te__gemm_block_kind; 0: no block scales */
-    int phase, phases, first_b; /* in gemm_hopper with BLOCK = 4, row i of A has scale number phase + i * phases. With
-                                 * BLOCK = 4 and in gemv_k, column j of B has the scale of column first_b + j */
+    int phase, phases, first_b; /* in gemm_hopper with BLOCK = 4, row i of A has scale number phase + i * phases. There,
+                                 * and also in gemv_k, column j of B has the scale of column first_b + j */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
@@ -94,8 +94,8 @@ enum {
 /* What gemm_groups finds out about one group: where it lies and which tiles it has. */
 typedef struct te__gemm_group_row {
     int begin, end;                    /* rows, or values of k */
-    unsigned tiles_begin, tiles_end;   /* numbers of its tiles (in clusters: pairs of tiles), counted through all
-                                        * groups */
+    unsigned tiles_begin, tiles_end;   /* the group has the tiles tiles_begin .. tiles_end - 1, counted through all
+                                        * groups; in clusters, these are pairs of tiles */
 } te__gemm_group_row;
 typedef struct te__gemm_groups_kargs {
     unsigned long long map[2][16]; /* tensor maps of all groups together, to be copied */
@@ -103,7 +103,8 @@ typedef struct te__gemm_groups_kargs {
                                     * is no map */
     te__gemm_grouping groups;
     long long total;               /* rows, or values of k, of all groups */
-    unsigned per_row;              /* number of tiles that share rows; along k: number of all tiles of a group */
+    unsigned per_row;              /* number of tiles side by side in one row of tiles; along k: number of all tiles of
+                                    * a group */
     int bm;
     int skip_empty;                /* along k: empty groups have no tiles */
     int pad;

@@ -2,7 +2,7 @@
 // (te__kv_place).
 //
 // Launch: grid (tokens or fewer, 2); the blocks with y = 0 copy keys, those with y = 1 values. Blocks have 128 threads,
-//         which step through the heads and channels of a token. Any formats.
+//         which step through the heads and channels of a token. Any formats are allowed.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -36,8 +36,8 @@ static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Checks, before anything is written, that all tokens fit into the cache. Only the CPU checks this, since it can read
- * the numbers. */
+/* Checks, before anything is written, that all tokens fit into the cache. Only the CPU checks this, since on the GPU
+ * the host cannot read the lengths, starts and page numbers. */
 static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
     const long long room = (long long)a->page_size * a->pages_of_each;
     long long page;

@@ -1,8 +1,8 @@
 // ops/kv/detect_causal_mask.cu: finds out whether a mask is that of causal attention with a window. v is an element of
 // the mask.
 //
-//   strict      Checks every row of every matrix, except repeated ones. Row i must have v == 0 for the keys
-//               i - left .. i, and v < -10000 for all other keys.
+//   strict      Checks every row of every matrix. A matrix that a stride of 0 repeats is checked once. Row i must have
+//               v == 0 for the keys i - left .. i, and v < -10000 for all other keys.
 //   otherwise   Checks only rows 0 and s - 1 of head 0 of each sequence. The number of keys with v > -10000 must be the
 //               number of keys that the row sees. In the very first row, keys 0 and s - 1 are checked too.
 //

@@ -11,7 +11,8 @@ typedef struct te__cu_seqlens_kargs {
     long long sequences, length;
 } te__cu_seqlens_kargs;
 
-/* What to copy on one side: keys or values. The channels of a row are adjacent. */
+/* The arguments of one of the two copies, that of the keys or that of the values. The channels of a row are
+ * adjacent. */
 typedef struct te__kv_side {
     const void *x;
     void *cache;               /* [pages, page_size, heads, d] */
@@ -45,8 +46,8 @@ typedef struct te__causal_mask_kargs {
     int dt, strict;
 } te__causal_mask_kargs;
 
-/* Returns the position of the first element of row `at`, counted among the rows that are checked. Sets *i to the number
- * of this row in its matrix. */
+/* `at` is the number of a row among the rows that are checked. The function returns the position of the first element
+ * of this row in the mask. It sets *i to the number of the row within its matrix. */
 TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, long long *i) {
     const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0,
                     b = a->strict ? matrix / a->heads : matrix;

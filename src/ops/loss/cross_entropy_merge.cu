@@ -3,7 +3,7 @@
 //
 //   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r
 //
-// Launch: block 256, one thread for each row; grid: m / 256 rounded up.
+// Launch: block 256, one thread for each row; grid: number of rows / 256, rounded up.
 //
 // te:baseline
 #include "ops/loss/kargs.h"

@@ -239,7 +239,7 @@ static te_result te__cpu_row_dot(te_ctx *te, const te_op_row_dot_args *a) {
     return TE_OK;
 }
 
-/* The number of parts into which the array is cut, whatever the number of threads. */
+/* A sum cuts its array into this number of parts, whatever the number of threads. */
 enum { TE__SUM_PARTS = 64 };
 typedef struct te__sum_job {
     const te_op_sum_args *a;

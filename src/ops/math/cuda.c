@@ -26,7 +26,8 @@ static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
 }
-/* Returns the result of te__copy_width if all runs of w allow it, and 1 otherwise. */
+/* Returns the result of te__copy_width if the copy w can be divided into aligned groups of so many neighbouring
+ * elements. Otherwise returns 1. */
 static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
     int last = w->ndim - 1, width = te__copy_width(src, dst), d;
     if (!te__math_aligned(src) || !te__math_aligned(dst)) return 1;
@@ -69,8 +70,8 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
 }
 
-/* Two functions: the number of rows and of columns that the two tiles of a block have together, for elements of `size`
- * bytes. */
+/* Two functions: for elements of `size` bytes, they return the number of rows and the number of columns that the two
+ * tiles of a block have together. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 

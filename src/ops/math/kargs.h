@@ -68,7 +68,8 @@ typedef struct te__mul_kargs {
     long long m, n;
     int by_rows;
     int x_dt, y_dt, out_dt;
-    int vector; /* whether rows start at multiples of 16 bytes; for mul without by_rows, whether the arrays do */
+    int vector; /* whether rows start at multiples of 16 bytes. For mul without by_rows only the arrays must start
+                 * there */
 } te__mul_kargs;
 
 /* The arguments of the kernel sum. Block b adds up TE__SUM_CHUNK elements from b * TE__SUM_CHUNK on and writes the sum
@@ -100,7 +101,8 @@ typedef struct te__column_sum_kargs {
     int accumulate;
 } te__column_sum_kargs;
 
-/* The arguments of the kernel column_sum_short: f32 with at most some thousand rows, in one pass. */
+/* The arguments of the kernel column_sum_short, which sums the columns of an f32 matrix in one pass. The matrix has at
+ * most some thousand rows. */
 typedef struct te__column_sum_short_kargs {
     const float *x; /* [m, n] */
     void *out;      /* [n] */

@@ -1,8 +1,8 @@
 // ops/math/mul.cu: computes out = x * y in f32. y has the shape of x. With by_rows y has one number for each row of n
 // elements instead.
 //
-// Launch: block 256; a block handles 2048 elements, a thread eight. With `vector` x and out are aligned to 16 bytes.
-// With `vector` and by_rows n is a multiple of 8. With `vector` and without by_rows y is aligned to 16 bytes too.
+// Launch: block 256; a block handles 2048 elements, a thread eight. With `vector`, x and out are aligned to 16 bytes.
+// In addition, n is a multiple of 8 if by_rows is set, and y is aligned to 16 bytes if not.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3 OUT_DT=3 BY_ROWS=0|1

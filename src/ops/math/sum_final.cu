@@ -1,5 +1,5 @@
 // ops/math/sum_final.cu: out = scale * the sum of the partial sums. The order of the additions depends on the indices
-// alone.
+// of the partial sums alone.
 //
 // Launch: one block of 1024 threads.
 //

@@ -17,7 +17,7 @@ static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) 
     (void)te;
     for (i = 0; i < n; i++) {
         int64_t given = a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i];
-        /* limited, so that the sum fits in 64 bits for any sizes */
+        /* the size is limited, so that it still fits in 64 bits when it is rounded up to a multiple of `align` */
         int64_t size = te__min(te__max(0, given), INT64_MAX - a->align), padded = te__round_up(size, a->align);
         te__store_index(a->padded, i, padded);
         if (a->offsets) te__store_index(a->offsets, i, offset);

@@ -42,8 +42,8 @@ typedef struct te__moe_local_kargs {
  * their order. */
 typedef struct te__moe_sort_kargs {
     const void *experts;             /* [items]: the keys, if `from` is NULL */
-    const int *from;                 /* [2, items]: keys and places as the previous pass left them; NULL in the first
-                                      * pass */
+    const int *from;                 /* [2, items]: the items as the previous pass left them, first their keys, then the
+                                      * places that they had before the first pass; NULL in the first pass */
     int *to;                         /* [2, items]: keys and places in their new order; NULL in the last pass, which
                                       * writes the map instead */
     int *map;                        /* [topk, tokens] */
@@ -111,7 +111,8 @@ typedef struct te__moe_router_kargs {
     int score;                 /* te_score_function */
     int pre_softmax, all_scores, normalise, biased; /* biased: whether the bias is added to the scores before they
                                                      * become probabilities */
-    int zero_groups;           /* whether experts in groups that are not chosen get the key 0 */
+    int zero_groups;           /* whether experts in groups that are not chosen are ranked by the key 0, instead of
+                                * -infinity */
     int logits_dt, bias_dt, probs_dt, topk_probs_dt, dprobs_dt, indices_dt;
 } te__moe_router_kargs;
 

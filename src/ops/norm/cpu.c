@@ -58,8 +58,9 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* amax: NULL, or the amax of each row. It is taken of y as it is stored if y is a float, and
-                         * otherwise of the f32 result */
+    float scale, *amax; /* amax: NULL, or the amax of each row. If there is a scale (for FP8), it is the amax of the f32
+                         * results before they are multiplied by the scale. Otherwise it is the amax of y as it is
+                         * stored */
 } te__norm_fwd_job;
 
 /* Rounds n elements, at most TE__NORM_RUN, to `dtype`. */

@@ -99,8 +99,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
-            /* A multiprocessor runs 36 warps at once if `packed`, and 24 if not. If a row has more than 8,192 elements,
-             * these are two blocks. */
+            /* A multiprocessor runs 36 warps at once if `packed`, and 24 if not. Rows of more than 8 warps are always
+             * packed, so that at least two blocks of up to 16 warps run at once. */
             bool quantized = te__is_fp8(a->y->dtype), full = t.full && ld == n;
             bool packed = quantized || k->amax || t.warps > 8, tuned = full && t.chunks <= 4 && a->x->dtype != TE_F32;
             int rows = t.warps == 1 ? 4 : 1, warps = t.warps * rows;
@@ -163,7 +163,8 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
-    /* After the last row, the memory of the ring holds the sums of a group, or the sums of norm_parts.cuh. */
+    /* After the last row, the memory that held rows in flight is used for the sums of a group, or for the sums of
+     * norm_parts.cuh. So it must be large enough for either. */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;
@@ -183,8 +184,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     if (n == 0) return TE_OK;
     fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
-    /* If there are enough rows, there are as many parts as an H100 has multiprocessors. The number depends on the shape
-     * alone, so the bits do too. */
+    /* If there are enough rows, there are as many blocks as an H100 has multiprocessors, or four times as many if not
+     * `fast`. The number depends on the shape and the variant alone, so the bits do too. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {

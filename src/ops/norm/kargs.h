@@ -52,7 +52,8 @@ typedef struct te__norm_bwd_kargs {
     int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
     int layernorm, zero_centered;
     int rounded; /* whether dx is rounded to its format before `add` is added */
-    unsigned *counter; /* not NULL in a cooperative launch, which adds up the partial sums itself; for te_grid_wait */
+    unsigned *counter; /* the counter for te_grid_wait in a cooperative launch, which adds up the partial sums itself;
+                        * otherwise NULL */
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
 

@@ -44,7 +44,7 @@ struct te_norm_queue {
 
 // The state of the producer of the queue. The producer is the first thread of the block.
 struct te_norm_feed {
-    int row, left;  // row: the next row; left: how many rows of its unit are left, with this row
+    int row, left;  // row: the next row; left: how many rows of its unit are left, including the next row
     int taken;      // units taken so far
     te_u32 granted; // what the last increment of the counter returned; it is requested one unit ahead
 

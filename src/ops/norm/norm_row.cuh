@@ -6,7 +6,7 @@
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
-// The sums of x and x^2 need one pass and one barrier. The variance is a difference of them. If the mean is larger than
+// The sums of x and x^2 need one pass and one barrier. The variance is sum x^2 / n - mean^2. If the mean is larger than
 // the standard deviation, this difference has lost digits. Then a second pass sums x - mean and its square.
 #pragma once
 #include "device/vector.cuh"
@@ -19,7 +19,8 @@ TE_DEV float te_norm_rounded(float v, int dt) {
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
 }
-// Raises amax to the largest |y| of the warp. Most warps find a larger value there, and need no atomic operation.
+// Raises amax to the largest |y| of the warp. Most warps find that amax is larger already, and need no atomic
+// operation.
 TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {
     largest = te_warp_max(largest);
     largest = te_norm_rounded(largest, y_dt); // now it is the maximum of the values that are stored

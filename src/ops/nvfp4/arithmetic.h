@@ -67,8 +67,8 @@ TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
  * - No product is rounded.
  * - The 16 products of a sum are cut to 25 bits below the leading bit of the largest one, and added up exactly.
  * - The sum is cut to f32.
- * All products have the magnitudes of v / 4, so sums of integers give the same result in any order. If v has infinities
- * or NaNs, all its finite elements count as 0. */
+ * Each product is plus or minus an element of v / 4. So this function cuts the elements once and then adds up integers,
+ * which gives the same result in any order. If v has infinities or NaNs, all its finite elements count as 0. */
 TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     uint32_t top = 0;
     int32_t t[16];
@@ -116,8 +116,9 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     }
 }
 
-/* Returns the code of y by stochastic rounding. It is the largest code that is not above |y| + k / 256 of the step at
- * |y|, with the sign of y. `k` is a random byte. NaN becomes 6. The product of k and the step is exact. */
+/* Returns the code of y by stochastic rounding. The step is the distance between neighbouring codes at |y|. The result
+ * is the largest code that is not above |y| + (k / 256) * step, with the sign of y. `k` is a random byte. NaN becomes
+ * 6. The product of k and the step is exact. */
 TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
     float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
@@ -132,8 +133,9 @@ TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
 }
 
 /* Returns the error e of quantizing x to `code`, as |e| or e * e, for 4-over-6. d is the scale of the block. `most` is
- * 6 F, where F is the largest block scale. Other functions decode with the tensor's scale S. This one divides by `most`
- * instead, because S is not a multiple of 1 / amax if the amax is very small. */
+ * 6 F, where F is the largest block scale. The decoded value is code * d * amax / `most`. The function does not decode
+ * with the tensor's scale S: S is `most` / amax in general, but it is limited to the largest f32 if the amax is very
+ * small. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);
@@ -141,7 +143,7 @@ TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float 
 }
 
 /* Returns the factor that decodes the codes of a block: d * amax / (6 F). `most` is 6 F. If the amax is 0, the tensor
- * was quantized with S = 1, so `most` replaces the amax. */
+ * was quantized with a tensor scale of 1. So `most` replaces the amax, which makes the factor d. */
 TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
     return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
 }

@@ -200,7 +200,7 @@ static float te__nvfp4_tile_sum(float e[16]) {
     return e[0];
 }
 /* Returns the block scale for `rows` runs of 16 elements. For a 16 x 16 tile `rows` is 16, and otherwise 1. Each run of
- * a tile is a block of codes; their block numbers are `stride` apart. `amax` is that of the tensor. */
+ * a tile is a block of codes; the numbers of these blocks are `stride` apart. `amax` is that of the tensor. */
 static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
                                 uint64_t stride) {
     float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
@@ -224,8 +224,8 @@ static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v,
 /* One copy, codes and scales. It has `rows` rows, and each row has `blocks` blocks of 16 elements. */
 typedef struct te__nvfp4_copy {
     uint8_t *q, *scale;
-    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: number of columns that hold elements, with those
-                                                            * that the transform has added */
+    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: number of columns that hold elements, including
+                                                            * those that the transform has added */
     bool swizzled;
     te__nvfp4_rounding how;
 } te__nvfp4_copy;

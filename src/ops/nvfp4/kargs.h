@@ -19,7 +19,7 @@ typedef struct te__nvfp4_amax_kargs {
     int rht;             /* col is the amax of x itself (0), of x transformed with signs (1), or of x transformed
                           * without signs (2) */
     int vector;          /* whether rows of x start at multiples of four elements */
-    int keep;            /* whether row and col are maxima with the values already there */
+    int keep;            /* whether the maxima in row and col start from the values already there, instead of 0 */
     int count;           /* number of groups */
 } te__nvfp4_amax_kargs;
 

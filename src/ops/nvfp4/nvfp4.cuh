@@ -30,10 +30,10 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
     return r;
 }
 // Rounds four magnitudes y (>= 0, no NaN) to codes in the low 16 bits; the first code is in the lowest four bits. As a
-// function of y, the code is piecewise linear: 2 y up to 2, then y + 2 up to 4, then y / 2 + 4 up to 6. Each of the
-// three clamped products is exactly one piece. They are added to 2^23, where an f32 holds only integers, so the sum
-// rounds: to nearest with ties to even codes, or with `down` to the code below. Only one of the pieces can have a
-// fraction. The factor of 16 makes space for the next code.
+// function of y, the code is piecewise linear: 2 y up to 2, then y + 2 up to 4, then y / 2 + 4 up to 6. The three
+// pieces are computed as products clamped to 0 .. 1, times 4, 2 and 1. They are added to 2^23, where an f32 holds only
+// integers, so the sum is rounded: to nearest with ties to even codes, or to the code below if `down` is set. Only one
+// of the pieces can have a fraction. The factor of 16 makes space for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -64,8 +64,8 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);
     return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);
 }
-// Returns eight codes as te_nvfp4_pack8 does, but with the stochastic rounding of te__nvfp4_stochastic: down to the
-// code below |y| + k / 256 of the step at |y|. `random` has a byte k for each element. The step is 0.5 for |y| < 2.
+// Returns eight codes as te_nvfp4_pack8 does, but with the stochastic rounding of te__nvfp4_stochastic: to the largest
+// code that is not above |y| + (k / 256) * step. `random` has a byte k for each element. The step is 0.5 for |y| < 2.
 // Otherwise it is half of the largest power of two that is not above |y|; for |y| > 8 it does not matter. If the byte k
 // is put into the last bits of the float 16384, the float becomes 16384 + k / 512. Subtracting 16384 is exact.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {

@@ -9,7 +9,7 @@
 //
 // For amaxes of the tensor, the block that ends last reduces the maxima of all blocks. Amaxes of single rows and
 // columns are set to 0 by nvfp4_amax_zero and then raised by atomic maxima, which give the same bits in any order. Most
-// warps find a larger value there and need no atomic.
+// warps find that the amax is larger already, and need no atomic.
 //
 // Benchmark: "nvfp4 amaxes plain and transformed" in tests/bench/h200.csv.
 //

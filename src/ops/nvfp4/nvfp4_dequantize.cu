@@ -1,8 +1,8 @@
 // ops/nvfp4/nvfp4_dequantize.cu: computes y [m, n] = q * d * amax / (6 F), where d is the scale of a code's block and F
 // is code_max. The codes q are those of the row-wise copy, or those of the column-wise copy, whose transform is undone.
 //
-//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four
-//   rows before it decodes the first
+//   row-wise: a tile has 32 rows of 256 columns, and each of the 8 warps has every eighth row. A thread loads eight
+//   neighbours of each of its four rows before it decodes the first
 //
 //   column-wise:
 //            64 columns

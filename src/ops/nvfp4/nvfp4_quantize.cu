@@ -252,7 +252,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
 #pragma unroll 1
     for (int i = t; i < 512; i += 256) {
         int word = i & 63, g = i >> 6;
-        // With the transform the registers do not suffice for the words. They are then read again for each column.
+        // With the transform there are not enough registers to keep the words. So each column reads the words again.
         te_u32 w[16], most = 0;
         const te_u8 *from = tile + 16 * g * TE_STRIDE + 4 * word;
         if (!RHT) {

@@ -10,8 +10,8 @@ typedef struct te__pieces {
     int num;
 } te__pieces;
 
-/* Cuts a list into pieces. The callback tensor(list, t) returns a tensor of entry t, any one that has the size of the
- * entry. Returns false if memory is exhausted. */
+/* Cuts a list into pieces. The callback tensor(list, t) returns any tensor of entry t that has the size of the entry.
+ * Returns false if memory is exhausted. */
 static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t),
                             const void *list) {
     int t;

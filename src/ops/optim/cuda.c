@@ -13,8 +13,8 @@ static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-/* Returns true if entry i needs a new launch, since its numbers differ from those of the entry before. All entries of a
- * launch have the same numbers. */
+/* Returns true if entry i needs a new launch. All entries of a launch have the same numbers (learning rate, betas, eps,
+ * weight decay) and the same place in the device tables of such numbers. */
 static bool te__adam_turns(const te_op_adam_args *a, int i) {
     const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
     if (i == 0) return false;
@@ -74,7 +74,8 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     }
 }
 
-/* Plans the kernels of one table. These are all three if a state has a scale, else adam_states alone. */
+/* Plans the kernels of one table: adam_amax, adam_scales and adam_states if a state has a scale, else adam_states
+ * alone. */
 static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, int64_t chunks, bool scales) {
     static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
     int i;
@@ -249,7 +250,8 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     float *partial;
     unsigned *first_chunk;
     int i;
-    /* An empty tensor has one chunk too. It records at which chunk the tensor begins. */
+    /* An empty tensor has one chunk too, because the block of a tensor's first chunk also records where the tensor
+     * begins. */
     for (i = 0; i < a->num_tensors; i++) all += te__max(1, te__div_up(te__numel(a->tensors[i]), TE__NORM_CHUNK));
     partial = (float *)te__plan_workspace(p, te__max(1, all) * 4);
     first_chunk = (unsigned *)te__plan_workspace(p, ((int64_t)a->num_tensors + 1) * 4);

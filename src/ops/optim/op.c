@@ -10,8 +10,8 @@ static te_result te__optim_check_like(te_ctx *te, const char *op, const char *na
                     te__shape_text(x, a), with_name, i, te__shape_text(with, b));
 }
 
-/* Checks the scale of a state of entry i. The scale must exist if the format of the state needs one, and must be NULL
- * if not. */
+/* Checks the scale of x, a state of entry i. The scale must exist if the format of x needs one, and must be NULL if
+ * not. */
 static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x,
                                        const te_tensor *scale) {
     char text[TE__SHAPE_TEXT];
@@ -28,7 +28,8 @@ static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, cons
     return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i,
                     te__shape_text(scale, text));
 }
-/* Checks the master of entry i. A master of dtype u8 has two bytes for each element and holds remainders. */
+/* Checks the master of entry i. A master of dtype u8 holds remainders: two bytes for each element, which are the lower
+ * 16 bits of an f32 master. */
 static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!t->master || t->master->dtype != TE_U8)
@@ -79,7 +80,7 @@ static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
                     (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
-/* Checks that the table x has at least places * each numbers. x may be NULL. */
+/* Checks that x, a table with `each` numbers for every place, has at least `places` places. x may be NULL. */
 static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places,
                                        int each) {
     if (!x || te__numel(x) >= places * each) return TE_OK;

@@ -38,8 +38,8 @@ typedef struct te__rope_kargs {
     int cp_size, cp_rank;    /* context parallelism: the number of ranks, and this rank; if cp_size is 1, a rank has
                               * whole sequences */
     int sequences;           /* with `cu` */
-    int batch, seq, batch_first; /* batch_first: token numbers run through a whole sequence before the next one, as
-                                  * memory does */
+    int batch, seq, batch_first; /* batch_first: 1: tokens are numbered sequence by sequence; 0: position by
+                                  * position. In both cases this is the order in memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
     int grouped;             /* the heads of `packed` come in groups: heads / groups of q, one of k, one of v. Otherwise
                               * all heads of q come first, then all of k, then all of v */
@@ -79,8 +79,9 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
         *b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
         place -= a->cu[*b] / a->cp_size;
         length = (a->cu[*b + 1] - a->cu[*b]) / a->cp_size;
-        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token of no sequence takes place 0, so that
-                                                                        * the table needs no row for it */
+        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token outside of all sequences counts as the
+                                                                        * first one of a sequence, so that the table
+                                                                        * needs no more rows for it */
     }
     place = !a->positions               ? te__rope_place(a, place, length)
             : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at]

@@ -103,7 +103,7 @@ template <int W> struct te_rope_unit {
     te_raw<TE_ANY, W> x, y;
     void *dst;
     te_i64 to;
-    int turn; // index in the table of the unit's first angle; further ones are half / W apart; -1: no rotation
+    int turn; // index of the unit's first angle in the table; the next ones are half / W apart; -1: no rotation
     int cx, cy, src_dt, dst_dt; // cy -1: there is no y
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {

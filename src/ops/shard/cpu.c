@@ -127,7 +127,8 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
     }
 }
 
-/* Writes codes to dst: those of v, which are `size` neighbouring elements of a row, from (row, column) on. */
+/* Writes the codes of v[0 .. size - 1] to dst. These are neighbouring elements of a row; v[0] is element (row,
+ * column). */
 static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
     const te_op_shard_cast_args *a = j->a;
     uint8_t *dst = (uint8_t *)te__data(a->dst);

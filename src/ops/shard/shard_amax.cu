@@ -11,8 +11,8 @@
 // lanes of a row; for 32 x 1, the 8 warps; for 16 x 16, 2 lanes of 4 warps; for 128 x 128, 16 lanes of 8 warps. With
 // tiles of any other size a block covers one tile at a time.
 //
-// Launch: block 256; the grid has one block for each block of the matrix, consecutive along a row. For tiles of other
-// sizes it has any number of blocks. Any alignment is allowed.
+// Launch: block 256. The grid has one thread block for each part of the matrix that a block covers, numbered along the
+// rows first. For tiles of any other size it has any number of thread blocks. Any alignment is allowed.
 //
 // te:baseline
 // te:row X_DT=3 KIND=1

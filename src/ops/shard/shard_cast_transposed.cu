@@ -3,8 +3,8 @@
 //
 //            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
 //          +-------------------------+                  +---------------- 128 rows ----------------+
-//   128    | ty: 4 rows              |   ->  dst        |    those of a column that lie in the     |  64 columns
-//   rows   |    x eight columns      |                  |    slice are neighbours                  |
+//   128    | ty: 4 rows              |   ->  dst        |    elements of one column that lie in    |  64 columns
+//   rows   |    x eight columns      |                  |    the slice are neighbours              |
 //          +-------------------------+                  +------------------------------------------+
 //
 // Bytes outside the slice are not written.

@@ -43,7 +43,8 @@ const char *test_no_gpu(void);
 
 /* n under the thread sanitizer, else 1: of many cases that run alike it takes every n-th. It is ten times as slow, and races are the same in all. */
 int test_every(int n);
-/* The same under the address sanitizer, and on 32-bit machines, too: for ranks, which wait for each other on few cores, and for whole trainings. */
+/* 2 n under both sanitizers and on 32-bit machines, else 1: for ranks, which wait for each other on few cores, for whole trainings, and for loops of very many cases. A loop within which another one
+ * has an even length takes test_every_sanitized(n) | 1, which is odd and so goes through all of its values. */
 int test_every_sanitized(int n);
 /* n under the thread sanitizer, `some` under the address sanitizer and on 32-bit machines, else 1: for products of every size and layout, whose code is that of their neighbours. */
 int test_every_of(int n, int some);
@@ -501,8 +502,9 @@ static TE_MAYBE_UNUSED void test_check_gradients(te_ctx *te, test_function f, in
         CHECK_MSG(te_tensor_grad(inputs[i]), "input %d has no gradient", i);
         if (!te_tensor_grad(inputs[i])) continue;
         const float *tape = test_read(te_tensor_grad(inputs[i])), *value = test_read(inputs[i]);
+        const int elements = ELEMENTS / test_every_sanitized(2);
         const int64_t *picks = n ? test_integers(ELEMENTS, 5 + (uint64_t)i, 0, n) : NULL;
-        for (int k = 0; k < ELEMENTS && k < n; k++) {
+        for (int k = 0; k < elements && k < n; k++) {
             int64_t at = n <= ELEMENTS ? k : picks[k];
             float *moved = test_copy(value, n);
             double step = 1e-2 * fmax(1, fabs((double)value[at])), side[2];

@@ -202,7 +202,7 @@ static void all_cases(rank_state *s) {
                 c.format = (te_qkv_format)format;
                 c.causal = causal != 0;
                 c.length = LENGTH;
-                if (n++ % test_every_sanitized(3)) continue;
+                if (n++ % (test_every_sanitized(3) | 1)) continue;
                 c.groups = n % 2 ? HEADS : HEADS / 2;
                 c.d_v = n % 3 == 0 ? 2 * D : D;
                 c.dtype = n % 4 == 3 ? TE_BF16 : TE_F32;
@@ -716,7 +716,7 @@ static void starve_step(rank_state *s) {
 }
 TE_TEST(context_parallel_with_a_rank_that_starves) {
     for (int k = 0; k < 6; k++) {
-        const int step = 3 * test_every(7);
+        const int step = 3 * test_every_of(11, 3);
         int failures = 0, told = 0;
         for (int n = 1 + k % 3; n < 400; n += step) {
             starving arg = {(te_cp_comm)(k % 3), k < 3 ? TE_BSHD : TE_THD, n};
@@ -726,6 +726,6 @@ TE_TEST(context_parallel_with_a_rank_that_starves) {
             told += all[0].num_left;
             if (!all[1].failed && n > 250) break;
         }
-        CHECK_MSG(failures > 60 / step && told * 2 > failures, "%d failures, of which the rank itself told %d", failures, told);
+        CHECK_MSG(failures > 60 / step && told * (step > 3 ? 4 : 2) > failures, "%d failures, of which the rank itself told %d", failures, told);
     }
 }

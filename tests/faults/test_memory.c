@@ -87,11 +87,11 @@ static int starved_at;
 static void starve_from_here(void) { starved->fail_at = starved->calls + starved_at; }
 
 /* Runs `work` with request number n refused, in a context of its own, for every n until no request is left; in sanitized and 32-bit builds for every
- * third or thirteenth n. Returns how many requests there were. later: work says from where on (starve_from_here). */
+ * sixteenth or 37th n. Returns how many requests there were. later: work says from where on (starve_from_here). */
 typedef void (*work_fn)(te_ctx *te, void *arg);
 static int starve(work_fn work, void *arg, int threads, bool later) {
     enum { MOST = 20000 };
-    const int every = threads > 1 ? 1 : test_every(13) > 1 ? test_every(13) : test_every_sanitized(3);
+    const int every = threads > 1 ? 1 : test_every_of(37, 8);
     for (int n = 1; n <= MOST; n += every) {
         purse p = {0};
         te_ctx_desc desc = purse_desc(&p, NULL);

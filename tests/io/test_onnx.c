@@ -839,7 +839,7 @@ TE_TEST(onnx_without_memory) {
         REQUIRE_OK(te);
         te_tensor_to_f32(te_module_parameter(m, "fp8_scale_fwd"), scale);
         bool done = false;
-        for (int64_t n = 1; n < 5000 && !done; n += test_every(7)) {
+        for (int64_t n = 1; n < 5000 && !done; n += test_every_of(17, 4)) {
             test_case("request %lld for memory of the %s", (long long)n, device ? "device" : "host");
             te_autocast_begin(te, &autocast);
             REQUIRE_OK(te);

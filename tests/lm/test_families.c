@@ -552,7 +552,7 @@ TE_TEST(family_memory_runs_out) {
         te_ctx_desc desc = purse_desc(host, NULL);
         te_ctx *te = test_context_with(&desc);
         bool whole = false;
-        for (int64_t n = 1; !whole; n += test_every(11)) {
+        for (int64_t n = 1; !whole; n += test_every_of(23, 4)) {
             test_case("%s, request %lld", folders[k], (long long)n);
             te_scope_begin(te);
             host->calls = host->refused = 0;

@@ -690,7 +690,7 @@ TE_TEST(hf_memory_runs_out) {
     spit_text(in_folder("llama", "merges.txt"), "a b");
     te_ctx *te = test_context_with(&desc);
     bool whole = false;
-    for (int64_t n = 1; !whole; n += test_every(7)) {
+    for (int64_t n = 1; !whole; n += test_every_of(17, 4)) {
         test_case("request %lld", (long long)n);
         te_module *m = NULL;
         te_kv_cache *c = NULL;

@@ -41,7 +41,7 @@ TE_TEST(lora_memory_runs_out) {
         for (int on_device = 0; on_device < 2; on_device++) {
             purse *p = on_device ? device : host;
             bool whole = false;
-            for (int64_t n = 1; !whole; n += test_every(5)) {
+            for (int64_t n = 1; !whole; n += test_every_of(13, 3)) {
                 test_case("call %d, request %lld%s", call, (long long)n, on_device ? " on the device" : "");
                 te_scope_begin(te);
                 m = lm_pair(te);
@@ -163,7 +163,7 @@ TE_TEST(sharding_memory_runs_out) {
     te_tensor *w = te_module_parameter(te_module_child(m, 0), "weight");
     bool whole = false;
     te_data_parallel(m, &(te_data_parallel_desc){.gradient_divide_factor = 2});
-    for (int64_t n = 1; !whole; n += test_every(5)) {
+    for (int64_t n = 1; !whole; n += test_every_of(13, 3)) {
         test_case("request %lld", (long long)n);
         te_module_zero_grad(m);
         te_scope_begin(te);

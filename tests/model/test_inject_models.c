@@ -389,7 +389,7 @@ TE_TEST(inject_memory_runs_out) {
     te_tensor *ids = ids_of(te, 1, 3);
     bool whole = false;
     REQUIRE_OK(te);
-    for (int64_t n = 1; !whole; n += test_every(7)) {
+    for (int64_t n = 1; !whole; n += test_every_of(13, 3)) {
         test_case("request %lld", (long long)n);
         host->calls = host->refused = 0;
         host->fail_at = n;

@@ -518,9 +518,10 @@ static void starve_call(rank_state *s) {
 }
 TE_TEST(experts_of_a_rank_that_starves) {
     static const int of[] = {0, 1, 3, TE_KIND};
+    const int every = test_every_of(11, 4);
     for (int k = 0; k < COUNT(of); k++) {
         int refusals = 0, told = 0;
-        for (int n = 1; n < 600; n += test_every(3)) {
+        for (int n = 1 + k % every; n < 600; n += every) {
             starved_call arg = {of[k], n};
             rank_state *all = run_ranks(2, starve_call, &arg);
             test_case("%s, request %d", kinds[of[k]].name, n);
@@ -528,7 +529,7 @@ TE_TEST(experts_of_a_rank_that_starves) {
             told += all[0].num_left;
             if (!all[1].failed && n > 300) break;
         }
-        CHECK_MSG(refusals > 10 / test_every(3) && told > 0, "%d refusals, of which the rank itself told %d", refusals, told);
+        CHECK_MSG(refusals > 10 / every && told > 0, "%d refusals, of which the rank itself told %d", refusals, told);
     }
 }
 

@@ -129,6 +129,7 @@ static void check_quantize(te_ctx *te, const mx_case *c, const float *values, co
 /* ---- quantize ---- */
 
 TE_TEST_DEVICES(mxfp8_shapes) {
+    int turn = 0;
     static const int64_t shapes[][4] = {/* m, n, ld, ldc */
                                         {1, 1, 16, 16},       {1, 1, 1, 1},        {3, 5, 16, 5},       {32, 32, 32, 32},  {33, 31, 32, 48},
                                         {127, 129, 144, 129}, {128, 128, 128, 128}, {64, 72, 80, 80},   {200, 24, 32, -1}, {65, 264, -1, 264},
@@ -140,6 +141,7 @@ TE_TEST_DEVICES(mxfp8_shapes) {
             for (int f = 0; f < 2; f++)
                 for (int two = 0; two < 2; two++)
                     for (int swizzled = 0; swizzled < 2; swizzled++) {
+                        if (turn++ % (test_every_sanitized(2) | 1)) continue;
                         mx_case c = {floats[d], formats[f], shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], two, swizzled, (d + f + two) % 2};
                         check_quantize(te, &c, values, "specials");
                     }
@@ -147,11 +149,13 @@ TE_TEST_DEVICES(mxfp8_shapes) {
 }
 
 TE_TEST_DEVICES(mxfp8_inputs) {
+    int turn = 0;
     for (int kind = 0; kind < NUM_INPUTS; kind++) {
         const float *values = input_values(kind, 127, 136);
         for (int d = 0; d < 3; d++)
             for (int f = 0; f < 2; f++)
                 for (int two = 0; two < 2; two++) {
+                    if (turn++ % (test_every_sanitized(2) | 1)) continue;
                     mx_case c = {floats[d], formats[f], 127, 136, 144, 136, two, f ^ two, false};
                     check_quantize(te, &c, values, input_names[kind]);
                 }
@@ -162,7 +166,7 @@ TE_TEST_DEVICES(mxfp8_large) {
     static const mx_case cases[] = {{TE_BF16, TE_F8E4M3, 16, 4096, 4096, 4096, false, false, false},
                                     {TE_BF16, TE_F8E4M3, 1000, 1536, 1536, 1536, false, true, false},
                                     {TE_F16, TE_F8E5M2, 500, 1030, 1040, 1040, true, false, false}};
-    for (int i = 0; i < COUNT(cases); i++) check_quantize(te, &cases[i], input_values(MIXED, cases[i].m, cases[i].n), "mixed");
+    for (int i = 0; i < COUNT(cases); i += test_every_sanitized(1)) check_quantize(te, &cases[i], input_values(MIXED, cases[i].m, cases[i].n), "mixed");
 }
 
 /* All 65,536 numbers of bf16: as the largest of their group, and in groups of 32 neighbours. */

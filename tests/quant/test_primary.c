@@ -907,7 +907,7 @@ TE_TEST(memory_fails_at_every_request) {
     for (int i = 0; i < RECIPES; i++) {
         test_case("%s", recipe_text[i]);
         int64_t k = 2; /* the first is the context */
-        while (starve(i, k)) k += test_every(13);
+        while (starve(i, k)) k += test_every_of(29, 4);
         CHECK(k > 100);
     }
 }

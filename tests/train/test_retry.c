@@ -152,8 +152,8 @@ static int train(const kind_of_step *k, int at, int64_t fail, uint64_t *hash) {
 }
 
 static void retry(const kind_of_step *k) {
-    /* The requests of a step are refused one by one without a sanitizer; sanitizers take every third or thirteenth of them. */
-    const int every = test_every(13) > 1 ? test_every(13) : test_every_sanitized(3);
+    /* The requests of a step are refused one by one without a sanitizer; sanitizers take every sixteenth or 43rd of them. */
+    const int every = test_every_of(43, 8);
     for (int at = 0; at < 2; at++) { /* the step that makes the scales, and one that finds them */
         uint64_t want = 0, got = 0;
         int64_t tried = 0, other = 0;

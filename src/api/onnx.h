@@ -40,8 +40,8 @@
  *
  *     TE_ERR_UNSUPPORTED  - an operation that ONNX cannot express; the message names it and its module: dropout
  *                           (te_module_train(m, false) turns it off), packed sequences (thd), caches, score_mod, the
- *                           choice of a Gate, experts whose tokens the host counts, an operation that writes a list of
- *                           tensors
+ *                           expert choice of a Gate module, experts whose tokens the host counts, an operation that
+ *                           writes a list of tensors
  *                         - a size that is not a product of the sizes that vary
  *                         - a module that is sharded over ranks; an autocast region with an amax_group of several ranks
  *                         - a file above 2 GB, which readers of protobuf refuse

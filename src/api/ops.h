@@ -128,14 +128,14 @@
 /* Expands to nothing, for an operation that is left out. */
 #define TE_OP_LEFT_OUT(lower, UPPER, family)
 #ifdef TE_NO_DIST
-#define TE_OP_DIST(X, NONE) NONE /* applied to TE_OP_LIST_DIST: this build leaves these operations out, so it is NONE */
+#define TE_OP_DIST(X, NONE) NONE /* for TE_OP_LIST_DIST: NONE, because this build leaves these operations out */
 #else
-#define TE_OP_DIST(X, NONE) X /* applied to TE_OP_LIST_DIST: this build has these operations, so it is X */
+#define TE_OP_DIST(X, NONE) X /* for TE_OP_LIST_DIST: X, because this build has these operations */
 #endif
 #if defined(TE_NO_MOE) && defined(TE_NO_DIST)
-#define TE_OP_MOE(X, NONE) NONE /* applied to TE_OP_LIST_MOE: this build leaves these operations out, so it is NONE */
+#define TE_OP_MOE(X, NONE) NONE /* for TE_OP_LIST_MOE: NONE, because this build leaves these operations out */
 #else
-#define TE_OP_MOE(X, NONE) X /* applied to TE_OP_LIST_MOE: this build has these operations, so it is X */
+#define TE_OP_MOE(X, NONE) X /* for TE_OP_LIST_MOE: X, because this build has these operations */
 #endif
 
 /* The numbers of the operations: TE_OP_COPY, TE_OP_FILL and so on, in the order of TE_OP_LIST_ALL. They do not depend
@@ -158,10 +158,11 @@ TE_API const char *te_query_family(te_op op);
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converted between any two of the formats f32, f16, bf16, i32, i64 and u8; float to float rounds to nearest
- * even. 8-bit floats (e4m3, e5m2, e8m0) and i16 are copied without conversion to the same format; 8-bit floats also to
- * u8. src and dst have equal shapes and may have any strides. They may share memory: the result is as if all of src
- * were read before dst is written. If their byte ranges overlap, the call takes a workspace with all elements in the
- * narrower format. If src and dst are the same elements in the same format, nothing is done. */
+ * even. 8-bit floats (e4m3, e5m2, e8m0) and i16 are not converted: dst must have the same format, or u8 for the bytes
+ * of 8-bit floats. src and dst have equal shapes and may have any strides. They may share memory: the result is as if
+ * all of src were read before dst is written. If their byte ranges overlap, the call takes a workspace that holds all
+ * elements in the narrower of the two formats. If src and dst are the same elements in the same format, nothing is
+ * done. */
 typedef struct te_op_copy_args {
     const te_tensor *src;
     te_tensor *dst;
@@ -219,7 +220,7 @@ typedef struct te_op_column_sum_args {
 } te_op_column_sum_args;
 
 /* out [M], of any float format: out[m] is the dot product of row m of x [.., N] and row m of y [.., N], summed in f32.
- * If the rows of x were multiplied by one factor each, this is the gradient of the factors. */
+ * If y is the gradient of rows f[m] * x[m], out is the gradient of the factors f. */
 typedef struct te_op_row_dot_args {
     const te_tensor *x, *y;
     te_tensor *out;

@@ -21,8 +21,8 @@
  *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
  *            NVFP4    e4m3, as te_op_nvfp4_quantize wrote them, with amax_a and amax_b f32 [1], or [m] and [n] if rows
  *                     have amaxes of their own. The sums are multiplied by amax_a / (6 F_a) * amax_b / (6 F_b). F_a is
- *                     448, or 256 with e4m3_max_256_a; F_b likewise. For copies with a Hadamard transform, k is the
- *                     padded number round_up(M, 16)
+ *                     448, or 256 with e4m3_max_256_a; F_b likewise. In a column-wise copy with a Hadamard transform, k
+ *                     includes padding: it is rounded up to a multiple of 16
  *   swizzled_scales    for MXFP8 and NVFP4: both scales are in the swizzled layout
  *   aux      [m, n] of D's format
  *   bias_gradient  [n] of any float format, optional, written: column sums of D as stored, in f32. Not possible with
@@ -115,8 +115,8 @@ typedef struct te_norm_options {
  *   mean, rstd  f32 [M], optional, written; mean for LayerNorm only
  *   y           a float tensor, or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read) and optionally `scale_inv` and
  *               `amax`, as in te_op_fp8_quantize; then the f32 result is quantized without an intermediate rounding
- *   amax        f32 [1], optional, becomes max(amax, max |y|), without NaN. |y| is that of the f32 result before
- *               scaling if y is FP8, and of y as stored if y is float
+ *   amax        f32 [1], optional, becomes max(amax, max |y|), where NaN is ignored. |y| is that of the f32 result
+ *               before scaling if y is FP8, and of y as stored if y is float
  *   y_amax      f32 [1], optional, only for a float y and instead of amax: becomes max |y|, as in te_op_amax
  *   y_col       [N, ldc] with ldc >= M, optional, only for an FP8 y and of its format: becomes the transpose of y;
  *               columns M .. ldc - 1 become 0
@@ -279,7 +279,7 @@ typedef struct te_op_rope_args {
 } te_op_rope_args;
 
 /* Splits the packed projection qkv into q [s, b, H, d], k and v [s, b, G, d], and rotates q and k (not with no_rope).
- * If `rotated` is given, it rotates the projection without splitting it.
+ * If the output `rotated` is given, the projection is rotated without being split.
  *   format    TE_BSHD => b and s are exchanged in all shapes
  *   qkv   [s, b, (H + 2G) * d]. The last dimension has all heads of q, then of k, then of v. With interleaved_groups it
  *         has, for each of the G groups, H/G heads of q, one of k and one of v
@@ -331,7 +331,7 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
 /* The user's own change of scores and masks (FlexAttention; TransformerEngine: score_mod, score_mod_bprop,
  * score_mod_tensors). score_mod gets scores after scale, softcap and bias, and is not called for keys that mask, window
  * or mask_mod hide. On CUDA the expressions are compiled into the kernels (NVRTC is needed); the CPU calls the
- * functions. Give both if the program runs on both. Zero => none.
+ * functions. A program that runs on CUDA and on the CPU must give expressions and functions. Zero => none.
  *   score_mod        a CUDA C++ expression: the new score, such as "score - aux0[h] * fabsf(q_idx - kv_idx)"
  *   score_mod_bprop  an expression for the backward pass: the derivative of the new score with respect to score
  *   mask_mod         an expression: true if query q_idx sees key kv_idx, such as "aux0[q_idx] == aux0[kv_idx]"
@@ -418,9 +418,9 @@ typedef struct te_attn_rule {
 /* Options of FP8 attention. The probabilities S and the gradients dP of the scores are rounded to FP8 before GEMMs read
  * them: x becomes f32(code) * (1 / scale rounded to f32), with the code of te_op_fp8_quantize. S is rounded after
  * dropout; it multiplies V and dO. dP multiplies K and Q, and is summed for the gradient of a bias. Exception: with a
- * softcap, the bias gradient is summed from numbers that are not rounded. The bias is added after the softcap, so these
- * numbers lack the softcap's derivative and may exceed the range of dp_scale. Everything else is in high precision: the
- * caller quantizes q, k, v, o and their gradients. Zero => neither S nor dP is rounded. */
+ * softcap, the bias gradient is summed from unrounded numbers. They are gradients of the scores after the softcap,
+ * because the bias is added there, and may exceed the range for which dp_scale was chosen. Everything else is in high
+ * precision: the caller quantizes q, k, v, o and their gradients. Zero => neither S nor dP is rounded. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, is not rounded. Only the backward pass reads
                                    * dp_dtype */
@@ -461,8 +461,8 @@ typedef struct te_op_attn_fwd_args {
  * of o, and q, k, v, o, lse, format, rule, seed, offset and rng of the forward pass. Deterministic.
  *   dbias            optional, written: the gradient of core_attention_bias in its shape, f32, f16 or bf16
  *   dsoftmax_offset  optional f32 [H], written: the gradient of softmax_offset
- *   o                may be NULL with fp8: O was computed from the rounded S, so the sum over the keys of S times its
- *                    gradient is computed directly and not from O */
+ *   o                may be NULL with fp8: the backward pass then sums S times its gradient over the keys, instead of
+ *                    the products of o and d_o over the channels */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -476,7 +476,8 @@ typedef struct te_op_attn_bwd_args {
 
 /* Attention in which each query has its own list of keys. All heads share one head of keys, and the keys are also the
  * values (DeepSeek-V4):
- *   o = sum over the entries k of its list: p_k kv[idx_k], with p_k = e^(s_k - m) / (sum e^(s_k - m) + e^(sink - m)),
+ *   o = sum of p_k kv[idx_k] over the entries k of the query's list, with
+ *   p_k = e^(s_k - m) / (sum e^(s_k - m) + e^(sink - m)),
  *   s_k = scale q kv[idx_k] and m = max(-1e30, all s_k), all in f32
  * Tensors:
  *   q        [b, s_q, H, d], any strides, channels adjacent; d up to 576
@@ -486,8 +487,8 @@ typedef struct te_op_attn_bwd_args {
  *            rows of the whole kv. b * s_q * n and b * s_kv must be below 2^31
  *   sinks    f32 [H], optional: the sinks; without them the term e^(sink - m) is missing
  *   o        [b, s_q, H, d_v], any float format, usually q's; d_v up to d. o is 0 if all entries of a list are empty
- *   lse      f32 [b, H, s_q], optional, written: m + log(denominator). If a list has no keys it is the sink, or -inf
- *            without sinks
+ *   lse      f32 [b, H, s_q], optional, written: m + log(denominator). For a list without keys, lse is the sink, or
+ *            -inf without sinks
  * Source: nemo_automodel.components.models.deepseek_v4 (sparse attention). */
 typedef struct te_op_sparse_attn_fwd_args {
     const te_tensor *q, *kv, *indices, *sinks;
@@ -514,7 +515,7 @@ typedef struct te_op_cu_seqlens_args {
     te_tensor *cu_seqlens;
 } te_op_cu_seqlens_args;
 
-/* Writes keys and values of new tokens into a cache; its other rows do not change.
+/* Writes keys and values of new tokens into a cache. The other rows of the cache do not change.
  *   k, v      [s, b, G, d], or as `format` says [b, s, G, d] or [tokens, G, d]; channels adjacent; v may have another d
  *   k_cache, v_cache   [b, s, G, d], or with page_table [pages, page_size, G, d]; channels adjacent; any float format,
  *                      to which k and v are rounded to nearest even
@@ -603,7 +604,7 @@ typedef struct te_op_context_merge_args {
 
 /* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k]. y may be x.
  *   mask    optional u8 [b or 1, 1, s_q, s_k], for x [b, h, s_q, s_k]: where it is not 0, scale * x is replaced by
- *           -10000. A row in which no number is larger than that gives zeros, as in TransformerEngine
+ *           -10000. A row in which no number is larger than -10000 gives zeros, as in TransformerEngine
  *   causal  row i sees its first i + 1 + s_k - s_q columns; y is 0 in the other columns, and in rows that see none */
 typedef struct te_op_softmax_fwd_args {
     const te_tensor *x, *mask;

@@ -3,11 +3,10 @@
  * A router (moe_router) chooses experts for each of T tokens. A token is copied once for each of its experts, and the
  * copies are ordered by expert. A map (row_id_map) names the destination row of each copy; moe_permute moves rows there
  * and moe_unpermute moves them back. All sizes that depend on the routing stay on the device. In the shapes below T is
- * the number of tokens, E of experts, R of rows of permuted tokens, and H is the last size of a row. Maps come in two
- * forms:
+ * the number of tokens, E of experts, R of rows of permuted tokens, and H is the size of a row. Maps come in two forms:
  *   mask   i32 [T, 2E + 1], one row for each token. If the token has n experts, entries 0 .. n-1 are its n destination
- *          rows in descending order, and -1 follows up to entry E. Entries E .. E+n-1 are the n experts, and -1 follows
- *          up to entry 2E. The last entry is n
+ *          rows in descending order, and entries n .. E-1 are -1. Entries E .. E+n-1 are the n experts, and entries E+n
+ *          .. 2E-1 are -1. The last entry, 2E, is n
  *   index  i32 [topk * T]: entry k * T + t is the destination row of copy k of token t; -1 for a copy that is dropped
  * A copy whose destination is outside 0 .. R-1 is dropped: nothing is read or written there. */
 
@@ -106,8 +105,8 @@ typedef struct te_op_moe_unpermute_args {
  *   dx      [R, H], optional. The row of a copy becomes its token's row of dy times the probability of the copy. Rows
  *           without a copy become 0
  *   dprobs  optional, of any float format, in the shape of merging_probs. The number of a copy becomes the dot product
- *           of its token's row of dy and its own row of x; it is 0 where there is no copy. Here several copies may name
- *           the same row
+ *           of its token's row of dy and its own row of x; it is 0 where there is no copy. For dprobs several copies
+ *           may name the same row
  *   x       needed for dprobs
  * row_id_map, pad_offsets, topk and merging_probs are the forward's. */
 typedef struct te_op_moe_unpermute_bwd_args {

@@ -119,8 +119,9 @@ typedef struct te_op_transpose_args {
  *   col_scale_inv  f32. 1-D: [ceil(M / 128), round_up(N, 4)]. 2-D: [ceil(N / 128), round_up(ceil(M / 128), 4)]
  *   noop           optional f32 [1]: 1.0 => nothing is written
  * For each tile, a = max |x|, with NaN ignored. The scale follows te_op_scale_from_amax with `epsilon`, with two
- * differences. An infinite quotient becomes the largest finite number of x's format. The mantissa is set to 0 unless
- * fp32_scales is true. Then q = saturate(RNE(f32(x) * scale)) and scale_inv = RN(1 / scale). */
+ * differences. If fp8_max / a is infinite in f32, the scale becomes the largest finite number of x's format. The
+ * mantissa is set to 0 unless fp32_scales is true. Then q = saturate(RNE(f32(x) * scale)) and scale_inv = RN(1 /
+ * scale). */
 typedef struct te_op_block_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale_inv, *col, *col_scale_inv;
@@ -299,14 +300,14 @@ typedef struct te_op_shard_amax_args {
 /* Computes the scales of a whole matrix from the amaxes of its tiles. Formula, layout and padding (0) are those of the
  * operation that quantizes the whole matrix. Each output may be NULL, but not all of them.
  *   BLOCK_2D  reads amax, one for each 128 x 128 elements. Writes row_scale f32 (scale_inv), and its transpose to
- *             col_scale. amax_limit is the largest finite number of the format that was quantized from (0 => f32's)
+ *             col_scale. amax_limit is the largest finite number of the format of the values that are quantized (0 =>
+ *             f32)
  *   MXFP8     reads amax, one for each 1 x 32 elements, and amax_col, one for each 32 x 1. Writes row_scale and
  *             col_scale, e8m0
  *   NVFP4     reads amax, one for each 16 x 16 elements, and amax_tensor f32 [1]. Writes row_scale and col_scale, e4m3,
  *             repeated for the rows of each tile
  *   multiplier  BLOCK_2D, optional, in row_scale's layout: the factors that te_op_block_quantize multiplies with.
- *               te_op_shard_cast needs them with fp32_scales, because the reciprocal of a rounded reciprocal is another
- *               number
+ *               te_op_shard_cast needs them with fp32_scales, because RN(1 / scale_inv) can differ from the scale
  *   rows, columns   M, N of the matrix */
 typedef struct te_op_shard_scales_args {
     te_scaling scaling; /* BLOCK_2D, MXFP8 or NVFP4 */

@@ -30,10 +30,10 @@ TE_API te_fused_adam_methods te_fused_adam_get_methods(const te_ctx *te);
 TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_methods *methods);
 
 /* Creates a state; this is te.h's own te_initialize_state_fn. The state has the shape of the dequantized parameter (no
- * decoding takes place), and is marked as sharded if the parameter is (te_tensor_is_sharded). A state in e4m3 stands
- * for TransformerEngine's uint8. The call allocates memory. It fails inside a graph's capture. Graphs that were
- * captured with a step of `opt` cannot be launched any more. TE_ERR_INVALID if `param` is not a parameter of `opt`, or
- * `state_name` not a state of `opt`.
+ * decoding takes place), and is marked as sharded if the parameter is (te_tensor_is_sharded). Where TransformerEngine
+ * has a state of dtype uint8, te.h has e4m3. The call allocates memory. It fails inside a graph's capture. Graphs that
+ * were captured with a step of `opt` cannot be launched any more. TE_ERR_INVALID if `param` is not a parameter of
+ * `opt`, or `state_name` not a state of `opt`.
  * Source: FusedAdam.initialize_state of TransformerEngine, from 2.12 on. */
 TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer,
                                      bool store_param_remainders);

@@ -120,11 +120,14 @@ typedef enum te_cp_comm {
  *     kind              exchanges                                         also supports
  *     TE_CP_P2P         keys and values, in a ring; memory grows with     TE_ATTN_BIAS_POST_SCALE, not with TE_THD
  *                       this rank's tokens alone
- *     TE_CP_ALL_GATHER  keys and values, all at once                      windows, with as many keys as queries; with
- *                                                                         TE_THD under the causal mask alone
- *     TE_CP_A2A         heads against tokens; n must divide the number    windows, softmax types other than vanilla
+ *     TE_CP_ALL_GATHER  keys and values, all at once                      windows, if there are as many keys as
+ *                                                                         queries; but with TE_THD not under
+ *                                                                         TE_MASK_PADDING
+ *     TE_CP_A2A         q, k, v and o: each rank computes some of the     windows, softmax types other than vanilla
+ *                       heads, for all tokens. n must divide the number
  *                       of heads and of groups
- *     TE_CP_A2A_P2P     heads in cp_group, a ring over cp_p2p_group
+ *     TE_CP_A2A_P2P     as TE_CP_A2A within cp_group, and as TE_CP_P2P
+ *                       over cp_p2p_group
  *
  * All kinds support TE_MASK_NONE and TE_MASK_CAUSAL, or with TE_THD TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL. Causal
  * masks need as many keys as queries. All kinds support return_max_logit, and dropout: ranks that are seeded alike drop
@@ -134,8 +137,8 @@ typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime). NULL => no
                                       * other ranks, or a group that te_set_tensor_parallel_group sets later */
     int tp_size;                     /* the size of the group that te_set_tensor_parallel_group will set; 0 => 1 */
-    te_parallel_mode parallel_mode;  /* how the product is divided, in a Linear, GroupedLinear or LayerNormLinear
-                                      * (column alone) */
+    te_parallel_mode parallel_mode;  /* how the product is divided, in a Linear, GroupedLinear or LayerNormLinear (which
+                                      * allows TE_PARALLEL_COLUMN alone) */
     bool set_parallel_mode;          /* in a LayerNormMLP, MultiheadAttention or TransformerLayer: first products are
                                       * divided by column, second products by row; false => no product is divided */
     bool sequence_parallel;          /* between the divided products each rank has only a part of the first dimension.

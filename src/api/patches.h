@@ -5,8 +5,8 @@
  *     opt = te_fused_adam_create(te, model, &adam);
  *
  * te.h comes with one patch, "fused_adam_quantized_tensor". te.h's own functions do not need it: their version,
- * TE_TRANSFORMER_ENGINE_VERSION, is newer than the last one that needs the patch. Patches, methods and versions belong
- * to a context, so ranks that are threads have separate patches. */
+ * TE_TRANSFORMER_ENGINE_VERSION, is newer than the last one that needs the patch. Patches, the te_fused_adam_methods
+ * and the library version belong to a context, so ranks that are threads have separate patches. */
 
 /* The version of TransformerEngine that te.h behaves like. */
 #define TE_TRANSFORMER_ENGINE_VERSION "2.20.0"

@@ -122,7 +122,7 @@ typedef struct te_quantizer_desc {
 /* Makes a quantizer, which the caller owns (te_quantizer_destroy). Errors: TE_ERR_INVALID for options that exclude each
  * other, TE_ERR_STATE inside a graph's capture. */
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
-/* Gives up the program's quantizer. The quantizer lives on while tensors that it made exist. NULL is fine. */
+/* Gives up the program's ownership of the quantizer, which lives on while tensors that it made exist. NULL is fine. */
 TE_API void te_quantizer_destroy(te_quantizer *q);
 /* Sets which copies tensors get from now on: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
@@ -131,9 +131,9 @@ TE_API int te_quantizer_get_usage(const te_quantizer *q);
 /* Quantizes x [.., N] (f32, f16, bf16) into a new tensor of the innermost scope. In FP8 a NaN stays NaN, and infinity
  * saturates. The call allocates memory, and is asynchronous on CUDA. It is differentiable as the identity. */
 TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x);
-/* Quantizes x into the copies that dst has, in place. dst has the shape of x, and a quantizer of the same kind, code
- * format and layout made it. noop_flag is f32 [1] on the device, or NULL: 1.0 => nothing is written (FP8 and FP4
- * kinds). TransformerEngine: update_quantized. */
+/* Quantizes x into the copies that dst has, in place. dst must have the shape of x, and must have been made by a
+ * quantizer of the same kind, code format and layout. noop_flag is f32 [1] on the device, or NULL: 1.0 => nothing is
+ * written (FP8 and FP4 kinds). TransformerEngine: update_quantized. */
 TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst, const te_tensor *noop_flag);
 /* Makes a quantized tensor of this shape and nominal dtype, with codes and scales of 0, in the innermost scope. Refuses
  * custom quantizers. Allocates. */
@@ -222,7 +222,8 @@ typedef enum te_nvfp4_4over6 {
     TE_NVFP4_4OVER6_ALL = 3          /* both */
 } te_nvfp4_4over6;
 
-/* Among the operands that the NVFP4 recipe quantizes with 4-over-6: those whose largest block scale is 256, not 448. */
+/* The operands whose largest block scale is 256 instead of 448. Only operands that the NVFP4 recipe quantizes with
+ * 4-over-6 can be among them. */
 typedef enum te_nvfp4_e4m3_256 {
     TE_NVFP4_E4M3_256_DEFAULT = 0,     /* all */
     TE_NVFP4_E4M3_256_ALL = 1,         /* all */
@@ -292,8 +293,8 @@ typedef struct te_nvfp4_recipe {
                                     * has one for each column; refused in a GroupedLinear called with m_splits_tensor */
     te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */
     bool four_over_six_mse;        /* 4-over-6 compares squared errors; false => absolute errors */
-    te_nvfp4_e4m3_256 four_over_six_e4m3_256; /* among the operands in four_over_six: those whose largest block scale is
-                                               * 256; 0 => all of them */
+    te_nvfp4_e4m3_256 four_over_six_e4m3_256; /* the operands of four_over_six whose largest block scale is 256; 0 =>
+                                               * all of them */
 } te_nvfp4_recipe;
 /* Options of a custom recipe. */
 typedef struct te_custom_recipe {
@@ -326,10 +327,11 @@ typedef struct te_recipe {
      * projection without decoding it, except under MXFP8. In both cases the core itself quantizes q, k and v.
      *
      * A custom recipe's factory is called for the core's slots, which are numbered as in TransformerEngine. q, k and v
-     * are the output of product 0, o is the input of product 1, and the softmax is the output of product 2. Their
-     * gradients are the grad_output of product 0 and the grad_input of products 1 and 2. If the factory chooses one
-     * scale a tensor, the softmax and its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, its choice for the
-     * softmax and its gradient is not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
+     * are the output of product 0, o is the input of product 1, and the softmax is the output of product 2. The
+     * gradients of q, k and v are the grad_output of product 0. The gradient of o is the grad_input of product 1, and
+     * that of the softmax is the grad_input of product 2. If the factory chooses one scale a tensor, the softmax and
+     * its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, its choice for the softmax and its gradient is not
+     * read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* delayed, custom */
     te_current_recipe current; /* current */
@@ -365,9 +367,9 @@ typedef struct te_autocast_desc {
     bool disabled;        /* modules inside run in high precision */
     bool calibrating;        /* with `disabled`: the amaxes of delayed scaling are still recorded */
     te_group *amax_group;    /* the group over which amaxes of delayed, current and NVFP4 scaling are reduced (borrowed
-                              * until the region's last backward pass). NULL => no group, except that products whose
-                              * operands ranks gather use their tp_group (te_parallel_options). TransformerEngine's
-                              * default for delayed scaling is the group of all ranks */
+                              * until the region's last backward pass). NULL => no group; but a product uses its
+                              * tp_group (te_parallel_options) if the ranks gather one of its operands.
+                              * TransformerEngine's default for delayed scaling is the group of all ranks */
 } te_autocast_desc;
 
 /* Opens a region in which modules quantize the operands of their products; desc may be NULL. Regions may be nested. The
@@ -379,7 +381,7 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
  * delayed scaling are updated; those of the backward slots are updated at the end of the backward pass. Asynchronous on
  * CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
-/* Would a module quantize here? */
+/* Returns whether a module that runs now would quantize the operands of its products. */
 TE_API bool te_autocast_enabled(const te_ctx *te);
 
 /* ---- inspection ------------------------------------------------------------------------------------------------ */
@@ -406,8 +408,8 @@ typedef struct te_quant_stats {
  * the same. Switching it on forgets earlier measurements. Weights that are stored quantized are not measured, because
  * they have no high-precision value. */
 TE_API te_result te_quant_inspect(te_ctx *te, bool on);
-/* Gets the latest measurement of a slot from te_quant_stats_visit. role and stats are valid during the call. Returns
- * false to stop the visit. */
+/* A function of the program that te_quant_stats_visit calls with the latest measurement of a slot. role and stats are
+ * valid during the call. The function returns false to stop the visit. */
 typedef bool (*te_quant_stats_fn)(void *user, const te_quantizer_role *role, const te_quant_stats *stats);
 /* Calls `visit` for every measured slot. Modules come in the order of their creation. Syncs. */
 TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user);
@@ -452,11 +454,11 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 typedef struct te_master_weights {
     te_tensor *const *model_weights;  /* [count] quantized weights, which have a quantizer (te_quantize,
                                        * quantized_model_init) and are whole on every rank */
-    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight. An entry that is
-                                       * NULL or empty: this rank owns no part of that weight */
+    te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight. An entry is NULL or
+                                       * empty if this rank owns no part of that weight */
     const int64_t *start_offsets;     /* [count] index of the slice's first element in the flattened weight */
     int count;                        /* length of the lists */
-    te_group *group;                  /* the group over which amaxes are reduced (borrowed); NULL: this rank owns all
+    te_group *group;                  /* the group over which amaxes are reduced (borrowed); NULL if this rank owns all
                                        * slices */
     /* Optional [count]: the codes of each slice are written flat into these tensors, and not into the weight. The
      * scales are written into the weight in any case. For MXFP8, row-wise codes go into shard_weights and column-wise
@@ -471,9 +473,9 @@ typedef struct te_master_weights {
 /* Quantizes this rank's slices of f32 master weights (first rounded to the weight's nominal dtype) into the model's
  * weights. The slices of all ranks together give the bytes that quantizing the whole weight gives. Every rank must call
  * it with the same weights in the same order; the caller gathers the bytes afterwards. The amaxes of all weights are
- * reduced in one all_reduce. Everything is checked before the first byte changes: if one rank of a thread group has an
- * error, the call fails on all. Preserved initial values are cleared. Block and NVFP4 need 2-D scaling.
- * TransformerEngine: quantize_master_weights. */
+ * reduced in one all_reduce. Everything is checked before the first byte changes: if the ranks are threads of one
+ * process and one rank has an error, the call fails on all ranks. Preserved initial values are cleared. Block and NVFP4
+ * need 2-D scaling. TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 /* Calls te_quantize_master_weights; TransformerEngine's older name. */
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);

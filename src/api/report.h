@@ -28,9 +28,9 @@ typedef struct te_explanation {
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
 /* Returns whether `op` with these args would run on the context's device. Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
-/* Makes a tensor that has a shape and no memory. te_explain accepts such tensors. Modules that are called with one only
- * compute the shape of their output (te_is_tensor_unallocated). Any other call that would read or write it gives
- * TE_ERR_STATE. */
+/* Makes a tensor that has a shape and no memory. te_explain accepts such tensors. A module that is called with such a
+ * tensor computes the shape of its output and nothing else (te_is_tensor_unallocated). Any other call that would read
+ * or write such a tensor gives TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
 /* Describes devices, libraries and their paths, versions, the cache, memory and the kernels used so far. Writes this

@@ -101,8 +101,8 @@ typedef struct te_stage_backward_desc {
     te_tensor *const *stage_outputs; /* [num_outputs] the outputs of the stage's forward: in the last stage the loss, of
                                       * one element; else tensors whose gradients come from the next stage. Not read
                                       * with TE_BACKWARD_WEIGHT */
-    te_tensor *const *output_grads;  /* [num_outputs] gradients of stage_outputs, of the same shapes. An entry that is
-                                      * NULL: that output is a loss. The list is NULL: all outputs are losses */
+    te_tensor *const *output_grads;  /* [num_outputs] gradients of stage_outputs, of the same shapes. An entry is NULL
+                                      * if that output is a loss. The list is NULL if all outputs are losses */
     int num_outputs;                 /* length of stage_outputs and output_grads; at least 1, except with
                                       * TE_BACKWARD_WEIGHT */
     bool last_backward;              /* this is the stage's last backward pass of the schedule */
@@ -111,7 +111,7 @@ typedef struct te_stage_backward_desc {
 } te_stage_backward_desc;
 /* Runs the backward pass, and decides whether gradients are exchanged. The first of these cases that applies decides:
  *
- *   1.  te_data_parallel made the stage one unit. It exchanges only if last_backward is true.
+ *   1.  te_data_parallel made the stage one unit. The unit exchanges only if last_backward is true.
  *   2.  te_fsdp_unit made the stage a unit. Before the pass, all flags of it and of the units below it are set to
  *       reduce_grad_per_microbatch. If last_backward is true, they are set to true after the pass, and these units
  *       exchange.

@@ -1,5 +1,6 @@
 /* api/step.h: the position of a call in a training step: which microbatch it belongs to, and whether its backward pass
- * is the last one of the step. Hooks prepare the parts of a model for it. The names are NeMo Automodel's. */
+ * is the last one of the step. Hooks prepare the parts of a model for the first and the last microbatch of a step. The
+ * names are NeMo Automodel's. */
 
 /* Sets the microbatch that Linear and GroupedLinear assume in calls without is_first_microbatch; TE_MICROBATCH_NONE by
  * default. A value that the call gives takes precedence. The modules notice every write to a weight of which they keep

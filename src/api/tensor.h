@@ -85,7 +85,7 @@ TE_API double te_tensor_item(const te_tensor *x);
  * call returns. */
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host);
 /* Copies src to dst, which has the same shape, and converts the elements (te_op_copy names the formats). src and dst
- * may share memory. So the call can move a range along, or transpose a matrix in place. */
+ * may share memory. So the call can shift elements within one tensor, or transpose a matrix in place. */
 TE_API te_result te_tensor_copy(te_tensor *dst, const te_tensor *src);
 /* Sets every element of x (contiguous) to `value`, rounded as te_tensor_full does. */
 TE_API te_result te_tensor_fill(te_tensor *x, double value);

@@ -43,7 +43,7 @@ typedef struct te_trace {
     te_op op;         /* the operation */
     const void *args; /* const te_op_NAME_args *: checked, defaults filled in; borrowed, valid inside the hook */
     te_trace_phase phase; /* before or after the call */
-    te_trace_mode mode;   /* how far the call goes */
+    te_trace_mode mode;   /* whether the call really runs */
     bool backward;      /* whether a backward function makes the call, in te_backward */
     const char *module; /* te_module_path of the module whose forward or backward makes the call; "" if no module makes
                          * it. Borrowed, valid inside the hook */

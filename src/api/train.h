@@ -123,7 +123,7 @@ typedef struct te_grad_scaler_desc {
     float growth_factor;   /* multiplies the scale when it grows; above 1; 0 => 2 */
     float backoff_factor;  /* multiplies the scale when it falls; between 0 and 1; 0 => 0.5 */
     int growth_interval;   /* steps between growths; 0 => 2000 */
-    bool disabled;      /* losses are not scaled, and te_grad_scaler_step is te_optimizer_step */
+    bool disabled;      /* losses are not scaled, and te_grad_scaler_step does the same as te_optimizer_step */
 } te_grad_scaler_desc;
 /* Makes a scaler; desc may be NULL. The caller owns it, and must call te_grad_scaler_destroy before the context is
  * destroyed. TE_ERR_STATE inside a graph's capture. */

@@ -25,8 +25,8 @@
 #define TE_ZERO {0}
 #endif
 
-/* Aligns a variable or a field to a multiple of n bytes. It stands in front of the whole declaration. 64-bit numbers
- * need it because 32-bit x86 puts them at multiples of 4. */
+/* Aligns a variable or a field to a multiple of n bytes. It stands in front of the whole declaration. 64-bit atomics
+ * need it: they must lie at multiples of 8 bytes, and 32-bit x86 puts 64-bit numbers at multiples of 4. */
 #ifdef __cplusplus
 #define TE__ALIGNED(n) alignas(n)
 #else

@@ -49,13 +49,13 @@ static bool te__fields_same(const void *a, const void *b, const te__field *field
     return true;
 }
 
-/* A list of a struct's fields is a macro LIST(T, O). For example, it has T(field) for each tensor and O(field) for each
- * other field. */
+/* A list of a struct's fields is a macro LIST(T, O) that expands to T(field) or O(field) for each field. In the args of
+ * an operation, for example, T is for tensors and O for all other fields. */
 #define TE__UNCOUNTED(field)
 #define TE__COUNTED(field) +1
-/* Proves at compile time that LIST has all fields of TE__TYPE in their order; it stands in a function. Between two
- * fields of the list there may be only padding, with no room for a pointer. On 32 bits padding may be as large as a
- * pointer, so only compilers for 64 bits check this. */
+/* Proves at compile time that LIST has all fields of the struct TE__TYPE in their order. Use this macro inside a
+ * function. Between two fields of the list there may be only padding, with no room for a pointer. On 32 bits padding
+ * may be as large as a pointer, so only compilers for 64 bits check this. */
 #define TE__WHOLE(LIST)                                                                                              \
     {                                                                                                                \
         enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \

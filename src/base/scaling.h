@@ -87,7 +87,7 @@ TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
 }
 
 /* Returns S / d, the factor by which elements are multiplied before they are rounded. d is the block's scale. If its
- * code is 0, the factor is the largest f32; the codes of such a block do not matter. */
+ * code is 0, the factor is the largest f32; all codes of such a block decode to 0. */
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;

@@ -32,7 +32,8 @@ static int te__context_pieces(const te__context_attention *s) {
     return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 
-/* Returns piece number `i`. `length` is the length of a whole sequence of gathered keys; it is not used if packed. */
+/* Returns piece number `i`. `length` is the length of a whole sequence of gathered keys; it is not used if the
+ * sequences are packed. */
 static te__context_piece te__context_piece_of(const te__context_attention *s, int i, int64_t length) {
     const int ranks = te__group_size(s->context.ring), rank = te__group_rank(s->context.ring);
     const te_attn_mask none = s->packed ? TE_MASK_PADDING : TE_MASK_NONE;
@@ -54,7 +55,7 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* keys are cut off on both sides, so the window is moved to count from the first key that is left */
+    } else { /* keys are cut off at both ends, so the window is moved to count from the first remaining key */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
         p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size, and the sums below
                                                          * must not overflow */
@@ -89,8 +90,8 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
     return s->packed ? lse : te__context_part(lse, 2, p->q);
 }
 
-/* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the lengths of their
- * sequences and *padded by the starts. */
+/* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the running sums of the
+ * sequence lengths in this part, and *padded by the first row of each sequence. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -114,8 +115,8 @@ static int64_t te__context_longest(const te__context_attention *s, te_context_ch
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
-/* Returns a view of the piece's part of `bias`, whose columns are those of whole sequences: the rows of the piece's
- * queries and the columns of chunk number i of the piece's keys. */
+/* Returns a view of a part of `bias`: the rows of the piece's queries, and the columns of chunk number i of the piece's
+ * keys. `bias` itself has a column for each key of the whole sequences. */
 static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
                                       int i) {
     const int ranks = te__group_size(s->context.ring);
@@ -214,7 +215,7 @@ static te_result te__context_attend(const te__context_attention *s, int i, te_te
 /* Tensors of this rank's queries. The backward pass of every piece reads q, o, lse and d_o, and adds to the gradients
  * dq and dbias. */
 typedef struct te__context_grads {
-    te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq is f32; dbias NULL: not wanted */
+    te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq is f32; dbias is NULL if it is not wanted */
 } te__context_grads;
 
 /* Computes the gradients of piece number `i` and adds them to g->dq, dk and dv, which are f32, and to g->dbias. */
@@ -302,8 +303,8 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
     return result;
 }
 
-/* Makes the tensors pair[0] and pair[1] with the shapes of like[0] and like[1]. Their format is `dtype`, or that of
- * like[i] if it is 0. They are filled with 0 if `zero` is true. pair[i] is NULL if memory runs out. */
+/* Makes the tensors pair[0] and pair[1] with the shapes of like[0] and like[1]. Their format is `dtype`, or the format
+ * of like[i] if `dtype` is 0. If `zero` is true, they are filled with 0. pair[i] is NULL if memory runs out. */
 static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero, te_tensor *pair[2]) {
     int i;
     for (i = 0; i < 2; i++)
@@ -543,8 +544,9 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
-    if (a->rule.window.left < 0) a->rule.window.on = false; /* a negative left bound, as in (-1, 0) with a causal mask
-                                                             * or (-1, -1), limits nothing more than the mask does */
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* the left bound is negative only in (-1, 0) with a causal
+                                                             * mask and in (-1, -1); these windows hide no key that the
+                                                             * mask does not hide */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);

@@ -187,7 +187,8 @@ static te_result te__batch_fits(te_ctx *te, int64_t total, int64_t factor, const
         (long long)total, (long long)factor);
 }
 
-/* Returns a tensor [total] that has the sequences of x, each followed by numbers `pad` up to a multiple of `factor`. */
+/* Returns a tensor [total] with the sequences of x. The number `pad` is added to the end of each sequence until its
+ * length is a multiple of `factor`. */
 static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, int64_t factor, int64_t total,
                                 int64_t pad) {
     te_ctx *te = x->te;

@@ -270,8 +270,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        /* compute the gradient now: it is not delayed, or te_backward_dw could not find its module or parameter
-         * later */
+        /* compute the gradient now: delaying is off, the module was destroyed, or the weight is not a leaf of the
+         * tape */
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
         te_tensor_retain(g.dy);
         te_tensor_retain(g.x);

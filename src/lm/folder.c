@@ -288,9 +288,10 @@ static void te__hf_choose_names(te__hf_folder *f) {
     }
 }
 
-/* Called before modules are allocated. Checks that the files have at least one matrix for each layer, and in MoE layers
- * for each expert. So a wrong config.json cannot demand a huge model. A stacked 3-D tensor holds as many matrices as
- * its first size, but at most one per TE__HF_MIN_EXPERT bytes. Any other tensor counts as one matrix. */
+/* Called before modules are allocated, so that a wrong config.json cannot demand a huge model. Checks that the files
+ * have at least as many matrices as the model has layers; a layer with experts counts once for each expert. A stacked
+ * 3-D tensor has as many matrices as its first size, but at most one per TE__HF_MIN_EXPERT bytes. Any other tensor
+ * counts as one matrix. */
 static te_result te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;

@@ -102,8 +102,11 @@ static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *
     call.x = x;
     return te__linear_biased(&call, NULL, false);
 }
-/* Forward of a Linear with DoRA. Dropout before lora_A gives x' = dropout(x). Then, as in peft, y = x W^T + b + (x' V^T
- * * m / |V| - x' W^T). So dropout acts on the difference in parentheses, not on x W^T. */
+/* Forward of a Linear with DoRA. Dropout before lora_A gives x' = dropout(x). Then, as in peft,
+ *
+ *     y = x W^T + b + (x' V^T * m / |V| - x' W^T)
+ *
+ * So dropout acts on the difference in parentheses, not on x W^T. */
 static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);

@@ -143,8 +143,9 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     return meta || te__adapter_reset(child) == TE_OK;
 }
 /* Adds four stacks of rank r to the experts module m. lora_B starts at zero. lora_A gets the initial values that torch
- * gives a 3-D tensor [E, in, r], where E is the number of experts of all ranks. These are normal with deviation sqrt(2
- * / ((in + E) r)) (TE_LORA_XAVIER), or uniform between -1 / sqrt(in r) and 1 / sqrt(in r). */
+ * gives a 3-D tensor [E, in, r], where E is the number of experts of all ranks:
+ * - with TE_LORA_XAVIER normal values with standard deviation sqrt(2 / ((in + E) r))
+ * - otherwise uniform values between -1 / sqrt(in r) and 1 / sqrt(in r) */
 static bool te__adapters_add(te_module *m, int64_t r, te_lora_init first, te_dtype dtype) {
     const te__experts_module *s = te__experts_state(m);
     const te_tensor *base = te__experts_base(m);

@@ -25,8 +25,11 @@ static void te__plan_end(te__plan *p) {
     p->num_workspaces = p->num_launches = 0;
 }
 
-/* `why` must be static. */
-static void te__plan_why(te__plan *p, const char *why) { p->why = why; }
+/* Sets the sentence of te_explain. `why` must be static. Returns TE_OK, so that a plan can end with it. */
+static te_result te__plan_why(te__plan *p, const char *why) {
+    p->why = why;
+    return TE_OK;
+}
 
 /* Moves the launches to host memory that has room for twice as many. */
 static TE__NOINLINE bool te__plan_grow(te__plan *p) {
@@ -123,6 +126,11 @@ static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, 
     l->shared_bytes = (unsigned)shared_bytes;
 }
 
+/* Sizes a launch to one row of blocks without dynamic shared memory. Most kernels are launched so. */
+static void te__launch_blocks(te__launch *l, int64_t blocks, int threads) {
+    te__launch_size(l, blocks, 1, 1, threads, 0);
+}
+
 /* Returns a cleared argument struct of size `bytes` for the kernel of launch l. */
 static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     uint32_t at = (p->args_used + 15u) & ~15u;
@@ -142,6 +150,16 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     return l->args;
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
+
+/* Returns a new launch of the plan, whose arguments are a copy of the `bytes` bytes at `args`. Kernels that read the
+ * same struct get it this way. */
+static te__launch *te__plan_with(te__plan *p, const char *family, const char *kernel, int64_t blocks, int threads,
+                                 const void *args, size_t bytes) {
+    te__launch *l = te__plan_launch(p, family, kernel);
+    te__launch_blocks(l, blocks, threads);
+    memcpy(te__plan_args(p, l, bytes), args, bytes);
+    return l;
+}
 
 /* Returns a counter in device memory, for kernels whose last block finishes the work of all blocks (te_last_block). The
  * counter is 0 between kernels. All kernels of a context share it, since they run one after another. */
@@ -163,7 +181,7 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;
     per_sm = te__min(per_sm, te__min((small_chip ? 1536 : 2048) / threads, memory / (shared + 1024)));
-    return te__max(per_sm, 1) * te__max(p->num_sms, 1);
+    return te__max(per_sm, 1) * p->num_sms;
 }
 
 /* Returns device memory, 256-byte aligned, that is released when the plan has been queued. Later work on the stream may

@@ -71,6 +71,12 @@ static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
 static TE__NOINLINE void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
+/* The same address, for the types of elements that most callers need. */
+static float *te__f32_data(const te_tensor *x) { return (float *)te__data(x); }
+static int *te__int_data(const te_tensor *x) { return (int *)te__data(x); }
+static unsigned char *te__u8_data(const te_tensor *x) { return (unsigned char *)te__data(x); }
+/* Returns the dtype of a tensor that may be missing. Returns TE_DTYPE_NONE if x is NULL. */
+static te_dtype te__dtype_of(const te_tensor *x) { return x ? x->dtype : TE_DTYPE_NONE; }
 /* Returns the position just after the last element of x, in bytes from the start of x's buffer. A strided tensor never
  * has 4-bit elements. */
 static int64_t te__end(const te_tensor *x) {

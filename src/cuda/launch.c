@@ -61,7 +61,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
-    p->num_sms = te->cuda->num_sms;
+    p->num_sms = (int)te__max(te->cuda->num_sms, 1); /* the driver may not tell the number */
     p->hopper = te->cuda->sm == 90;
     nvrtc = p->hopper ? te__nvrtc_open(te__driver_major(), NULL) : NULL;
     p->edits_maps = p->hopper && (!nvrtc || nvrtc->major > 12 || nvrtc->minor >= 3);

@@ -195,6 +195,17 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
 static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
     return (uintptr_t)te__data(x) % bytes == 0;
 }
+/* Returns whether every row of x starts at a multiple of `bytes` if a row has `cols` elements. Returns true if x is
+ * NULL. */
+static TE__NOINLINE bool te__rows_aligned(const te_tensor *x, int64_t cols, int64_t bytes) {
+    return te__is_aligned(x, (uintptr_t)bytes) && (!x || te__div_up(cols * te_dtype_bits(x->dtype), 8) % bytes == 0);
+}
+/* The same for views, of which a kernel knows the address and the strides alone: returns whether eight neighbouring
+ * elements can be moved at a time wherever a row begins. `strides` is the bitwise or of all strides and sizes in
+ * elements. */
+static bool te__view_is_aligned(const void *p, int64_t strides) {
+    return (uintptr_t)p % 16 == 0 && strides % 8 == 0;
+}
 
 /* ---- which kernel ---- */
 

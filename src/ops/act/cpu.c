@@ -146,7 +146,7 @@ static void te__act_round(te_dtype format, int64_t count, float *v) {
  * first .. first + count - 1 of one half. */
 static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count,
                          int64_t row) {
-    uint8_t *to = (uint8_t *)te__data(j->col) + (half * j->n + first) * j->ldc + row;
+    uint8_t *to = te__u8_data(j->col) + (half * j->n + first) * j->ldc + row;
     int64_t rows = te__min(TE__ACT_BAND, j->ldc - row), k, r;
     for (k = 0; k < count; k++)
         for (r = 0; r < rows; r++) to[k * j->ldc + r] = code[r * TE__ACT_BAND + k];
@@ -204,7 +204,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     j->quantized = te__is_fp8(j->format);
     j->ld = j->out ? te__cols(j->out) : halves * j->n;
     j->ldc = j->col ? te__cols(j->col) : 0;
-    j->scale = scale ? *(const float *)te__data(scale) : 1.0f;
+    j->scale = scale ? *te__f32_data(scale) : 1.0f;
     if (j->n == 0 || (te__max(j->m, j->ldc) == 0 && !j->dbias)) return TE_OK;
     if (!j->gated && !bands && j->ld == j->n) { /* one long row */
         j->n = j->ld = j->m * j->n;
@@ -221,7 +221,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     }
     te__parallel_for(te, j->units, bands ? 1 : 4, te__act_units, j);
     if (amax) {
-        float largest = 0.0f, *to = (float *)te__data(amax);
+        float largest = 0.0f, *to = te__f32_data(amax);
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
@@ -229,7 +229,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         if (j->bwd) te__act_round(te__act_amax_dtype(j->bwd), 1, &largest);
         if (largest > *to) *to = largest;
     }
-    if (scale_inv) *(float *)te__data(scale_inv) = 1.0f / j->scale;
+    if (scale_inv) *te__f32_data(scale_inv) = 1.0f / j->scale;
     return TE_OK;
 }
 

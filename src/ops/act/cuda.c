@@ -1,16 +1,11 @@
 /* ops/act/cuda.c: plans the activation kernels, that is, chooses a kernel and its options. This part uses plans. It
  * must not depend on the driver. */
 
-/* Returns true if x and each of its rows of ld elements begin at an address that is a multiple of `bytes`. */
-static bool te__act_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
-    return te__is_aligned(x, (uintptr_t)bytes) && (!x || ld * te__dtype_size(x->dtype) % bytes == 0);
-}
-
 /* Sets the grid of a launch so that tiles of 128 x 64 cover m rows and n columns. Returns the number of tiles along
  * n. */
 static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     int64_t tiles_n = te__div_up(n, 64);
-    te__launch_size(l, te__div_up(m, 128) * tiles_n, 1, 1, 256, 0);
+    te__launch_blocks(l, te__div_up(m, 128) * tiles_n, 256);
     return (unsigned)tiles_n;
 }
 
@@ -63,9 +58,9 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->x = te__data(a->x);
     k->y = te__data(a->y);
     k->col = te__data(a->col);
-    k->scale = (const float *)te__data(a->scale);
-    k->scale_inv = (float *)te__data(a->scale_inv);
-    k->amax = (float *)te__data(a->amax);
+    k->scale = te__f32_data(a->scale);
+    k->scale_inv = te__f32_data(a->scale_inv);
+    k->amax = te__f32_data(a->amax);
     k->m = m;
     k->n = n;
     k->ld = ld;
@@ -73,9 +68,9 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->rule = te__act_rule_of(a->activation, &a->activation_params, n);
     k->x_dt = a->x->dtype;
     k->y_dt = y->dtype;
-    k->vector_x = te__act_aligned(a->x, n, 16);
-    k->vector_y = te__act_aligned(a->y, ld, unit);
-    k->vector_col = te__act_aligned(a->col, ldc, 16);
+    k->vector_x = te__rows_aligned(a->x, n, 16);
+    k->vector_y = te__rows_aligned(a->y, ld, unit);
+    k->vector_col = te__rows_aligned(a->col, ldc, 16);
     if (!lacks || a->col) {
         te__launch_option(l, "ACT", a->activation);
         te__launch_option(l, "X_DT", k->x_dt);
@@ -87,7 +82,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         te__plan_why(p, "tiles of 128 x 64: codes of rows and of columns from one read of x");
     } else {
         k->divisor = te__act_divisor_of(ld, m * ld);
-        te__launch_size(l, te__div_up(m * ld, !lacks && !gated ? 4096 : 2048), 1, 1, 256, 0);
+        te__launch_blocks(l, te__div_up(m * ld, !lacks && !gated ? 4096 : 2048), 256);
         te__plan_why(p, lacks ? lacks : "eight elements a thread");
     }
     return TE_OK;
@@ -125,9 +120,9 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->x = te__data(a->x);
         k->dx = te__data(a->dx);
         k->col = te__data(a->col);
-        k->scale = (const float *)te__data(a->scale);
-        k->scale_inv = (float *)te__data(a->scale_inv);
-        k->amax = (float *)te__data(a->amax);
+        k->scale = te__f32_data(a->scale);
+        k->scale_inv = te__f32_data(a->scale_inv);
+        k->amax = te__f32_data(a->amax);
         k->partial = partial;
         k->m = m;
         k->n = n;
@@ -137,9 +132,9 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->dy_dt = a->dy->dtype;
         k->x_dt = a->x->dtype;
         k->dx_dt = dx->dtype;
-        k->vector_x = te__act_aligned(a->dy, n, 16) && te__act_aligned(a->x, n, 16);
-        k->vector_dx = te__act_aligned(a->dx, ld, unit) && te__act_aligned(a->dx, n, unit);
-        k->vector_col = te__act_aligned(a->col, ldc, 16);
+        k->vector_x = te__rows_aligned(a->dy, n, 16) && te__rows_aligned(a->x, n, 16);
+        k->vector_dx = te__rows_aligned(a->dx, ld, unit) && te__rows_aligned(a->dx, n, unit);
+        k->vector_col = te__rows_aligned(a->col, ldc, 16);
         if (!lacks || tiled) {
             te__launch_option(l, "ACT", a->activation);
             te__launch_option(l, "DY_DT", k->dy_dt);
@@ -153,12 +148,11 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         if (tiled) te__launch_option(l, "BIAS", partial != NULL);
         if (tiled) te__launch_option(l, "ROUNDED", k->rounded);
         if (tiled) k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld - width + n));
-        else te__launch_size(l, te__div_up(m * n, 2048), 1, 1, 256, 0);
+        else te__launch_blocks(l, te__div_up(m * n, 2048), 256);
     }
     if (a->dbias) te__plan_column_sum_short(p, partial, te__div_up(m, 128), width, a->dbias, a->accumulate);
-    te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
+    return te__plan_why(p, tiled ? "tiles of 128 x 64: codes of rows and of columns, sums of columns from one read" :
                  lacks ? lacks : "eight elements a thread");
-    return TE_OK;
 }
 
 /* Fills the fields of *k that the forward and the backward kernel have in common. Returns NULL if the kernel can move
@@ -193,9 +187,8 @@ static te_result te__cuda_plan_scaled_act_fwd(te__plan *p, const te_op_scaled_ac
         te__launch_option(l, "Y_DT", k->out_dt);
         if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
     }
-    te__launch_size(l, te__div_up(k->m * k->n, 2048), 1, 1, 256, 0);
-    te__plan_why(p, lacks ? lacks : "eight elements a thread");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->m * k->n, 2048), 256);
+    return te__plan_why(p, lacks ? lacks : "eight elements a thread");
 }
 static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_act_bwd_args *a) {
     te__launch *l;
@@ -216,7 +209,6 @@ static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_ac
         te__launch_option(l, "DX_DT", k->out_dt);
         if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
     }
-    te__launch_size(l, te__div_up(k->m, 8), 1, 1, 256, 0);
-    te__plan_why(p, lacks ? lacks : "a warp a row, eight elements a lane");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->m, 8), 256);
+    return te__plan_why(p, lacks ? lacks : "a warp a row, eight elements a lane");
 }

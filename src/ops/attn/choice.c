@@ -53,8 +53,8 @@ static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
 /* Checks that rows of x can be copied in pieces of 16 bytes. The stride of a dimension of size 1 does not matter,
  * unless sequences are packed or keys are in pages: then a row may begin anywhere. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
-    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) &&
-           ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
+    const int64_t rows = s == 1 && !a->x.on ? 0 : x->s, batches = a->batch == 1 && !a->x.page_size ? 0 : x->b;
+    return te__view_is_aligned(x->p, rows | batches | (heads == 1 ? 0 : x->h));
 }
 /* Checks that TMA accepts a stride of `stride` elements. It must be positive and below 2^38, because TMA takes only
  * strides below 2^40 bytes. A dimension of size 1 needs no stride. */

@@ -120,11 +120,8 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
 /* Launches attn_clear.cu. It clears the rows that belong to no sequence, and sets max_logit to -inf. */
 static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward, bool max_logit) {
     const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
-    te__launch *l;
     if (rows == 0 && (!max_logit || a->heads == 0)) return;
-    l = te__plan_launch(p, "attn", "attn_clear");
-    *TE__KARGS(p, l, te__attn_kargs) = *a;
-    te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
+    te__plan_with(p, "attn", "attn_clear", te__max(1, te__div_up(rows, 8)), 256, a, sizeof(*a));
 }
 
 /* Launches the kernels for the gradient of the bias and, if `sink` is true, of the softmax's offset. They use lse2 and
@@ -136,11 +133,7 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
     const int64_t blocks =
         te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
     te__launch *l;
-    if (sink && a->heads) {
-        l = te__plan_launch(p, "attn", "attn_bwd_sink");
-        *TE__KARGS(p, l, te__attn_kargs) = *a;
-        te__launch_size(l, a->heads, 1, 1, 256, 0);
-    }
+    if (sink && a->heads) te__plan_with(p, "attn", "attn_bwd_sink", a->heads, 256, a, sizeof(*a));
     if (blocks == 0) return TE_OK; /* dbias is not given, or is empty */
     if (bits) return te__attn_plan_bias_hopper(p, a, mod, bits);
     if (blocks > INT_MAX) return te__attn_bias_too_large(p, a);
@@ -201,14 +194,11 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have",
                         (long long)rows);
     if (kept > 0) {
-        te__launch *l;
         a.lse2 = (float *)te__plan_workspace(p, 2 * kept * (int64_t)sizeof(float));
         if (!a.lse2) return p->result;
         a.delta = a.lse2 + kept;
         if (rows > 0 && kernels != TE__ATTN_HOPPER) {
-            l = te__plan_launch(p, "attn", "attn_delta");
-            *TE__KARGS(p, l, te__attn_kargs) = a;
-            te__launch_size(l, rows / 8, 1, 1, 256, 0);
+            te__launch *l = te__plan_with(p, "attn", "attn_delta", rows / 8, 256, &a, sizeof(a));
             if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
         }
     }

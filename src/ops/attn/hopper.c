@@ -159,7 +159,7 @@ static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, i
     k->s_kv = a->s_kv;
     k->keys = (int)row;
     k->factor = factor;
-    te__launch_size(l, te__div_up(row, 256) * heads * batch, 1, 1, 256, 0);
+    te__launch_blocks(l, te__div_up(row, 256) * heads * batch, 256);
     return line;
 }
 /* Sets the option X_DROPOUT (hopper_dropout.cuh). */
@@ -214,7 +214,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k->order.rows = (int)rows;
     k->order.together = te__attn_together(a);
     if (bias_tiles) te__attn_map_bias(p, k->bias_map, a);
-    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), shared);
+    te__launch_size(l, te__min(tiles, p->num_sms), 1, 1, 128 * (waves + 1), shared);
     te__launch_option(l, "X_DT", a->q.dt);
     te__launch_option(l, "X_D", d);
     te__launch_option(l, "X_D_V", d_v);
@@ -294,11 +294,8 @@ static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
 static te_result te__attn_put_bias(te__plan *p, const te__attn_bias_hopper_kargs *k) {
     const te__attn_extra *x = &k->a.x;
     const int64_t blocks = te__div_up((int64_t)x->dbias_b * x->dbias_h * x->dbias_i * k->a.s_kv, 256);
-    te__launch *l;
     if (blocks > INT_MAX) return te__attn_bias_too_large(p, &k->a);
-    l = te__plan_launch(p, "attn", "attn_bwd_bias_put");
-    *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = *k;
-    te__launch_size(l, blocks, 1, 1, 256, 0);
+    te__plan_with(p, "attn", "attn_bwd_bias_put", blocks, 256, k, sizeof(*k));
     return p->result;
 }
 /* Returns true if the kernel for dK and dV also makes the gradient of the bias, from sums along rows of dS^T (X_SUMS).
@@ -425,7 +422,7 @@ static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a,
     }
     l = te__plan_launch(p, "attn", "attn_bwd_bias_hopper");
     *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;
-    te__launch_size(l, te__min(of_part * parts, te__max(p->num_sms, 1)), 1, 1, 384, TE__ATTN_DBIAS_SHARED);
+    te__launch_size(l, te__min(of_part * parts, p->num_sms), 1, 1, 384, TE__ATTN_DBIAS_SHARED);
     te__launch_option(l, "X_DT", a->q.dt);
     te__launch_option(l, "X_D", d);
     te__launch_option(l, "X_D_V", d_v);

@@ -483,12 +483,12 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     k->scale2 = (float)(in->softmax_scale * 1.4426950408889634);
     k->dropout_p = te__attn_used_p(in->dropout_p);
     k->keep_scale = k->dropout_p < 1.0f ? 1.0f / (1.0f - k->dropout_p) : 0.0f;
-    x->cu_q = (const int *)te__data(in->cu_seqlens_q);
-    x->cu_kv = (const int *)te__data(in->cu_seqlens_kv);
-    x->at_q = (const int *)te__data(in->cu_seqlens_q_padded);
-    x->at_kv = (const int *)te__data(in->cu_seqlens_kv_padded);
+    x->cu_q = te__int_data(in->cu_seqlens_q);
+    x->cu_kv = te__int_data(in->cu_seqlens_kv);
+    x->at_q = te__int_data(in->cu_seqlens_q_padded);
+    x->at_kv = te__int_data(in->cu_seqlens_kv_padded);
     if (s->paged) {
-        x->pages = (const int *)te__data(in->page_table);
+        x->pages = te__int_data(in->page_table);
         x->page_size = (int)s->rows_kv;
         x->num_pages = (int)s->kv_b;
         x->pages_of_each = (int)in->page_table->shape[1];
@@ -505,10 +505,10 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
         x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f;
     x->softcap2 = (float)((double)x->softcap * 1.4426950408889634);
     x->alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
-    x->slopes = (const float *)te__data(in->alibi_slopes);
+    x->slopes = te__f32_data(in->alibi_slopes);
     x->slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
     x->softmax = (int)in->softmax_type;
-    x->sink = (const float *)te__data(in->softmax_offset);
+    x->sink = te__f32_data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
         /* Where an index is outside of the tensor, kernels load element 0 instead. So `aux` must be a valid address
@@ -522,10 +522,10 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
 static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool backward) {
     x->s_dt = (int)in->s_dtype;
     x->dp_dt = (int)in->dp_dtype;
-    x->s_scale = (const float *)te__data(in->s_scale);
-    x->dp_scale = (const float *)te__data(in->dp_scale);
-    x->s_amax = backward ? NULL : (float *)te__data(in->s_amax); /* only the forward pass raises this amax */
-    x->dp_amax = (float *)te__data(in->dp_amax);
+    x->s_scale = te__f32_data(in->s_scale);
+    x->dp_scale = te__f32_data(in->dp_scale);
+    x->s_amax = backward ? NULL : te__f32_data(in->s_amax); /* only the forward pass raises this amax */
+    x->dp_amax = te__f32_data(in->dp_amax);
     x->on = x->on || x->s_dt || x->dp_dt;
 }
 
@@ -540,7 +540,7 @@ static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te
     k.k = te__attn_view_of(a->k, kv);
     k.v = te__attn_view_of(a->v, kv);
     k.o = te__attn_view_of(a->o, a->format);
-    k.lse = (float *)te__data(a->lse);
+    k.lse = te__f32_data(a->lse);
     k.batch = (int)s.b;
     k.heads = (int)s.heads;
     k.groups = (int)s.groups;
@@ -558,7 +558,7 @@ static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te
     x->t_kv = (int)s.rows_kv;
     te__attn_told(&k, &a->rule, &s);
     te__attn_told_fp8(x, &a->fp8, back != NULL);
-    x->max_logit = (float *)te__data(a->max_logit);
+    x->max_logit = te__f32_data(a->max_logit);
     x->on = x->on || a->max_logit;
     if (!back) return k;
     if (!back->o) k.o.p = NULL;
@@ -572,7 +572,7 @@ static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te
         x->dbias_h = (int)back->dbias->shape[1];
         x->dbias_i = (int)back->dbias->shape[2];
     }
-    x->dsink = (float *)te__data(back->dsoftmax_offset);
+    x->dsink = te__f32_data(back->dsoftmax_offset);
     return k;
 }
 static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) { return te__attn_problem_of(a, NULL); }

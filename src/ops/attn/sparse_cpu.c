@@ -201,7 +201,7 @@ static te_result te__cpu_sparse_attn_bwd(te_ctx *te, const te_op_sparse_attn_bwd
                 if (a->lse[row] != -HUGE_VALF)
                     sum -= exp((double)a->sinks[h] - (double)a->lse[row]) * (double)a->delta[row];
             }
-        ((float *)te__data(args->dsinks))[h] = (float)sum;
+        te__f32_data(args->dsinks)[h] = (float)sum;
     }
     te__free(te, memory, bytes);
     return r;

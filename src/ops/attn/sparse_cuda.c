@@ -57,8 +57,8 @@ static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, c
     k->x.left = k->x.right = -1;
     k->x.softmax = (int)TE_SOFTMAX_LEARNABLE;
     k->x.sink = a->sinks;
-    k->x.dsink = (float *)te__data(dsinks);
-    te__launch_size(l, a->heads, 1, 1, 256, 0);
+    k->x.dsink = te__f32_data(dsinks);
+    te__launch_blocks(l, a->heads, 256);
 }
 
 static te_result te__cuda_plan_sparse_attn_bwd(te__plan *p, const te_op_sparse_attn_bwd_args *args) {

@@ -89,9 +89,9 @@ static te__sparse_attn_kargs te__sparse_attn_problem(const te_op_sparse_attn_fwd
     k.q = te__sparse_view(a->q);
     k.kv = te__sparse_view(a->kv);
     k.o = te__sparse_view(a->o);
-    k.indices = (const int *)te__data(a->indices);
-    k.sinks = (const float *)te__data(a->sinks);
-    k.lse = (float *)te__data(a->lse);
+    k.indices = te__int_data(a->indices);
+    k.sinks = te__f32_data(a->sinks);
+    k.lse = te__f32_data(a->lse);
     k.batch = (int)a->q->shape[0];
     k.s_q = (int)a->q->shape[1];
     k.heads = (int)a->q->shape[2];

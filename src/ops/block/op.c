@@ -104,7 +104,7 @@ static void te__block_store(const te__block_job *j, const te__block_tile *t, boo
     const te_tensor *q = columnwise ? j->a->col : j->a->row,
                     *scale_inv = columnwise ? j->a->col_scale_inv : j->a->row_scale_inv;
     const float *scale = columnwise ? t->col_scale : t->row_scale;
-    float *inverse = (float *)te__data(scale_inv), line[TE__BLOCK];
+    float *inverse = te__f32_data(scale_inv), line[TE__BLOCK];
     int64_t first = line_block * TE__BLOCK, at = block * TE__BLOCK, ld = te__cols(q), scale_cols = te__cols(scale_inv),
             i, k;
     int64_t size = te__min(TE__BLOCK, ld - at), count = te__min(TE__BLOCK, lines - first);
@@ -153,7 +153,7 @@ static int64_t te__block_tiles_n(const te_op_block_quantize_args *a) {
 
 static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_args *a) {
     te__block_job j;
-    if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
+    if (a->noop && *te__f32_data(a->noop) == 1.0f) return TE_OK;
     j.a = a;
     j.m = te__rows(a->x);
     j.n = te__cols(a->x);
@@ -172,7 +172,7 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_a
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;
-    const float *scale = (const float *)te__data(a->scale_inv);
+    const float *scale = te__f32_data(a->scale_inv);
     const void *q = te__data(a->q);
     int64_t m = te__rows(a->y), n = te__cols(a->y), ld = te__cols(a->q), scale_cols = te__cols(a->scale_inv), band, row,
             col, r, c;
@@ -210,11 +210,6 @@ static te_result te__cpu_block_dequantize(te_ctx *te, const te_op_block_dequanti
 
 /* ---- plans ---- */
 
-/* Returns whether every row of x starts at an address that is a multiple of `bytes`. */
-static bool te__block_aligned(const te_tensor *x, int64_t bytes) {
-    return te__is_aligned(x, (uintptr_t)bytes) && te__cols(x) * te__dtype_size(x->dtype) % bytes == 0;
-}
-
 static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_quantize_args *a) {
     int64_t tiles_m = te__block_tiles_m(a), tiles_n = te__block_tiles_n(a);
     te__launch *l;
@@ -227,19 +222,19 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_qua
     k->n = te__cols(a->x);
     if (a->row) {
         k->row = te__data(a->row);
-        k->row_scale = (float *)te__data(a->row_scale_inv);
+        k->row_scale = te__f32_data(a->row_scale_inv);
         k->ld = te__cols(a->row);
         k->ld_row_scale = te__cols(a->row_scale_inv);
-        k->vector_row = te__block_aligned(a->row, 16);
+        k->vector_row = te__rows_aligned(a->row, k->ld, 16);
     }
     if (a->col) {
         k->col = te__data(a->col);
-        k->col_scale = (float *)te__data(a->col_scale_inv);
+        k->col_scale = te__f32_data(a->col_scale_inv);
         k->ldc = te__cols(a->col);
         k->ld_col_scale = te__cols(a->col_scale_inv);
-        k->vector_col = te__block_aligned(a->col, 16);
+        k->vector_col = te__rows_aligned(a->col, k->ldc, 16);
     }
-    k->noop = a->noop ? (const float *)te__data(a->noop) : NULL;
+    k->noop = a->noop ? te__f32_data(a->noop) : NULL;
     k->epsilon = a->epsilon;
     k->limit = te__block_limit(a->x->dtype);
     k->tiles_n = (unsigned)tiles_n;
@@ -247,10 +242,10 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_qua
     k->y_dt = a->row ? a->row->dtype : a->col->dtype;
     k->two_dimensional = a->two_dimensional;
     k->power_of_two = !a->fp32_scales;
-    k->vector_x = te__block_aligned(a->x, 16);
+    k->vector_x = te__rows_aligned(a->x, k->n, 16);
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
+    te__launch_blocks(l, tiles_m * tiles_n, 512);
     p->native = p->sm >= 89;
     te__plan_why(
         p, p->native
@@ -266,7 +261,7 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_op_block_d
     l = te__plan_launch(p, "block", a->columnwise ? "block_dequantize_col" : "block_dequantize");
     k = TE__KARGS(p, l, te__block_dequantize_kargs);
     k->q = te__data(a->q);
-    k->scale_inv = (const float *)te__data(a->scale_inv);
+    k->scale_inv = te__f32_data(a->scale_inv);
     k->y = te__data(a->y);
     k->m = te__rows(a->y);
     k->n = te__cols(a->y);
@@ -275,15 +270,15 @@ static te_result te__cuda_plan_block_dequantize(te__plan *p, const te_op_block_d
     k->q_dt = a->q->dtype;
     k->y_dt = a->y->dtype;
     k->two_dimensional = a->two_dimensional;
-    k->vector_q = te__block_aligned(a->q, a->columnwise ? 16 : 8);
-    k->vector_y = te__block_aligned(a->y, 16);
+    k->vector_q = te__rows_aligned(a->q, k->ld, a->columnwise ? 16 : 8);
+    k->vector_y = te__rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     if (a->columnwise) {
         k->tiles_n = (unsigned)te__div_up(k->n, 128);
-        te__launch_size(l, te__div_up(k->m, 128) * k->tiles_n, 1, 1, 256, 0);
+        te__launch_blocks(l, te__div_up(k->m, 128) * k->tiles_n, 256);
     } else {
-        te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
+        te__launch_blocks(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 256);
     }
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 decoded in integer arithmetic, exactly");

@@ -14,7 +14,7 @@ static float te__amax_of(const float *x, int64_t n, float largest) {
     return te__bits_f32((uint32_t)most);
 }
 
-static bool te__noop_is_up(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
+static bool te__noop_is_up(const te_tensor *noop) { return noop && *te__f32_data(noop) == 1.0f; }
 
 /* ---- amax, scales ---- */
 
@@ -49,7 +49,7 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
 /* Returns the address of element i of x, a vector with one number for each group and any stride. Returns NULL if there
  * is no group i, or if x is NULL. */
 static float *te__of_group(const te_tensor *x, int64_t i) {
-    return x && i >= 0 && i < te__numel(x) ? (float *)te__data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
+    return x && i >= 0 && i < te__numel(x) ? te__f32_data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
 }
 
 /* Computes the amaxes of groups `begin` to `end` - 1. With `keep`, an amax is the maximum with the number that is
@@ -71,7 +71,7 @@ static void te__amax_groups(void *user, int64_t begin, int64_t end) {
     }
 }
 static te_result te__cpu_amax(te_ctx *te, const te_op_amax_args *a) {
-    float *amax = (float *)te__data(a->amax);
+    float *amax = te__f32_data(a->amax);
     if (a->groups) {
         te_op_amax_args args = *a;
         te__parallel_for(te, te__numel(a->amax), 1, te__amax_groups, &args);
@@ -83,8 +83,8 @@ static te_result te__cpu_amax(te_ctx *te, const te_op_amax_args *a) {
 }
 
 static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax_args *a) {
-    const float *amax = (const float *)te__data(a->amax);
-    float *scale = (float *)te__data(a->scale), *scale_inv = (float *)te__data(a->scale_inv);
+    const float *amax = te__f32_data(a->amax);
+    float *scale = te__f32_data(a->scale), *scale_inv = te__f32_data(a->scale_inv);
     int64_t i, n = te__numel(a->amax);
     (void)te;
     for (i = 0; i < n; i++) {
@@ -116,13 +116,13 @@ static void te__delayed_slot(float *history, int64_t length, int64_t n, float *s
     *scale = next > FLT_MAX ? FLT_MAX : next;
 }
 static te_result te__cpu_delayed_update(te_ctx *te, const te_op_delayed_update_args *a) {
-    const float *reduced = (const float *)te__data(a->reduced);
+    const float *reduced = te__f32_data(a->reduced);
     float scaled_max = te__delayed_scaled_max(a);
     int64_t slot;
     int i;
     (void)te;
     for (i = 0; i < a->count; i++) {
-        float *history = (float *)te__data(a->amax_history[i]), *scale = (float *)te__data(a->scale[i]);
+        float *history = te__f32_data(a->amax_history[i]), *scale = te__f32_data(a->scale[i]);
         int64_t length = a->amax_history[i]->shape[0], n = a->amax_history[i]->shape[1];
         for (slot = 0; slot < n; slot++)
             te__delayed_slot(history + slot, length, n, scale + slot, reduced ? *reduced++ : 0.0f, scaled_max,
@@ -131,7 +131,7 @@ static te_result te__cpu_delayed_update(te_ctx *te, const te_op_delayed_update_a
     return TE_OK;
 }
 static te_result te__cpu_delayed_gather(te_ctx *te, const te_op_delayed_gather_args *a) {
-    float *amaxes = (float *)te__data(a->amaxes);
+    float *amaxes = te__f32_data(a->amaxes);
     int i;
     (void)te;
     for (i = 0; i < a->count; i++) {
@@ -172,7 +172,7 @@ typedef struct te__quantize_job {
 static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int64_t first_col, float largest) {
     uint8_t code[TE__CAST_TILE * TE__CAST_TILE], turned[TE__CAST_TILE * TE__CAST_TILE];
     const te_tensor *x = j->a->x;
-    uint8_t *row_data = (uint8_t *)te__data(j->a->row), *col_data = (uint8_t *)te__data(j->a->col);
+    uint8_t *row_data = te__u8_data(j->a->row), *col_data = te__u8_data(j->a->col);
     int64_t rows = te__min(TE__CAST_TILE, j->m - first_row), cols = te__min(TE__CAST_TILE, j->n - first_col), r, i;
     float v[TE__CAST_TILE], scale = j->scale;
     if (rows < TE__CAST_TILE || cols < TE__CAST_TILE) memset(code, 0, sizeof(code));
@@ -213,7 +213,7 @@ static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args *a) {
     te__quantize_job j;
-    float *amax = (float *)te__data(a->amax), *scale_inv = (float *)te__data(a->scale_inv);
+    float *amax = te__f32_data(a->amax), *scale_inv = te__f32_data(a->scale_inv);
     te_op_column_sum_args sum = TE_ZERO;
     if (te__noop_is_up(a->noop)) return TE_OK;
     sum.x = a->x;
@@ -227,12 +227,12 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args 
     j.tiles_n = te__div_up(te__max(j.n, j.ld), TE__CAST_TILE);
     j.format = a->row ? a->row->dtype : a->col->dtype;
     if (a->current) {
-        float *found = (float *)te__data(a->x_amax), largest = found ? found[0] : te__amax_whole(te, a->x, 0.0f);
+        float *found = te__f32_data(a->x_amax), largest = found ? found[0] : te__amax_whole(te, a->x, 0.0f);
         if (found) found[0] = found[1] = 0.0f;
         j.scale = te__block_scale(largest, te_dtype_max(j.format), a->epsilon, FLT_MAX, a->power_of_two);
         if (amax) *amax = largest;
     } else {
-        j.scale = *(const float *)te__data(a->scale);
+        j.scale = *te__f32_data(a->scale);
     }
     j.group = a->groups ? (const int32_t *)te__data(a->groups) : NULL;
     j.amax = amax && !a->current && !a->groups;
@@ -261,7 +261,7 @@ static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
     float v[TE__AMAX_PIECE];
     int64_t n = te__cols(a->y), ld = te__cols(a->q), row, at, i;
     for (row = begin; row < end; row++) {
-        const float *of_row = group ? te__of_group(a->scale_inv, group[row]) : (const float *)te__data(a->scale_inv);
+        const float *of_row = group ? te__of_group(a->scale_inv, group[row]) : te__f32_data(a->scale_inv);
         float scale_inv = of_row ? *of_row : 0.0f;
         for (at = 0; at < n; at += TE__AMAX_PIECE) {
             int64_t size = te__min(TE__AMAX_PIECE, n - at);
@@ -306,8 +306,8 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
  * bytes. */
 static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
-    const uint8_t *src = (const uint8_t *)te__data(a->src);
-    uint8_t *dst = (uint8_t *)te__data(a->dst);
+    const uint8_t *src = te__u8_data(a->src);
+    uint8_t *dst = te__u8_data(a->dst);
     int64_t lds = (te__cols(a->src) + 1) / 2, ldd = (te__cols(a->dst) + 1) / 2, band, m, n;
     for (band = begin; band < end; band++) {
         int64_t last = te__min((band + 1) * 32, a->columns);

@@ -1,12 +1,6 @@
 /* ops/cast/cuda.c: plans of the casts. This part knows how each kernel must be launched. It must not depend on what the
  * kernels compute. */
 
-/* Returns whether every row of x starts at an address that is a multiple of `bytes`, if rows are `ld` elements
- * apart. */
-static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
-    return (uintptr_t)te__data(x) % (uintptr_t)bytes == 0 && ld * te__dtype_size(x->dtype) % bytes == 0;
-}
-
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
 /* Plans the amaxes of groups of rows. One warp reads a row and raises the amax of the row's group. */
@@ -14,24 +8,21 @@ static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
     te__amax_groups_kargs args = TE_ZERO;
     te__launch *l;
     args.x = te__data(a->x);
-    args.groups = (const int *)te__data(a->groups);
-    args.amax = (float *)te__data(a->amax);
+    args.groups = te__int_data(a->groups);
+    args.amax = te__f32_data(a->amax);
     args.m = te__rows(a->x);
     args.n = te__cols(a->x);
     args.stride = a->amax->stride[0];
     args.count = (int)te__numel(a->amax);
     args.x_dt = a->x->dtype;
-    args.vector = te__cast_aligned(a->x, args.n, 16);
+    args.vector = te__rows_aligned(a->x, args.n, 16);
     if (!a->keep) {
-        l = te__plan_launch(p, "cast", "amax_groups_zero");
-        te__launch_size(l, te__div_up(args.count, 256), 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__amax_groups_kargs) = args;
+        te__plan_with(p, "cast", "amax_groups_zero", te__div_up(args.count, 256), 256, &args, sizeof(args));
     }
     if (te__numel(a->x) == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", "amax_groups");
+    l = te__plan_with(p, "cast", "amax_groups", te__min(te__div_up(args.m, 8), 8 * (int64_t)p->num_sms), 256, &args,
+                      sizeof(args));
     te__launch_option(l, "X_DT", args.x_dt);
-    te__launch_size(l, te__min(te__div_up(args.m, 8), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__amax_groups_kargs) = args;
     te__plan_why(p, "one pass, a warp a row; the groups' maxima by atomics");
     return TE_OK;
 }
@@ -46,20 +37,19 @@ static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
     l = te__plan_launch(p, "cast", "amax");
     k = TE__KARGS(p, l, te__amax_kargs);
     k->x = te__data(a->x);
-    k->noop = (const float *)te__data(a->noop);
+    k->noop = te__f32_data(a->noop);
     k->n = te__numel(a->x);
     k->head = (int)te__min(k->n, (int64_t)((0 - (uintptr_t)k->x) & 15u) / size);
     k->vectors = (k->n - k->head) * size / 16;
     k->x_dt = a->x->dtype;
     blocks = te__max(1, te__min(te__div_up(k->vectors, 2048), te__plan_resident(p, 512, 0, 4)));
     k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
-    k->amax = (float *)te__data(a->amax);
+    k->amax = te__f32_data(a->amax);
     k->counter = te__plan_counter(p);
     k->keep = a->keep;
     te__launch_option(l, "X_DT", k->x_dt);
-    te__launch_size(l, blocks, 1, 1, 512, 0);
-    te__plan_why(p, "one pass, the last block takes the largest");
-    return TE_OK;
+    te__launch_blocks(l, blocks, 512);
+    return te__plan_why(p, "one pass, the last block takes the largest");
 }
 
 static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_from_amax_args *a) {
@@ -68,16 +58,15 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     if (te__numel(a->amax) == 0) return TE_OK;
     l = te__plan_launch(p, "cast", "scale_from_amax");
     k = TE__KARGS(p, l, te__scale_from_amax_kargs);
-    k->amax = (const float *)te__data(a->amax);
-    k->scale = (float *)te__data(a->scale);
-    k->scale_inv = (float *)te__data(a->scale_inv);
+    k->amax = te__f32_data(a->amax);
+    k->scale = te__f32_data(a->scale);
+    k->scale_inv = te__f32_data(a->scale_inv);
     k->n = te__numel(a->amax);
     k->fp8_max = a->fp8_max;
     k->epsilon = a->epsilon;
     k->power_of_two = a->power_of_two;
-    te__launch_size(l, te__div_up(k->n, 256), 1, 1, 256, 0);
-    te__plan_why(p, "one thread a scale");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->n, 256), 256);
+    return te__plan_why(p, "one thread a scale");
 }
 
 /* Plans launches of `kernel` for all states of the list. Each launch has a table of at most TE__DELAYED_MAX states.
@@ -105,28 +94,26 @@ static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block,
         }
         k->length[at] = (unsigned)length;
         k->length_index[k->states] = (unsigned char)at;
-        k->history[k->states] = (float *)te__data(history[i]);
-        k->scale[k->states] = scale ? (float *)te__data(scale[i]) : NULL;
+        k->history[k->states] = te__f32_data(history[i]);
+        k->scale[k->states] = scale ? te__f32_data(scale[i]) : NULL;
         slots += n;
         k->first[++k->states] = (unsigned)slots;
-        te__launch_size(l, te__div_up(slots, slots_a_block), 1, 1, 256, 0);
+        te__launch_blocks(l, te__div_up(slots, slots_a_block), 256);
     }
 }
 static te_result te__cuda_plan_delayed_update(te__plan *p, const te_op_delayed_update_args *a) {
     te__delayed_kargs with = TE_ZERO;
-    with.amaxes = (float *)te__data(a->reduced);
+    with.amaxes = te__f32_data(a->reduced);
     with.scaled_max = te__delayed_scaled_max(a);
     with.most_recent = a->algo == TE_AMAX_MOST_RECENT;
     te__plan_delayed(p, "delayed_update", 1, a->amax_history, a->scale, a->count, &with);
-    te__plan_why(p, "186 states a launch, one block a slot");
-    return TE_OK;
+    return te__plan_why(p, "186 states a launch, one block a slot");
 }
 static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_gather_args *a) {
     te__delayed_kargs with = TE_ZERO;
-    with.amaxes = (float *)te__data(a->amaxes);
+    with.amaxes = te__f32_data(a->amaxes);
     te__plan_delayed(p, "delayed_gather", 256, a->amax_history, NULL, a->count, &with);
-    te__plan_why(p, "186 states a launch, one thread a slot");
-    return TE_OK;
+    return te__plan_why(p, "186 states a launch, one thread a slot");
 }
 
 /* Two functions: they return the number of tiles along m and along n. The tiles cover the padding too. There is at
@@ -162,20 +149,20 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     k->x = te__data(a->x);
     k->row = te__data(a->row);
     k->col = te__data(a->col);
-    k->scale = (const float *)te__data(a->scale);
-    k->scale_inv = (float *)te__data(a->scale_inv);
-    k->amax = (float *)te__data(a->amax);
-    k->noop = (const float *)te__data(a->noop);
+    k->scale = te__f32_data(a->scale);
+    k->scale_inv = te__f32_data(a->scale_inv);
+    k->amax = te__f32_data(a->amax);
+    k->noop = te__f32_data(a->noop);
     k->ld = a->row ? te__cols(a->row) : 0;
     k->ldc = a->col ? te__cols(a->col) : 0;
     k->x_dt = a->x->dtype;
     k->y_dt = a->row ? a->row->dtype : a->col->dtype;
     k->fp8_max = te_dtype_max(a->row ? a->row->dtype : a->col->dtype);
-    k->vector_x = te__cast_aligned(a->x, k->n, 16);
-    k->vector_row = a->row && te__cast_aligned(a->row, k->ld, 8);
-    k->vector_col = a->col && te__cast_aligned(a->col, k->ldc, 16);
+    k->vector_x = te__rows_aligned(a->x, k->n, 16);
+    k->vector_row = a->row && te__rows_aligned(a->row, k->ld, 8);
+    k->vector_col = a->col && te__rows_aligned(a->col, k->ldc, 16);
     if (a->groups) {
-        k->groups = (const int *)te__data(a->groups);
+        k->groups = te__int_data(a->groups);
         k->scale_stride = a->scale->stride[0];
         k->amax_stride = a->amax ? a->amax->stride[0] : 0;
         k->count = (int)te__numel(a->scale);
@@ -186,7 +173,7 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "CURRENT", k->current);
     te__launch_option(l, "BIAS", k->sums != NULL);
-    te__launch_size(l, blocks, 1, 1, 256, 0);
+    te__launch_blocks(l, blocks, 256);
     /* without rows dbias becomes zeros */
     if (k->sums) te__plan_column_sum(p, k->sums, TE_F32, te__div_up(k->m, 128), k->n, a->dbias, false);
     else if (a->dbias) te__plan_column_sum(p, k->x, a->x->dtype, k->m, k->n, a->dbias, false);
@@ -207,8 +194,8 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_op_fp8_dequa
     l = te__plan_launch(p, "cast", "fp8_dequantize");
     k = TE__KARGS(p, l, te__fp8_dequantize_kargs);
     k->q = te__data(a->q);
-    k->scale_inv = (const float *)te__data(a->scale_inv);
-    k->groups = (const int *)te__data(a->groups);
+    k->scale_inv = te__f32_data(a->scale_inv);
+    k->groups = te__int_data(a->groups);
     k->count = (int)te__numel(a->scale_inv);
     k->y = te__data(a->y);
     k->m = te__rows(a->y);
@@ -216,11 +203,11 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_op_fp8_dequa
     k->ld = te__cols(a->q);
     k->q_dt = a->q->dtype;
     k->y_dt = a->y->dtype;
-    k->vector = te__cast_aligned(a->q, k->ld, 8) && te__cast_aligned(a->y, k->n, 16);
+    k->vector = te__rows_aligned(a->q, k->ld, 8) && te__rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     if (k->groups) te__launch_option(l, "GROUPS", 1);
-    te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
+    te__launch_blocks(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 256);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 decoded in integer arithmetic, exactly");
     return TE_OK;
@@ -240,12 +227,11 @@ static te_result te__cuda_plan_transpose(te__plan *p, const te_op_transpose_args
         n->n = a->columns;
         n->lds = te__div_up(te__cols(a->src), 2);
         n->ldd = te__div_up(te__cols(a->dst), 2);
-        n->vector_src = (((uintptr_t)n->src | (uintptr_t)n->lds) & 3u) == 0;
-        n->vector_dst = (((uintptr_t)n->dst | (uintptr_t)n->ldd) & 15u) == 0;
+        n->vector_src = te__rows_aligned(a->src, te__cols(a->src), 4);
+        n->vector_dst = te__rows_aligned(a->dst, te__cols(a->dst), 16);
         n->tiles_n = (unsigned)te__div_up(n->n, 128);
-        te__launch_size(l, te__div_up(n->ldd, 128) * n->tiles_n, 1, 1, 256, 0);
-        te__plan_why(p, "tiles through shared memory, eight elements turned in registers, 16 bytes a store");
-        return TE_OK;
+        te__launch_blocks(l, te__div_up(n->ldd, 128) * n->tiles_n, 256);
+        return te__plan_why(p, "tiles through shared memory, eight elements turned in registers, 16 bytes a store");
     }
     t.src = te__data(a->src);
     t.dst = te__data(a->dst);

@@ -91,8 +91,8 @@ static te_result te__check_context_merge(te_ctx *te, te_op_context_merge_args *a
 
 static te__context_rows_kargs te__context_rows_problem(const te_op_context_rows_args *a) {
     te__context_rows_kargs k = TE_ZERO;
-    k.cu = (const int *)te__data(a->cu_seqlens);
-    k.map = (int *)te__data(a->map);
+    k.cu = te__int_data(a->cu_seqlens);
+    k.map = te__int_data(a->map);
     k.rows = te__numel(a->map);
     k.sequences = a->cu_seqlens ? te__numel(a->cu_seqlens) - 1 : a->sequences;
     k.share = a->share;
@@ -103,10 +103,10 @@ static te__context_rows_kargs te__context_rows_problem(const te_op_context_rows_
 
 static te__context_lengths_kargs te__context_lengths_problem(const te_op_context_lengths_args *a) {
     te__context_lengths_kargs k = TE_ZERO;
-    k.cu = (const int *)te__data(a->cu_seqlens);
-    k.padded = (const int *)te__data(a->cu_seqlens_padded);
-    k.out = (int *)te__data(a->lengths);
-    k.starts = (int *)te__data(a->starts);
+    k.cu = te__int_data(a->cu_seqlens);
+    k.padded = te__int_data(a->cu_seqlens_padded);
+    k.out = te__int_data(a->lengths);
+    k.starts = te__int_data(a->starts);
     k.sequences = te__numel(a->cu_seqlens) - 1;
     k.ranks = a->ranks;
     k.rank = a->rank;
@@ -133,10 +133,10 @@ static te__context_merge_kargs te__context_merge_problem(const te_op_context_mer
     }
     k.x = te__data(a->x);
     k.o = te__data(a->o);
-    k.x_lse = (const float *)te__data(a->x_lse);
-    k.lse = (float *)te__data(a->lse);
-    k.x_max = (const float *)te__data(a->x_max_logit);
-    k.largest = (float *)te__data(a->max_logit);
+    k.x_lse = te__f32_data(a->x_lse);
+    k.lse = te__f32_data(a->lse);
+    k.x_max = te__f32_data(a->x_max_logit);
+    k.largest = te__f32_data(a->max_logit);
     k.d = (int)a->o->shape[head + 1];
     k.x_dt = (int)a->x->dtype;
     k.o_dt = (int)a->o->dtype;

@@ -26,16 +26,15 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_
     k->p = a->p;
     k->keep_scale = 1.0f / (1.0f - a->p);
     k->x_dt = dt;
-    k->bias_dt = a->bias ? (int)a->bias->dtype : 0;
-    k->residual_dt = a->residual ? (int)a->residual->dtype : 0;
+    k->bias_dt = te__dtype_of(a->bias);
+    k->residual_dt = te__dtype_of(a->residual);
     k->y_dt = a->y->dtype;
     if (!lacks) {
         te__launch_option(l, "X_DT", dt);
         te__launch_option(l, "W_DT", a->bias ? a->bias->dtype : dt);
     }
-    te__launch_size(l, te__div_up(count, 2048), 1, 1, 256, 0);
-    te__plan_why(p, lacks ? lacks : "eight elements a thread");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(count, 2048), 256);
+    return te__plan_why(p, lacks ? lacks : "eight elements a thread");
 }
 
 static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_op_dropout_add_bwd_args *a) {

@@ -2,11 +2,9 @@
  * part may make plans. It must not call the CUDA driver. */
 
 static te_result te__cuda_plan_cu_seqlens(te__plan *p, const te_op_cu_seqlens_args *args) {
-    te__launch *l = te__plan_launch(p, "kv", "cu_seqlens");
-    *TE__KARGS(p, l, te__cu_seqlens_kargs) = te__cu_seqlens_problem(args);
-    te__launch_size(l, 1, 1, 1, TE__CU_SEQLENS_THREADS, 0);
-    te__plan_why(p, "general: one block counts all sequences, and adds them up");
-    return TE_OK;
+    const te__cu_seqlens_kargs a = te__cu_seqlens_problem(args);
+    te__plan_with(p, "kv", "cu_seqlens", 1, TE__CU_SEQLENS_THREADS, &a, sizeof(a));
+    return te__plan_why(p, "general: one block counts all sequences, and adds them up");
 }
 
 static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to_kv_cache_args *args) {
@@ -16,8 +14,7 @@ static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to
     l = te__plan_launch(p, "kv", "copy_to_kv_cache");
     *TE__KARGS(p, l, te__kv_copy_kargs) = a;
     te__launch_size(l, te__min(a.tokens, 1 << 20), 2, 1, 128, 0);
-    te__plan_why(p, "general: a block for each token");
-    return TE_OK;
+    return te__plan_why(p, "general: a block for each token");
 }
 
 static te_result te__cuda_plan_detect_causal_mask(te__plan *p, const te_op_detect_causal_mask_args *args) {
@@ -26,7 +23,6 @@ static te_result te__cuda_plan_detect_causal_mask(te__plan *p, const te_op_detec
     *k = te__causal_mask_problem(args);
     k->failed = te__plan_largest(p);
     k->counter = te__plan_counter(p);
-    te__launch_size(l, te__min(k->rows, p->num_sms * 8), 1, 1, TE__MASK_THREADS, 0);
-    te__plan_why(p, "general: a block for each row");
-    return TE_OK;
+    te__launch_blocks(l, te__min(k->rows, p->num_sms * 8), TE__MASK_THREADS);
+    return te__plan_why(p, "general: a block for each row");
 }

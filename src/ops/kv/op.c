@@ -85,8 +85,8 @@ static te_result te__check_detect_causal_mask(te_ctx *te, te_op_detect_causal_ma
 
 static te__cu_seqlens_kargs te__cu_seqlens_problem(const te_op_cu_seqlens_args *args) {
     te__cu_seqlens_kargs k = TE_ZERO;
-    k.mask = (const unsigned char *)te__data(args->mask);
-    k.cu = (int *)te__data(args->cu_seqlens);
+    k.mask = te__u8_data(args->mask);
+    k.cu = te__int_data(args->cu_seqlens);
     k.sequences = args->mask->shape[0];
     k.length = k.sequences ? te__numel(args->mask) / k.sequences : 0;
     return k;
@@ -112,9 +112,9 @@ static te__kv_copy_kargs te__kv_copy_problem(const te_op_copy_to_kv_cache_args *
     te__kv_copy_kargs k = TE_ZERO;
     k.side[0] = te__kv_side_of(a->k, a->k_cache, a->format);
     k.side[1] = te__kv_side_of(a->v, a->v_cache, a->format);
-    k.cu = (const int *)te__data(a->cu_seqlens);
-    k.start = (const int *)te__data(a->start_positions);
-    k.table = (const int *)te__data(a->page_table);
+    k.cu = te__int_data(a->cu_seqlens);
+    k.start = te__int_data(a->start_positions);
+    k.table = te__int_data(a->page_table);
     k.sequences = (int)te__numel(a->cu_seqlens) - 1;
     k.heads = (int)a->k_cache->shape[2];
     k.packed = a->format == TE_THD;
@@ -133,7 +133,7 @@ static te__causal_mask_kargs te__causal_mask_problem(const te_op_detect_causal_m
     const te_tensor *x = args->mask;
     te__causal_mask_kargs k = TE_ZERO;
     k.mask = te__data(x);
-    k.causal = (int *)te__data(args->causal);
+    k.causal = te__int_data(args->causal);
     k.s = x->shape[3];
     k.heads = x->stride[1] ? x->shape[1] : 1; /* an expanded mask (stride 0) repeats its heads */
     k.stride_b = x->stride[0];

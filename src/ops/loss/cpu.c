@@ -45,15 +45,15 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
         lse = (float)((double)m + log(s));
         x_target = here ? te__load_element(logits, dt, row * v + column) : -INFINITY;
         if (a->parts) {
-            float *parts = (float *)te__data(a->parts) + 3 * row;
+            float *parts = te__f32_data(a->parts) + 3 * row;
             parts[0] = lse;
             parts[1] = x_target;
             parts[2] = a->label_smoothing > 0.0f ? (float)sum : 0.0f;
             continue;
         }
-        ((float *)te__data(a->loss))[row] =
+        te__f32_data(a->loss)[row] =
             t >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
-        ((float *)te__data(a->lse))[row] = lse;
+        te__f32_data(a->lse)[row] = lse;
     }
 }
 
@@ -65,7 +65,7 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
     for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0;
-    *(float *)te__data(a->count) = (float)counted;
+    *te__f32_data(a->count) = (float)counted;
     return TE_OK;
 }
 
@@ -74,7 +74,7 @@ static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entro
     if (te__want_inside(te, TE__OUTSIDE_cross_entropy_merge, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK)
         return TE_ERR_INVALID;
     for (row = 0; row < m; row++) {
-        const float *parts = (const float *)te__data(a->parts) + 3 * row;
+        const float *parts = te__f32_data(a->parts) + 3 * row;
         float most = -INFINITY, x_target = -INFINITY, lse;
         double s = 0.0, sum = 0.0;
         for (r = 0; r < ranks; r++) most = parts[3 * m * r] > most ? parts[3 * m * r] : most;
@@ -85,8 +85,8 @@ static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entro
             sum += (double)part[2];
         }
         lse = (float)((double)most + log(s));
-        ((float *)te__data(a->lse))[row] = lse;
-        ((float *)te__data(a->loss))[row] =
+        te__f32_data(a->lse)[row] = lse;
+        te__f32_data(a->loss)[row] =
             te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0
                 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size)
                 : 0.0f;
@@ -96,10 +96,10 @@ static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entro
 
 static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
     const te_op_cross_entropy_bwd_args *a = (const te_op_cross_entropy_bwd_args *)user;
-    const float *dloss = (const float *)te__data(a->dloss), *lse = (const float *)te__data(a->lse);
+    const float *dloss = te__f32_data(a->dloss), *lse = te__f32_data(a->lse);
     float run[TE__LOSS_RUN], e = a->label_smoothing, count_of_targets = 1.0f, everywhere;
     int64_t v = te__cols(a->logits), row, i, k, count, step = te__numel(a->dloss) == 1 ? 0 : 1;
-    if (a->count) count_of_targets = fmaxf(*(const float *)te__data(a->count), 1.0f);
+    if (a->count) count_of_targets = fmaxf(*te__f32_data(a->count), 1.0f);
     everywhere = e / (float)a->vocab_size;
     for (row = begin; row < end; row++) {
         int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size),
@@ -170,7 +170,7 @@ static te_result te__cpu_mse_fwd(te_ctx *te, const te_op_mse_fwd_args *a) {
     if (!job.sums) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, blocks, 1, te__mse_blocks, &job);
     for (i = 0; i < blocks; i++) sum += job.sums[i];
-    *(float *)te__data(a->loss) = n ? (float)(sum / (double)n) : 0.0f;
+    *te__f32_data(a->loss) = n ? (float)(sum / (double)n) : 0.0f;
     te__free(te, job.sums, (size_t)blocks * sizeof(double));
     return TE_OK;
 }
@@ -182,7 +182,7 @@ static te_result te__cpu_mse_bwd(te_ctx *te, const te_op_mse_bwd_args *a) {
     job.dx = a->dx;
     job.n = te__numel(a->x);
     if (job.n == 0) return TE_OK;
-    job.factor = 2.0f * *(const float *)te__data(a->dloss) / (float)job.n;
+    job.factor = 2.0f * *te__f32_data(a->dloss) / (float)job.n;
     te__parallel_for(te, te__div_up(job.n, TE__LOSS_BLOCK), 1, te__mse_blocks, &job);
     return TE_OK;
 }

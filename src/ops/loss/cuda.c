@@ -15,9 +15,9 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         k->outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_fwd);
         k->logits = te__data(a->logits);
         k->target = te__data(a->target);
-        k->loss = (float *)te__data(a->loss);
-        k->lse = (float *)te__data(a->lse);
-        k->parts = (float *)te__data(a->parts);
+        k->loss = te__f32_data(a->loss);
+        k->lse = te__f32_data(a->lse);
+        k->parts = te__f32_data(a->parts);
         k->m = m;
         k->v = v;
         k->vocab = a->vocab_size;
@@ -33,15 +33,14 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         te__launch *l = te__plan_launch(p, "loss", "cross_entropy_count");
         te__cross_entropy_count_kargs *k = TE__KARGS(p, l, te__cross_entropy_count_kargs);
         k->target = te__data(a->target);
-        k->count = (float *)te__data(a->count);
+        k->count = te__f32_data(a->count);
         k->m = m;
         k->v = a->vocab_size;
         k->ignore_index = a->ignore_index;
         k->target_dt = a->target->dtype;
-        te__launch_size(l, 1, 1, 1, 1024, 0);
+        te__launch_blocks(l, 1, 1024);
     }
-    te__plan_why(p, "one pass over the logits, a block for each row");
-    return TE_OK;
+    return te__plan_why(p, "one pass over the logits, a block for each row");
 }
 
 static te_result te__cuda_plan_cross_entropy_merge(te__plan *p, const te_op_cross_entropy_merge_args *a) {
@@ -52,19 +51,18 @@ static te_result te__cuda_plan_cross_entropy_merge(te__plan *p, const te_op_cros
     l = te__plan_launch(p, "loss", "cross_entropy_merge");
     k = TE__KARGS(p, l, te__cross_entropy_merge_kargs);
     k->outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_merge);
-    k->parts = (const float *)te__data(a->parts);
+    k->parts = te__f32_data(a->parts);
     k->target = te__data(a->target);
-    k->loss = (float *)te__data(a->loss);
-    k->lse = (float *)te__data(a->lse);
+    k->loss = te__f32_data(a->loss);
+    k->lse = te__f32_data(a->lse);
     k->m = m;
     k->vocab = a->vocab_size;
     k->ignore_index = a->ignore_index;
     k->smoothing = a->label_smoothing;
     k->ranks = (int)(te__numel(a->parts) / (3 * m));
     k->target_dt = a->target->dtype;
-    te__launch_size(l, te__div_up(m, 256), 1, 1, 256, 0);
-    te__plan_why(p, "a thread for each row");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(m, 256), 256);
+    return te__plan_why(p, "a thread for each row");
 }
 
 static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_entropy_bwd_args *a) {
@@ -83,9 +81,9 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     k->outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_bwd);
     k->logits = te__data(a->logits);
     k->target = te__data(a->target);
-    k->lse = (const float *)te__data(a->lse);
-    k->dloss = (const float *)te__data(a->dloss);
-    k->count = (const float *)te__data(a->count);
+    k->lse = te__f32_data(a->lse);
+    k->dloss = te__f32_data(a->dloss);
+    k->count = te__f32_data(a->count);
     k->dlogits = te__data(a->dlogits);
     k->m = m;
     k->v = v;
@@ -100,8 +98,7 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     k->dlogits_dt = a->dlogits->dtype;
     if (!lacks) te__launch_option(l, "X_DT", a->logits->dtype);
     te__launch_size(l, te__min(m, INT_MAX), te__min(te__div_up(v, 32 * threads), 65535), 1, threads, 0);
-    te__plan_why(p, lacks ? lacks : "eight logits a thread");
-    return TE_OK;
+    return te__plan_why(p, lacks ? lacks : "eight logits a thread");
 }
 
 static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a) {
@@ -124,17 +121,16 @@ static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a)
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "T_DT", a->target->dtype);
         }
-        te__launch_size(l, parts, 1, 1, 256, 0);
+        te__launch_blocks(l, parts, 256);
     }
     l = te__plan_launch(p, "loss", "mse_sum");
     k = TE__KARGS(p, l, te__mse_kargs);
     k->partial = partial;
     k->parts = parts;
     k->count = count;
-    k->loss = (float *)te__data(a->loss);
-    te__launch_size(l, 1, 1, 1, 1024, 0);
-    te__plan_why(p, "partial sums, added in fixed order");
-    return TE_OK;
+    k->loss = te__f32_data(a->loss);
+    te__launch_blocks(l, 1, 1024);
+    return te__plan_why(p, "partial sums, added in fixed order");
 }
 
 static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a) {
@@ -150,7 +146,7 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a)
     k->x = te__data(a->x);
     k->target = te__data(a->target);
     k->dx = te__data(a->dx);
-    k->dloss = (const float *)te__data(a->dloss);
+    k->dloss = te__f32_data(a->dloss);
     k->count = count;
     k->x_dt = a->x->dtype;
     k->target_dt = a->target->dtype;
@@ -159,7 +155,6 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a)
         te__launch_option(l, "X_DT", a->x->dtype);
         te__launch_option(l, "T_DT", a->target->dtype);
     }
-    te__launch_size(l, te__div_up(count, 2048), 1, 1, 256, 0);
-    te__plan_why(p, lacks ? lacks : "eight elements a thread");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(count, 2048), 256);
+    return te__plan_why(p, lacks ? lacks : "eight elements a thread");
 }

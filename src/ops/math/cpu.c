@@ -129,8 +129,9 @@ static te_result te__cpu_fill(te_ctx *te, const te_op_fill_args *a) {
     case 4:
         for (i = 0; i < n; i++) ((uint32_t *)dst)[i] = (uint32_t)bits;
         break;
-    default:
+    case 8:
         for (i = 0; i < n; i++) ((uint64_t *)dst)[i] = bits;
+        break;
     }
     return TE_OK;
 }
@@ -166,8 +167,8 @@ static te_result te__cpu_random(te_ctx *te, const te_op_random_args *a) {
 
 /* Returns alpha, multiplied and divided by the device scalars. */
 static float te__axpby_alpha(const te_op_axpby_args *a) {
-    float alpha = a->alpha_device ? a->alpha * *(const float *)te__data(a->alpha_device) : a->alpha;
-    float divisor = a->divide_device ? *(const float *)te__data(a->divide_device) : 1.0f;
+    float alpha = a->alpha_device ? a->alpha * *te__f32_data(a->alpha_device) : a->alpha;
+    float divisor = a->divide_device ? *te__f32_data(a->divide_device) : 1.0f;
     return divisor > 1.0f ? alpha / divisor : alpha;
 }
 static void te__axpby_pieces(void *user, int64_t begin, int64_t end) {
@@ -275,7 +276,7 @@ static te_result te__cpu_sum(te_ctx *te, const te_op_sum_args *a) {
     te__parallel_for(te, TE__SUM_PARTS, te__max(1, TE__SUM_PARTS * 32768 / te__max(1, te__numel(a->x))), te__sum_parts,
                      &j);
     for (i = 0; i < TE__SUM_PARTS; i++) sum += j.part[i];
-    *(float *)te__data(a->out) = (float)(sum * a->scale);
+    *te__f32_data(a->out) = (float)(sum * a->scale);
     return TE_OK;
 }
 

@@ -1,12 +1,6 @@
 /* ops/math/cuda.c: plans of the math operations. This part knows how each kernel must be launched. It must not depend
  * on what the kernels compute. */
 
-static bool te__math_aligned(const te_tensor *x) { return ((uintptr_t)te__data(x) & 15u) == 0; }
-/* Returns whether all rows of x start at multiples of 16 bytes if a row has `cols` elements. */
-static bool te__math_aligned_rows(const te_tensor *x, int64_t cols) {
-    return te__math_aligned(x) && cols * te__dtype_size(x->dtype) % 16 == 0;
-}
-
 /* ---- copy ---- */
 
 /* Returns the size in bytes of the largest unit that a raw copy can move at a time. `w` has the dimensions of the copy,
@@ -30,7 +24,7 @@ static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
  * elements. Otherwise returns 1. */
 static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
     int last = w->ndim - 1, width = te__copy_width(src, dst), d;
-    if (!te__math_aligned(src) || !te__math_aligned(dst)) return 1;
+    if (!te__is_aligned(src, 16) || !te__is_aligned(dst, 16)) return 1;
     if (w->src[last] != 1 || w->dst[last] != 1 || w->shape[last] % width != 0) return 1;
     for (d = 0; d < last; d++)
         if (w->src[d] % width != 0 || w->dst[d] % width != 0) return 1;
@@ -67,7 +61,7 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
         k->dst_stride[d] = (last ? w->dst[d] * per_item : w->dst[d]) / stride_unit;
         k->items *= k->shape[d];
     }
-    te__launch_size(l, te__div_up(k->items, 1024), 1, 1, 256, 0);
+    te__launch_blocks(l, te__div_up(k->items, 1024), 256);
 }
 
 /* Two functions: for elements of `size` bytes, they return the number of rows and the number of columns that the two
@@ -80,7 +74,6 @@ static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size),
               dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
-    te__launch *l = te__plan_launch(p, "math", "transpose");
     int64_t blocks;
     int d;
     t->tiles_n = (unsigned)te__div_up(t->n, te__transpose_wide(t->size));
@@ -93,9 +86,7 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     }
     t->vector_src = src_at % (t->size == 1 ? 8 : 16) == 0;
     t->vector_dst = dst_at % 16 == 0;
-    te__launch_option(l, "SIZE", t->size);
-    te__launch_size(l, blocks, 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__transpose_kargs) = *t;
+    te__launch_option(te__plan_with(p, "math", "transpose", blocks, 256, t, sizeof(*t)), "SIZE", t->size);
     te__plan_why(p, "tiles through shared memory, 16 bytes a store");
 }
 
@@ -137,7 +128,7 @@ static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
     flat = w.ndim == 1 && w.src[0] == 1 && w.dst[0] == 1;
     if (flat) {
         /* Most elements are copied in items of the largest width, and the rest one by one. */
-        bool aligned = te__math_aligned(a->src) && te__math_aligned(a->dst);
+        bool aligned = te__is_aligned(a->src, 16) && te__is_aligned(a->dst, 16);
         width = !aligned ? 1 : raw ? 16 / size : te__copy_width(a->src, a->dst);
         if (width > 1) {
             whole = n / width * width;
@@ -165,29 +156,29 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_op_copy_args *a) {
     te__copy_detour_make(&d, a, memory);
     te__plan_copy_apart(p, &d.there);
     te__plan_copy_apart(p, &d.back);
-    te__plan_why(p, "src and dst share memory: through memory between");
-    return TE_OK;
+    return te__plan_why(p, "src and dst share memory: through memory between");
 }
 
 /* ---- fill, random, axpby ---- */
 
+/* Plans writes of `pattern`, over and over, to `bytes` bytes at dst, in elements of `unit` bytes. */
+static void te__plan_fill(te__plan *p, void *dst, int64_t bytes, int unit, bool vector, uint64_t pattern) {
+    te__fill_kargs k = TE_ZERO;
+    k.dst = dst;
+    k.bytes = bytes;
+    k.unit = unit;
+    k.vector = vector;
+    k.pattern = pattern;
+    te__plan_with(p, "math", "fill", te__div_up(bytes, 16384), 256, &k, sizeof(k));
+}
 static te_result te__cuda_plan_fill(te__plan *p, const te_op_fill_args *a) {
-    te__launch *l;
-    te__fill_kargs *k;
+    uint64_t pattern = te__fill_bits(a->dst->dtype, a->value);
     int unit = (int)te__dtype_size(a->dst->dtype), bits;
     if (te__numel(a->dst) == 0) return TE_OK;
-    l = te__plan_launch(p, "math", "fill");
-    k = TE__KARGS(p, l, te__fill_kargs);
-    k->dst = te__data(a->dst);
-    k->bytes = te__numel(a->dst) * unit;
-    k->unit = unit;
-    k->vector = te__math_aligned(a->dst);
-    k->pattern = te__fill_bits(a->dst->dtype, a->value);
-    if (unit < 8) k->pattern &= ((uint64_t)1 << (8 * unit)) - 1;
-    for (bits = 8 * unit; bits < 64; bits *= 2) k->pattern |= k->pattern << bits;
-    te__launch_size(l, te__div_up(k->bytes, 16384), 1, 1, 256, 0);
-    te__plan_why(p, "one pattern, written");
-    return TE_OK;
+    if (unit < 8) pattern &= ((uint64_t)1 << (8 * unit)) - 1;
+    for (bits = 8 * unit; bits < 64; bits *= 2) pattern |= pattern << bits;
+    te__plan_fill(p, te__data(a->dst), te__numel(a->dst) * unit, unit, te__is_aligned(a->dst, 16), pattern);
+    return te__plan_why(p, "one pattern, written");
 }
 
 static te_result te__cuda_plan_random(te__plan *p, const te_op_random_args *a) {
@@ -207,9 +198,8 @@ static te_result te__cuda_plan_random(te__plan *p, const te_op_random_args *a) {
     k->below_b = te__random_below(a);
     k->kind = a->kind;
     k->dt = a->dst->dtype;
-    te__launch_size(l, te__div_up(k->n, 1024), 1, 1, 256, 0);
-    te__plan_why(p, "Philox, one block for four elements");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->n, 1024), 256);
+    return te__plan_why(p, "Philox, one block for four elements");
 }
 
 static te_result te__cuda_plan_axpby(te__plan *p, const te_op_axpby_args *a) {
@@ -221,21 +211,21 @@ static te_result te__cuda_plan_axpby(te__plan *p, const te_op_axpby_args *a) {
     k->x = te__data(a->x);
     k->y = te__data(a->y);
     k->out = te__data(a->out);
-    k->alpha_device = (const float *)te__data(a->alpha_device);
-    k->divide_device = (const float *)te__data(a->divide_device);
+    k->alpha_device = te__f32_data(a->alpha_device);
+    k->divide_device = te__f32_data(a->divide_device);
     k->n = te__numel(a->x);
     k->alpha = a->alpha;
     k->beta = a->beta;
     k->x_dt = a->x->dtype;
-    k->y_dt = a->y ? a->y->dtype : TE_DTYPE_NONE;
+    k->y_dt = te__dtype_of(a->y);
     k->out_dt = a->out->dtype;
-    k->vector = te__math_aligned(a->x) && te__math_aligned(a->out) && (!a->y || te__math_aligned(a->y));
+    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->out, 16) && te__is_aligned(a->y, 16);
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "OUT_DT", k->out_dt);
-    te__launch_size(l, te__div_up(k->n, 2048), 1, 1, 256, 0);
-    te__plan_why(p, k->vector ? "16 bytes at a time" : "element by element: an array is not aligned to 16 bytes");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->n, 2048), 256);
+    return te__plan_why(
+        p, k->vector ? "16 bytes at a time" : "element by element: an array is not aligned to 16 bytes");
 }
 
 static void te__mul_kargs_of(te__mul_kargs *k, const te_tensor *x, const te_tensor *y, const te_tensor *out) {
@@ -256,15 +246,14 @@ static te_result te__cuda_plan_mul(te__plan *p, const te_op_mul_args *a) {
     k = TE__KARGS(p, l, te__mul_kargs);
     te__mul_kargs_of(k, a->x, a->y, a->out);
     k->by_rows = te__mul_by_rows(a);
-    k->vector =
-        te__math_aligned(a->x) && te__math_aligned(a->out) && (k->by_rows ? k->n % 8 == 0 : te__math_aligned(a->y));
+    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->out, 16) &&
+                (k->by_rows ? k->n % 8 == 0 : te__is_aligned(a->y, 16));
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "OUT_DT", k->out_dt);
     te__launch_option(l, "BY_ROWS", k->by_rows);
-    te__launch_size(l, te__div_up(te__numel(a->x), 2048), 1, 1, 256, 0);
-    te__plan_why(p, k->vector ? "16 bytes at a time" : "element by element: rows are not aligned to 16 bytes");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(te__numel(a->x), 2048), 256);
+    return te__plan_why(p, k->vector ? "16 bytes at a time" : "element by element: rows are not aligned to 16 bytes");
 }
 
 /* ---- sums ---- */
@@ -276,36 +265,29 @@ static te_result te__cuda_plan_row_dot(te__plan *p, const te_op_row_dot_args *a)
     l = te__plan_launch(p, "math", "row_dot");
     k = TE__KARGS(p, l, te__mul_kargs);
     te__mul_kargs_of(k, a->x, a->y, a->out);
-    k->vector = te__math_aligned(a->x) && te__math_aligned(a->y) && k->n % 8 == 0;
+    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16) && k->n % 8 == 0;
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, te__div_up(k->m, 8), 1, 1, 256, 0);
-    te__plan_why(p, "a warp a row");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->m, 8), 256);
+    return te__plan_why(p, "a warp a row");
 }
 
 static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     te__sum_kargs args = TE_ZERO;
-    te__launch *l = te__plan_launch(p, "math", "sum");
+    te__launch *l;
     args.x = te__data(a->x);
-    args.out = (float *)te__data(a->out);
+    args.out = te__f32_data(a->out);
     args.n = te__numel(a->x);
     args.partials = te__max(1, te__div_up(args.n, TE__SUM_CHUNK)); /* at least one: if x is empty, the sum is still
                                                                     * written, as 0 */
     args.scale = a->scale;
     args.x_dt = a->x->dtype;
-    args.vector = te__math_aligned(a->x);
-    te__launch_option(l, "X_DT", a->x->dtype);
-    te__launch_size(l, args.partials, 1, 1, 256, 0);
+    args.vector = te__is_aligned(a->x, 16);
     if (args.partials > 1) args.partial = (float *)te__plan_workspace(p, args.partials * 4);
-    *TE__KARGS(p, l, te__sum_kargs) = args;
-    if (args.partials > 1) {
-        l = te__plan_launch(p, "math", "sum_final");
-        te__launch_size(l, 1, 1, 1, 1024, 0);
-        *TE__KARGS(p, l, te__sum_kargs) = args;
-    }
-    te__plan_why(p, "partial sums of 16,384 elements, added in their order");
-    return TE_OK;
+    l = te__plan_with(p, "math", "sum", args.partials, 256, &args, sizeof(args));
+    te__launch_option(l, "X_DT", a->x->dtype);
+    if (args.partials > 1) te__plan_with(p, "math", "sum_final", 1, 1024, &args, sizeof(args));
+    return te__plan_why(p, "partial sums of 16,384 elements, added in their order");
 }
 
 /* Plans out [n] = (accumulate ? out : 0) + the column sums of x [m, n]. */
@@ -331,12 +313,9 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.accumulate = accumulate;
     args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
     args.counters = te__plan_counters(p);
-    l = te__plan_launch(p, "math", "column_sum");
-    if (args.n % 8 == 0 && (uintptr_t)x % 16 == 0 && !p->baseline) te__launch_option(l, "X_DT", x_dt);
-    te__launch_size(l, args.chunks * args.column_blocks, 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__column_sum_kargs) = args;
-    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
-    return TE_OK;
+    l = te__plan_with(p, "math", "column_sum", args.chunks * args.column_blocks, 256, &args, sizeof(args));
+    if (te__view_is_aligned(x, n) && !p->baseline) te__launch_option(l, "X_DT", x_dt);
+    return te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
 }
 /* Plans column sums of f32 in a single pass without a workspace, for at most some thousand rows. */
 static void te__plan_column_sum_short(te__plan *p, const float *x, int64_t m, int64_t n, te_tensor *out,
@@ -349,7 +328,7 @@ static void te__plan_column_sum_short(te__plan *p, const float *x, int64_t m, in
     k->n = n;
     k->out_dt = out->dtype;
     k->accumulate = accumulate;
-    te__launch_size(l, te__div_up(n, 32), 1, 1, 256, 0);
+    te__launch_blocks(l, te__div_up(n, 32), 256);
 }
 static te_result te__cuda_plan_column_sum(te__plan *p, const te_op_column_sum_args *a) {
     return te__plan_column_sum(p, te__data(a->x), a->x->dtype, te__rows(a->x), te__cols(a->x), a->out, a->accumulate);
@@ -376,12 +355,11 @@ static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_op_embedding_
     k->ids_dt = a->ids->dtype;
     k->table_dt = a->table->dtype;
     k->y_dt = a->y->dtype;
-    k->vector = te__math_aligned_rows(a->table, k->h) && te__math_aligned_rows(a->y, k->h);
+    k->vector = te__rows_aligned(a->table, k->h, 16) && te__rows_aligned(a->y, k->h, 16);
     te__launch_option(l, "TABLE_DT", k->table_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_size(l, te__div_up(k->tokens, 8), 1, 1, 256, 0);
-    te__plan_why(p, "one warp a row");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->tokens, 8), 256);
+    return te__plan_why(p, "one warp a row");
 }
 
 static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_bwd_args *a) {
@@ -407,15 +385,10 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_
     args.dy_dt = a->dy->dtype;
     args.dtable_dt = a->dtable->dtype;
     args.accumulate = a->accumulate;
-    args.vector = args.h % 8 == 0 && te__math_aligned_rows(a->dy, args.h) && te__math_aligned_rows(a->dtable, args.h);
-    l = te__plan_launch(p, "math", "embedding_sort");
-    te__launch_size(l, te__div_up(args.vocab, args.bucket), 1, 1, 1024, 0);
-    *TE__KARGS(p, l, te__embedding_bwd_kargs) = args;
-    l = te__plan_launch(p, "math", "embedding_bwd");
+    args.vector = args.h % 8 == 0 && te__rows_aligned(a->dy, args.h, 16) && te__rows_aligned(a->dtable, args.h, 16);
+    te__plan_with(p, "math", "embedding_sort", te__div_up(args.vocab, args.bucket), 1024, &args, sizeof(args));
+    l = te__plan_with(p, "math", "embedding_bwd", te__div_up(args.vocab * args.splits, 8), 256, &args, sizeof(args));
     te__launch_option(l, "DY_DT", args.dy_dt);
     te__launch_option(l, "DTABLE_DT", args.dtable_dt);
-    te__launch_size(l, te__div_up(args.vocab * args.splits, 8), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__embedding_bwd_kargs) = args;
-    te__plan_why(p, "tokens sorted by id, then warps add up each id's rows");
-    return TE_OK;
+    return te__plan_why(p, "tokens sorted by id, then warps add up each id's rows");
 }

@@ -149,7 +149,8 @@ static uint64_t te__fill_bits(te_dtype dtype, double value) {
     case TE_BF16: return te__f32_to_bf16(f);
     case TE_F8E4M3: return te__f32_to_e4m3(f);
     case TE_F8E5M2: return te__f32_to_e5m2(f);
-    default: return te__f32_to_e8m0(f);
+    case TE_F8E8M0: return te__f32_to_e8m0(f);
+    default: return 0; /* no operation fills other formats */
     }
 }
 static te_result te__check_fill(te_ctx *te, te_op_fill_args *a) {

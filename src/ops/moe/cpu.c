@@ -80,7 +80,7 @@ static te_result te__cpu_moe_index_map(te_ctx *te, const te_op_moe_index_map_arg
 
 static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_args *a) {
     int64_t n = te__numel(a->experts), topk = te__max(1, te__cols(a->experts)), i, e;
-    const uint8_t *dropped = (const uint8_t *)te__data(a->dropped);
+    const uint8_t *dropped = te__u8_data(a->dropped);
     (void)te;
     for (e = 0; e < a->count; e++) te__store_index(a->tokens_per_expert, e, 0);
     for (i = 0; i < n; i++) {

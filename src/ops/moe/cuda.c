@@ -15,13 +15,12 @@ static te_result te__cuda_plan_moe_splits(te__plan *p, const te_op_moe_splits_ar
     k->offsets = te__data(a->offsets);
     k->n = te__numel(a->padded);
     k->align = a->align;
-    k->sizes_dt = a->sizes ? a->sizes->dtype : TE_DTYPE_NONE;
+    k->sizes_dt = te__dtype_of(a->sizes);
     k->padded_dt = a->padded->dtype;
-    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    k->offsets_dt = te__dtype_of(a->offsets);
     for (i = 0; !a->sizes && i < k->n; i++) k->values[i] = a->values[i];
-    te__launch_size(l, 1, 1, 1, 32, 0);
-    te__plan_why(p, "one warp");
-    return TE_OK;
+    te__launch_blocks(l, 1, 32);
+    return te__plan_why(p, "one warp");
 }
 
 static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_map_args *a) {
@@ -34,22 +33,18 @@ static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_ma
                                                        * integers, so the map does not depend on the size of a chunk */
     k.chunks = te__div_up(k.tokens, k.chunk);
     k.routing = te__data(a->routing_map);
-    k.map = (int *)te__data(a->row_id_map);
+    k.map = te__int_data(a->row_id_map);
     k.counts_out = te__data(a->tokens_per_expert);
     k.routing_dt = a->routing_map->dtype;
-    k.counts_dt = a->tokens_per_expert ? a->tokens_per_expert->dtype : TE_DTYPE_NONE;
+    k.counts_dt = te__dtype_of(a->tokens_per_expert);
     k.counts = (int *)te__plan_workspace(p, te__max(1, k.experts * k.chunks) * 4);
     k.rows = (int *)te__plan_workspace(p, te__max(1, k.experts * k.tokens) * 4);
     for (i = 0; i < 3; i++) {
-        te__launch *l;
         if (i != 1 && k.chunks == 0) continue;
         if (i == 1 && k.experts == 0) continue;
-        l = te__plan_launch(p, "moe", kernels[i]);
-        te__launch_size(l, i == 1 ? 1 : k.chunks, 1, 1, i == 1 ? 1024 : 256, 0);
-        *TE__KARGS(p, l, te__moe_map_kargs) = k;
+        te__plan_with(p, "moe", kernels[i], i == 1 ? 1 : k.chunks, i == 1 ? 1024 : 256, &k, sizeof(k));
     }
-    te__plan_why(p, "tokens of each expert are counted by chunks, then numbered");
-    return TE_OK;
+    return te__plan_why(p, "tokens of each expert are counted by chunks, then numbered");
 }
 
 static te_result te__cuda_plan_moe_local_ids(te__plan *p, const te_op_moe_local_ids_args *a) {
@@ -60,8 +55,8 @@ static te_result te__cuda_plan_moe_local_ids(te__plan *p, const te_op_moe_local_
     k.topk = (unsigned)te__max(1, te__cols(a->experts));
     k.experts = te__data(a->experts);
     k.experts_dt = a->experts->dtype;
-    k.dropped = (const unsigned char *)te__data(a->dropped);
-    k.local = (int *)te__data(a->local);
+    k.dropped = te__u8_data(a->dropped);
+    k.local = te__int_data(a->local);
     k.first = a->first;
     k.count = (int)a->count;
     scan.experts = a->count;
@@ -74,11 +69,8 @@ static te_result te__cuda_plan_moe_local_ids(te__plan *p, const te_op_moe_local_
         te__launch_size(l, scan.chunks, 1, 1, 256, (int)(4 * a->count));
         *TE__KARGS(p, l, te__moe_local_kargs) = k;
     }
-    l = te__plan_launch(p, "moe", "moe_scan");
-    te__launch_size(l, 1, 1, 1, 1024, 0);
-    *TE__KARGS(p, l, te__moe_map_kargs) = scan;
-    te__plan_why(p, "copies are counted by chunks, then added up");
-    return TE_OK;
+    te__plan_with(p, "moe", "moe_scan", 1, 1024, &scan, sizeof(scan));
+    return te__plan_why(p, "copies are counted by chunks, then added up");
 }
 static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_map_args *a) {
     te__moe_sort_kargs k = TE_ZERO;
@@ -93,7 +85,7 @@ static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_
     k.kept = a->num_out_tokens;
     k.experts = te__data(a->experts);
     k.experts_dt = a->experts->dtype;
-    k.map = (int *)te__data(a->row_id_map);
+    k.map = te__int_data(a->row_id_map);
     k.counts = (int *)te__plan_workspace(p, TE__MOE_SORT_BUCKETS * k.chunks * 4);
     between[0] = (int *)te__plan_workspace(p, 2 * k.items * 4);
     between[1] = (int *)te__plan_workspace(p, 2 * k.items * 4);
@@ -101,21 +93,14 @@ static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_
     scan.experts = TE__MOE_SORT_BUCKETS;
     scan.chunks = k.chunks;
     for (pass = 0; pass < 4; pass++) {
-        te__launch *l = te__plan_launch(p, "moe", "moe_sort_count");
         k.shift = 8 * pass;
         k.from = pass ? between[(pass - 1) % 2] : NULL;
         k.to = pass < 3 ? between[pass % 2] : NULL;
-        te__launch_size(l, k.chunks, 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
-        l = te__plan_launch(p, "moe", "moe_scan");
-        te__launch_size(l, 1, 1, 1, 1024, 0);
-        *TE__KARGS(p, l, te__moe_map_kargs) = scan;
-        l = te__plan_launch(p, "moe", "moe_sort");
-        te__launch_size(l, k.chunks, 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+        te__plan_with(p, "moe", "moe_sort_count", k.chunks, 256, &k, sizeof(k));
+        te__plan_with(p, "moe", "moe_scan", 1, 1024, &scan, sizeof(scan));
+        te__plan_with(p, "moe", "moe_sort", k.chunks, 256, &k, sizeof(k));
     }
-    te__plan_why(p, "a stable sort, eight bits of the key a pass");
-    return TE_OK;
+    return te__plan_why(p, "a stable sort, eight bits of the key a pass");
 }
 
 static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_map_args *a) {
@@ -128,16 +113,15 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
     k->sorted_index = te__data(a->sorted_index);
     k->outside = te__plan_outside(p, TE__OUTSIDE_moe_chunk_map);
     k->offsets = te__data(a->offsets);
-    k->map = (int *)te__data(a->row_id_map);
+    k->map = te__int_data(a->row_id_map);
     k->n = te__numel(a->sizes);
     k->tokens = te__numel(a->row_id_map);
     k->sizes_dt = a->sizes->dtype;
-    k->sorted_dt = a->sorted_index ? a->sorted_index->dtype : TE_DTYPE_NONE;
-    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    k->sorted_dt = te__dtype_of(a->sorted_index);
+    k->offsets_dt = te__dtype_of(a->offsets);
     k->numbers = a->chunk_numbers;
-    te__launch_size(l, te__div_up(k->tokens, 256), 1, 1, 256, 0);
-    te__plan_why(p, "one thread a row");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(k->tokens, 256), 256);
+    return te__plan_why(p, "one thread a row");
 }
 
 /* ---- permute ---- */
@@ -147,33 +131,20 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
 static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk,
                                 const te_tensor *pad_offsets) {
     te__moe_map m;
-    te__launch *l;
-    te__fill_kargs *fill;
     te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
     k->tokens = m.tokens;
     k->copies = te__max(1, m.copies);
     k->experts = (int)m.experts;
-    k->map = (const int *)te__data(row_id_map);
+    k->map = te__int_data(row_id_map);
     k->pad_offsets = te__data(pad_offsets);
-    k->offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k->offsets_dt = te__dtype_of(pad_offsets);
     k->source = (int *)te__plan_workspace(p, k->rows * 4);
-    l = te__plan_launch(p, "math", "fill");
-    fill = TE__KARGS(p, l, te__fill_kargs);
-    fill->dst = k->source;
-    fill->bytes = k->rows * 4;
-    fill->unit = 4;
-    fill->vector = 1;
-    fill->pattern = ~(unsigned long long)0;
-    te__launch_size(l, te__div_up(fill->bytes, 16384), 1, 1, 256, 0);
+    te__plan_fill(p, k->source, k->rows * 4, 4, true, ~(uint64_t)0);
     if (k->tokens * m.copies == 0) return;
-    l = te__plan_launch(p, "moe", "moe_invert");
-    te__launch_size(l, te__div_up(k->tokens * k->copies, 256), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+    te__plan_with(p, "moe", "moe_invert", te__div_up(k->tokens * k->copies, 256), 256, k, sizeof(*k));
 }
 static void te__plan_moe_gather(te__plan *p, const te__moe_rows_kargs *k) {
-    te__launch *l = te__plan_launch(p, "moe", "moe_gather");
-    te__launch_size(l, te__div_up(k->rows, 8), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+    te__plan_with(p, "moe", "moe_gather", te__div_up(k->rows, 8), 256, k, sizeof(*k));
     te__plan_why(p, "the map turned round, then one warp a row");
 }
 
@@ -187,7 +158,7 @@ static te_result te__cuda_plan_moe_permute(te__plan *p, const te_op_moe_permute_
     k.y = te__data(a->y);
     k.probs = te__data(a->probs);
     k.permuted_probs = te__data(a->permuted_probs);
-    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.probs_dt = te__dtype_of(a->probs);
     k.zeroes = a->probs && a->topk == 0;
     for (k.unit = 1; k.unit < 16 && all % (uintptr_t)(2 * k.unit) == 0;) k.unit *= 2;
     k.h = bytes / k.unit;
@@ -205,9 +176,9 @@ static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map
     k.tokens = m.tokens;
     k.copies = m.copies;
     k.experts = (int)m.experts;
-    k.map = (const int *)te__data(row_id_map);
+    k.map = te__int_data(row_id_map);
     k.pad_offsets = te__data(pad_offsets);
-    k.offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k.offsets_dt = te__dtype_of(pad_offsets);
     k.x = te__data(x);
     k.rows = te__rows(x);
     k.h = te__cols(x);
@@ -224,30 +195,25 @@ static te_result te__cuda_plan_moe_unpermute(te__plan *p, const te_op_moe_unperm
     k.y = te__data(a->y);
     k.probs = te__data(a->probs);
     k.y_dt = a->y->dtype;
-    k.merging_dt = a->merging_probs ? a->merging_probs->dtype : TE_DTYPE_NONE;
-    k.permuted_dt = a->permuted_probs ? a->permuted_probs->dtype : TE_DTYPE_NONE;
-    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
-    k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->y, k.h);
-    l = te__plan_launch(p, "moe", "moe_unpermute");
+    k.merging_dt = te__dtype_of(a->merging_probs);
+    k.permuted_dt = te__dtype_of(a->permuted_probs);
+    k.probs_dt = te__dtype_of(a->probs);
+    k.vector = te__rows_aligned(a->x, k.h, 16) && te__rows_aligned(a->y, k.h, 16);
+    l = te__plan_with(p, "moe", "moe_unpermute", te__div_up(k.tokens, 8), 256, &k, sizeof(k));
     te__launch_option(l, "X_DT", k.x_dt);
     te__launch_option(l, "Y_DT", k.y_dt);
-    te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__moe_sum_kargs) = k;
-    te__plan_why(p, "one warp a token");
-    return TE_OK;
+    return te__plan_why(p, "one warp a token");
 }
 
 static te_result te__cuda_plan_moe_unpermute_bwd(te__plan *p, const te_op_moe_unpermute_bwd_args *a) {
     if (a->dprobs && te__numel(a->dprobs) > 0) {
         te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
-        te__launch *l = te__plan_launch(p, "moe", "moe_dot");
         k.dy = te__data(a->dy);
         k.dy_dt = a->dy->dtype;
         k.probs = te__data(a->dprobs);
         k.probs_dt = a->dprobs->dtype;
-        k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->dy, k.h);
-        te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+        k.vector = te__rows_aligned(a->x, k.h, 16) && te__rows_aligned(a->dy, k.h, 16);
+        te__plan_with(p, "moe", "moe_dot", te__div_up(k.tokens, 8), 256, &k, sizeof(k));
     }
     if (a->dx && te__numel(a->dx) > 0) {
         te__moe_rows_kargs k = TE_ZERO;
@@ -283,8 +249,8 @@ static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_route
     k.logits = te__data(a->logits);
     k.bias = te__data(a->expert_bias);
     k.probs = te__data(a->probs);
-    k.map = (unsigned char *)te__data(a->routing_map);
-    k.bits = (unsigned char *)te__data(a->routing_bits);
+    k.map = te__u8_data(a->routing_map);
+    k.bits = te__u8_data(a->routing_bits);
     k.indices = te__data(a->topk_indices);
     k.topk_probs = te__data(a->topk_probs);
     k.scaling = a->scaling_factor;
@@ -298,12 +264,12 @@ static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_route
     k.pre_softmax = a->use_pre_softmax;
     k.all_scores = a->all_scores;
     k.logits_dt = a->logits->dtype;
-    k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
+    k.bias_dt = te__dtype_of(a->expert_bias);
     k.normalise = a->norm_topk_prob == TE_ON;
     k.biased = a->bias_in_probs;
-    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
-    k.topk_probs_dt = a->topk_probs ? a->topk_probs->dtype : TE_DTYPE_NONE;
-    k.indices_dt = a->topk_indices ? a->topk_indices->dtype : TE_DTYPE_NONE;
+    k.probs_dt = te__dtype_of(a->probs);
+    k.topk_probs_dt = te__dtype_of(a->topk_probs);
+    k.indices_dt = te__dtype_of(a->topk_indices);
     te__plan_moe_router(p, "moe_router_fwd", &k, 9 * (int64_t)k.experts + 5 * (int64_t)k.groups);
     return TE_OK;
 }
@@ -317,7 +283,7 @@ static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_route
     k.dprobs = te__data(a->dtopk_probs ? a->dtopk_probs : a->dprobs);
     k.indices = a->dtopk_probs ? te__data(a->topk_indices) : NULL;
     k.bias = te__data(a->expert_bias);
-    k.map = (unsigned char *)te__data(a->routing_map);
+    k.map = te__u8_data(a->routing_map);
     k.scaling = a->scaling_factor;
     k.experts = (int)te__cols(a->logits);
     k.topk = a->topk;
@@ -328,7 +294,7 @@ static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_route
     k.probs_dt = a->dlogits->dtype;
     k.normalise = a->norm_topk_prob == TE_ON;
     k.biased = a->bias_in_probs;
-    k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
+    k.bias_dt = te__dtype_of(a->expert_bias);
     k.indices_dt = a->dtopk_probs ? a->topk_indices->dtype : TE_DTYPE_NONE;
     k.dprobs_dt = a->dtopk_probs ? a->dtopk_probs->dtype : a->dprobs->dtype;
     te__plan_moe_router(p, "moe_router_bwd", &k, 9 * (int64_t)k.experts);
@@ -338,7 +304,6 @@ static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_route
 /* ---- auxiliary loss, sums ---- */
 
 static te_result te__cuda_plan_moe_aux_loss_fwd(te__plan *p, const te_op_moe_aux_loss_fwd_args *a) {
-    te__launch *l = te__plan_launch(p, "moe", "moe_loss_fwd");
     te__moe_loss_kargs k = TE_ZERO;
     int64_t blocks;
     k.rows = te__rows(a->probs);
@@ -356,10 +321,8 @@ static te_result te__cuda_plan_moe_aux_loss_fwd(te__plan *p, const te_op_moe_aux
     blocks = te__max(1, te__div_up(k.rows, k.chunk));
     k.partial = (float *)te__plan_workspace(p, blocks * 4);
     k.counter = te__plan_counter(p);
-    te__launch_size(l, blocks, 1, 1, 256, 0);
-    *TE__KARGS(p, l, te__moe_loss_kargs) = k;
-    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
-    return TE_OK;
+    te__plan_with(p, "moe", "moe_loss_fwd", blocks, 256, &k, sizeof(k));
+    return te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
 }
 static te_result te__cuda_plan_moe_aux_loss_bwd(te__plan *p, const te_op_moe_aux_loss_bwd_args *a) {
     te__launch *l;
@@ -378,9 +341,8 @@ static te_result te__cuda_plan_moe_aux_loss_bwd(te__plan *p, const te_op_moe_aux
     k->counts_dt = a->tokens_per_expert->dtype;
     k->dloss_dt = a->dloss->dtype;
     k->out_dt = a->dprobs->dtype;
-    te__launch_size(l, te__div_up(te__numel(a->dprobs), 1024), 1, 1, 256, 0);
-    te__plan_why(p, "one value a column, written to all rows");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(te__numel(a->dprobs), 1024), 256);
+    return te__plan_why(p, "one value a column, written to all rows");
 }
 static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_grouped_column_sum_args *a) {
     te__launch *l;
@@ -397,7 +359,6 @@ static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_group
     k->x_dt = a->x->dtype;
     k->sizes_dt = a->sizes->dtype;
     k->out_dt = a->out->dtype;
-    te__launch_size(l, k->groups * te__div_up(k->n, 32), 1, 1, 256, 0);
-    te__plan_why(p, "a block for 32 columns of a group");
-    return TE_OK;
+    te__launch_blocks(l, k->groups * te__div_up(k->n, 32), 256);
+    return te__plan_why(p, "a block for 32 columns of a group");
 }

@@ -102,9 +102,9 @@ static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room 
     if (softmax && !over_all) te__softmax_of(m->x, m->map, experts, m->score);
     if (!a->all_scores) te__finish_scores(a, m, experts);
     if (a->probs) te__store_row(te__data(a->probs), a->probs->dtype, t * experts, experts, m->score);
-    if (a->routing_map) memcpy((uint8_t *)te__data(a->routing_map) + t * experts, m->map, (size_t)experts);
+    if (a->routing_map) memcpy(te__u8_data(a->routing_map) + t * experts, m->map, (size_t)experts);
     if (a->routing_bits) {
-        uint8_t *bits = (uint8_t *)te__data(a->routing_bits) + t * te__div_up(experts, 8);
+        uint8_t *bits = te__u8_data(a->routing_bits) + t * te__div_up(experts, 8);
         memset(bits, 0, (size_t)te__div_up(experts, 8));
         for (e = 0; e < experts; e++) bits[e / 8] = (uint8_t)(bits[e / 8] | m->map[e] << e % 8);
     }
@@ -144,7 +144,7 @@ static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_r
         if (a->all_scores)
             memset(m->map, 1, (size_t)experts);
         else
-            memcpy(m->map, (const uint8_t *)te__data(a->routing_map) + t * experts, (size_t)experts);
+            memcpy(m->map, te__u8_data(a->routing_map) + t * experts, (size_t)experts);
         te__load_row(te__data(a->dprobs), a->dprobs->dtype, t * experts, experts, m->group);
     }
     if (softmax) te__softmax_of(m->x, over_all ? NULL : m->map, experts, m->score);

@@ -70,7 +70,7 @@ static void te__mx_store_codes(const te__mx_quantize_job *j, const te__mx_tile *
 }
 
 static void te__mx_tile_store_row(const te__mx_quantize_job *j, const te__mx_tile *t) {
-    uint8_t *scale = (uint8_t *)te__data(j->a->row_scale);
+    uint8_t *scale = te__u8_data(j->a->row_scale);
     float multiplier[TE__MX_COLUMNS];
     int r, g, i;
     for (r = 0; r < t->rows; r++) {
@@ -85,7 +85,7 @@ static void te__mx_tile_store_row(const te__mx_quantize_job *j, const te__mx_til
     }
 }
 static void te__mx_tile_store_col(const te__mx_quantize_job *j, const te__mx_tile *t) {
-    uint8_t *scale = (uint8_t *)te__data(j->a->col_scale);
+    uint8_t *scale = te__u8_data(j->a->col_scale);
     float multiplier[TE__MX_COLUMNS];
     int r, i;
     for (i = 0; i < TE__MX_COLUMNS; i++) {
@@ -112,7 +112,7 @@ static void te__mx_quantize_tiles(void *user, int64_t begin, int64_t end) {
 
 static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_op_mxfp8_quantize_args *a) {
     te__mx_quantize_job j;
-    if (a->noop && *(const float *)te__data(a->noop) == 1.0f) return TE_OK;
+    if (a->noop && *te__f32_data(a->noop) == 1.0f) return TE_OK;
     j.a = a;
     j.m = te__rows(a->x);
     j.n = te__cols(a->x);
@@ -139,7 +139,7 @@ typedef struct te__mx_dequantize_job {
 
 static void te__mx_dequantize_tiles(void *user, int64_t begin, int64_t end) {
     const te__mx_dequantize_job *j = (const te__mx_dequantize_job *)user;
-    const uint8_t *scale = (const uint8_t *)te__data(j->a->scale);
+    const uint8_t *scale = te__u8_data(j->a->scale);
     float v[TE__MX_COLUMNS], factor[TE__MX_COLUMNS];
     int64_t tile, row, i;
     for (tile = begin; tile < end; tile++) {

@@ -1,12 +1,6 @@
 /* ops/mxfp8/cuda.c: plans of the MXFP8 casts. This part knows how each kernel must be launched. It must not depend on
  * what the kernels compute. */
 
-/* Returns whether every row of x starts at an address that is a multiple of `bytes`, if rows are `ld` elements
- * apart. */
-static bool te__mx_rows_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
-    return te__is_aligned(x, (uintptr_t)bytes) && ld * te__dtype_size(x->dtype) % bytes == 0;
-}
-
 /* Sizes a launch to one block for each tile of m x n. */
 static void te__mx_grid(te__launch *l, int64_t m, int64_t n) {
     int64_t most = 65535 /* the limit of y and z */, tiles_m = te__div_up(m, TE__MX_ROWS);
@@ -20,9 +14,9 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_op_mxfp8_qua
     args.x = te__data(a->x);
     args.row = te__data(a->row);
     args.col = te__data(a->col);
-    args.row_scale = (unsigned char *)te__data(a->row_scale);
-    args.col_scale = (unsigned char *)te__data(a->col_scale);
-    args.noop = (const float *)te__data(a->noop);
+    args.row_scale = te__u8_data(a->row_scale);
+    args.col_scale = te__u8_data(a->col_scale);
+    args.noop = te__f32_data(a->noop);
     args.m = te__rows(a->x);
     args.n = te__cols(a->x);
     args.ld = a->row ? te__cols(a->row) : 0;
@@ -31,9 +25,9 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_op_mxfp8_qua
     args.y_dt = a->row ? a->row->dtype : a->col->dtype;
     args.two_dimensional = a->two_dimensional;
     args.swizzled = a->swizzled;
-    args.vector_x = te__mx_rows_aligned(a->x, args.n, 16);
-    args.vector_row = a->row && te__mx_rows_aligned(a->row, args.ld, 8);
-    args.vector_col = a->col && te__mx_rows_aligned(a->col, args.ldc, 8);
+    args.vector_x = te__rows_aligned(a->x, args.n, 16);
+    args.vector_row = a->row && te__rows_aligned(a->row, args.ld, 8);
+    args.vector_col = a->col && te__rows_aligned(a->col, args.ldc, 8);
     args.scale_rows = te__round_up(args.m, 128);
     args.scale_cols = te__round_up(args.n, 128);
     wide = te__max(args.scale_cols, te__max(args.ld, args.ldc));
@@ -58,7 +52,7 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_op_mxfp8_d
     l = te__plan_launch(p, "mxfp8", "mxfp8_dequantize");
     k = TE__KARGS(p, l, te__mxfp8_dequantize_kargs);
     k->q = te__data(a->q);
-    k->scale = (const unsigned char *)te__data(a->scale);
+    k->scale = te__u8_data(a->scale);
     k->y = te__data(a->y);
     k->m = te__rows(a->y);
     k->n = te__cols(a->y);
@@ -67,7 +61,7 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_op_mxfp8_d
     k->y_dt = a->y->dtype;
     k->columnwise = a->columnwise;
     k->swizzled = a->swizzled;
-    k->vector = te__mx_rows_aligned(a->q, k->ld, 8) && te__mx_rows_aligned(a->y, k->n, 16);
+    k->vector = te__rows_aligned(a->q, k->ld, 8) && te__rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__mx_grid(l, k->m, k->n);

@@ -92,8 +92,8 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
         sum += te__norm_sum_squares(run, mean, count);
     }
     rstd = (float)(1.0 / sqrt((double)((float)(sum / (double)n) + a->norm.eps)));
-    if (a->mean) ((float *)te__data(a->mean))[row] = mean;
-    if (a->rstd) ((float *)te__data(a->rstd))[row] = rstd;
+    if (a->mean) te__f32_data(a->mean)[row] = mean;
+    if (a->rstd) te__f32_data(a->rstd)[row] = rstd;
     for (i = 0; i < n; i += TE__NORM_RUN) {
         const float *gamma = job->gamma + i, *beta = job->beta + i;
         count = te__min(TE__NORM_RUN, n - i);
@@ -132,7 +132,7 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
     te__norm_fwd_job job = TE_ZERO;
     int64_t m = te__rows(a->x), n = te__cols(a->x), row;
     float *weights, *amax = NULL;
-    if (a->y_amax) *(float *)te__data(a->y_amax) = 0.0f;
+    if (a->y_amax) *te__f32_data(a->y_amax) = 0.0f;
     if (m == 0 || n == 0) return a->y_col ? te__norm_transpose(te, a) : TE_OK;
     weights = te__norm_weights(te, a->gamma, a->beta, a->norm.zero_centered_gamma, n);
     if (weights && (a->amax || a->y_amax)) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
@@ -146,15 +146,15 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
     job.ld = te__cols(a->y);
     job.gamma = weights;
     job.beta = weights + n;
-    job.scale = a->scale ? *(const float *)te__data(a->scale) : 1.0f;
+    job.scale = a->scale ? *te__f32_data(a->scale) : 1.0f;
     job.amax = amax;
     te__parallel_for(te, m, te__max(1, 16384 / n), te__norm_fwd_rows, &job);
     if (amax) {
-        float *out = (float *)te__data(a->amax ? a->amax : a->y_amax);
+        float *out = te__f32_data(a->amax ? a->amax : a->y_amax);
         for (row = 0; row < m; row++)
             if (amax[row] > *out) *out = amax[row];
     }
-    if (a->scale_inv) *(float *)te__data(a->scale_inv) = 1.0f / job.scale;
+    if (a->scale_inv) *te__f32_data(a->scale_inv) = 1.0f / job.scale;
     te__free(te, amax, (size_t)m * sizeof(float));
     te__free(te, weights, (size_t)(2 * n) * sizeof(float));
     return a->y_col ? te__norm_transpose(te, a) : TE_OK;
@@ -173,8 +173,8 @@ typedef struct te__norm_bwd_job {
 static void te__norm_bwd_load(const te__norm_bwd_job *job, int64_t row, int64_t i, int64_t count, float *xhat,
                               float *dy) {
     const te_norm_bwd_args *a = job->a;
-    float mean = job->layernorm ? ((const float *)te__data(a->mean))[row] : 0.0f,
-          rstd = ((const float *)te__data(a->rstd))[row];
+    float mean = job->layernorm ? te__f32_data(a->mean)[row] : 0.0f,
+          rstd = te__f32_data(a->rstd)[row];
     int64_t k;
     te__load_row(te__data(a->x), a->x->dtype, row * job->n + i, count, xhat);
     te__load_row(te__data(a->dy), a->dy->dtype, row * job->n + i, count, dy);
@@ -184,7 +184,7 @@ static void te__norm_bwd_load(const te__norm_bwd_job *job, int64_t row, int64_t 
 static void te__norm_bwd_row(const te__norm_bwd_job *job, int64_t row) {
     const te_norm_bwd_args *a = job->a;
     float xhat[TE__NORM_RUN], g[TE__NORM_RUN], add[TE__NORM_RUN], c1, c2,
-        rstd = ((const float *)te__data(a->rstd))[row];
+        rstd = te__f32_data(a->rstd)[row];
     double sum_gx = 0.0, sum_g = 0.0;
     int64_t n = job->n, i, k, count;
     for (i = 0; i < n; i += TE__NORM_RUN) {

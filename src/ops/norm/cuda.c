@@ -47,7 +47,7 @@ static void te__norm_plan_queue(te__plan *p, te__launch *l, te__norm_fwd_kargs *
     int64_t row = t.warps * 32 * t.chunks * 16, units, blocks, resident = 16 / t.warps;
     k->unit = (int)te__max(1, 16 * 1024 / row);
     units = te__div_up(k->m, k->unit);
-    blocks = te__min(units, resident * te__max(p->num_sms, 1));
+    blocks = te__min(units, resident * p->num_sms);
     k->own = (int)te__div_up(STAGES, k->unit);
     k->questions = (int)te__max(0, units - (k->own - 1) * blocks);
     k->counter = te__plan_counter(p);
@@ -80,18 +80,18 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         k->gamma = te__data(a->gamma);
         k->beta = te__data(a->beta);
         k->y = te__data(a->y);
-        k->mean = (float *)te__data(a->mean);
-        k->rstd = (float *)te__data(a->rstd);
-        k->scale = (const float *)te__data(a->scale);
-        k->scale_inv = (float *)te__data(a->scale_inv);
-        k->amax = a->y_amax ? te__plan_largest(p) : (float *)te__data(a->amax);
+        k->mean = te__f32_data(a->mean);
+        k->rstd = te__f32_data(a->rstd);
+        k->scale = te__f32_data(a->scale);
+        k->scale_inv = te__f32_data(a->scale_inv);
+        k->amax = a->y_amax ? te__plan_largest(p) : te__f32_data(a->amax);
         k->m = m;
         k->n = n;
         k->ld = ld;
         k->eps = a->norm.eps;
         k->x_dt = a->x->dtype;
         k->gamma_dt = a->gamma->dtype;
-        k->beta_dt = a->beta ? (int)a->beta->dtype : 0;
+        k->beta_dt = te__dtype_of(a->beta);
         k->y_dt = a->y->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->norm.zero_centered_gamma;
@@ -128,7 +128,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         l = te__plan_launch(p, "norm", "norm_amax");
         last = TE__KARGS(p, l, te__norm_amax_kargs);
         last->amax = te__plan_largest(p);
-        last->y_amax = (float *)te__data(a->y_amax);
+        last->y_amax = te__f32_data(a->y_amax);
         last->y_dt = a->y->dtype;
     }
     if (a->y_col) {
@@ -196,8 +196,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         sum.parts = blocks;
         sum.n = n;
         sum.kinds = (int)kinds;
-        sum.dgamma_dt = a->dgamma ? (int)a->dgamma->dtype : 0;
-        sum.dbeta_dt = a->dbeta ? (int)a->dbeta->dtype : 0;
+        sum.dgamma_dt = te__dtype_of(a->dgamma);
+        sum.dbeta_dt = te__dtype_of(a->dbeta);
         sum.accumulate = a->accumulate;
     }
     if (m > 0) {
@@ -208,8 +208,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->x = te__data(a->x);
         k->gamma = te__data(a->gamma);
         k->add = te__data(a->add);
-        k->mean = (const float *)te__data(a->mean);
-        k->rstd = (const float *)te__data(a->rstd);
+        k->mean = te__f32_data(a->mean);
+        k->rstd = te__f32_data(a->rstd);
         k->dx = te__data(a->dx);
         k->partial = (float *)sum.partial;
         k->m = m;
@@ -217,7 +217,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
         k->dy_dt = a->dy->dtype;
         k->x_dt = dt;
         k->gamma_dt = a->gamma->dtype;
-        k->add_dt = a->add ? (int)a->add->dtype : 0;
+        k->add_dt = te__dtype_of(a->add);
         k->dx_dt = a->dx->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->norm.zero_centered_gamma;

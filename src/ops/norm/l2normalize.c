@@ -54,18 +54,17 @@ static te_result te__cuda_plan_l2normalize(te__plan *p, const te__l2_job *j) {
     k->n = n;
     k->eps = j->eps;
     k->x_dt = j->x->dtype;
-    k->dy_dt = j->dy ? (int)j->dy->dtype : 0;
+    k->dy_dt = te__dtype_of(j->dy);
     k->y_dt = j->y->dtype;
-    te__launch_size(l, te__min(te__div_up(m, 4), INT_MAX), 1, 1, 128, 0);
-    te__plan_why(p, "a warp for each row");
-    return TE_OK;
+    te__launch_blocks(l, te__min(te__div_up(m, 4), INT_MAX), 128);
+    return te__plan_why(p, "a warp for each row");
 }
 
 static te__l2_job te__l2_forward(const te_op_l2normalize_fwd_args *a) {
     te__l2_job j = TE_ZERO;
     j.x = a->x;
     j.y = a->y;
-    j.rnorm = (float *)te__data(a->rnorm);
+    j.rnorm = te__f32_data(a->rnorm);
     j.eps = a->eps;
     return j;
 }
@@ -74,7 +73,7 @@ static te__l2_job te__l2_backward(const te_op_l2normalize_bwd_args *a) {
     j.x = a->x;
     j.dy = a->dy;
     j.y = a->dx;
-    j.rnorm = (float *)te__data(a->rnorm);
+    j.rnorm = te__f32_data(a->rnorm);
     return j;
 }
 static te_result te__cpu_l2normalize_fwd(te_ctx *te, const te_op_l2normalize_fwd_args *a) {

@@ -1,7 +1,7 @@
 /* ops/nvfp4/cpu.c: the reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes as this code. A piece of
  * work is a strip of 16 rows, since the codes of 16 rows fill whole bytes in both copies. */
 
-static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *(const float *)te__data(noop) == 1.0f; }
+static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *te__f32_data(noop) == 1.0f; }
 
 /* Returns the maximum of `largest` and all |x|; NaN is ignored. */
 static float te__nvfp4_largest(const float *x, int n, float largest) {
@@ -66,7 +66,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
     int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group,
             r;
     int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
-    float *rows = te__nvfp4_is_vector(a->amax_row) ? (float *)te__data(a->amax_row) : NULL;
+    float *rows = te__nvfp4_is_vector(a->amax_row) ? te__f32_data(a->amax_row) : NULL;
     te__nvfp4_tile v, turned;
     for (part = begin; part < end; part++) {
         float row = 0.0f, col = 0.0f;
@@ -92,7 +92,7 @@ static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
     const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     int64_t n = te__cols(a->x), strips = te__div_up(te__rows(a->x), 16), group, strip, c;
     int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
-    float *cols = (float *)te__data(a->amax_col);
+    float *cols = te__f32_data(a->amax_col);
     te__nvfp4_tile v, turned;
     for (group = begin; group < end; group++) {
         float each[16] = TE_ZERO;
@@ -111,7 +111,7 @@ static void te__nvfp4_amax_by_group(void *user, int64_t begin, int64_t end) {
     const te__nvfp4_row_groups g = te__nvfp4_groups_of(a->groups, a->amax_row ? a->amax_row : a->amax_col);
     int64_t strips = te__div_up(te__rows(a->x), 16), blocks = te__div_up(te__cols(a->x), 16), strip, block;
     int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
-    float *rows = (float *)te__data(a->amax_row), *cols = (float *)te__data(a->amax_col);
+    float *rows = te__f32_data(a->amax_row), *cols = te__f32_data(a->amax_col);
     te__nvfp4_tile v, turned;
     for (; begin < end; begin++) {
         float row = rows && a->keep ? rows[begin] : 0.0f, col = cols && a->keep ? cols[begin] : 0.0f;
@@ -142,8 +142,8 @@ static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_op_nvfp4_amax_args *a) 
         rest.amax_col = NULL;
         rest.rht = false;
     }
-    row = (float *)te__data(rest.amax_row);
-    col = (float *)te__data(rest.amax_col);
+    row = te__f32_data(rest.amax_row);
+    col = te__f32_data(rest.amax_col);
     j.a = &rest;
     te__parallel_for(te, TE__NVFP4_PARTS, te__max(1, TE__NVFP4_PARTS * 16384 / te__max(1, te__numel(a->x))),
                      te__nvfp4_amax_parts, &j);
@@ -243,8 +243,8 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args
     c->swizzled = a->swizzled;
     c->blocks = te__div_up(cols, 16);
     if (!q) return;
-    c->q = (uint8_t *)te__data(q);
-    c->scale = (uint8_t *)te__data(scale);
+    c->q = te__u8_data(q);
+    c->scale = te__u8_data(scale);
     c->rows = rows;
     c->cols = q == a->col && a->rht ? te__round_up(cols, 16) : cols;
     c->bytes = te__div_up(te__cols(q), 2);
@@ -327,8 +327,8 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_op_nvfp4_quantize_a
     te__nvfp4_copy_of(&j.row, a, a->row, a->row_scale, m, n);
     te__nvfp4_copy_of(&j.col, a, a->col, a->col_scale, n, m);
     j.col.how.offset++;
-    j.amax_row = (const float *)te__data(te__nvfp4_row_amax(a));
-    j.amax_col = (const float *)te__data(te__nvfp4_col_amax(a));
+    j.amax_row = te__f32_data(te__nvfp4_row_amax(a));
+    j.amax_col = te__f32_data(te__nvfp4_col_amax(a));
     j.by_group = te__nvfp4_groups_of(a->groups, te__nvfp4_row_amax(a));
     j.per_row = te__nvfp4_is_vector(te__nvfp4_row_amax(a));
     j.per_col = te__nvfp4_is_vector(te__nvfp4_col_amax(a));
@@ -351,8 +351,8 @@ typedef struct te__nvfp4_dequantize_job {
 
 /* Decodes the 16 values of block (i, j). */
 static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t i, int64_t j, float v[16]) {
-    const uint8_t *q = (const uint8_t *)te__data(job->a->q) + i * job->bytes,
-                  *scale = (const uint8_t *)te__data(job->a->scale);
+    const uint8_t *q = te__u8_data(job->a->q) + i * job->bytes,
+                  *scale = te__u8_data(job->a->scale);
     int64_t amax = job->by_group.of_row ? te__max(0, te__nvfp4_group(&job->by_group, job->a->columnwise ? 16 * j : i))
                    : job->per_row       ? i
                                         : 0;
@@ -397,7 +397,7 @@ static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_op_nvfp4_dequanti
     j.n = te__cols(a->y);
     j.bytes = te__div_up(te__cols(a->q), 2);
     j.groups = te__cols(a->scale);
-    j.amax = (const float *)te__data(a->amax);
+    j.amax = te__f32_data(a->amax);
     j.per_row = te__nvfp4_is_vector(a->amax);
     j.by_group = te__nvfp4_groups_of(a->groups, a->amax);
     j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;

@@ -1,52 +1,40 @@
 /* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. This part knows how each kernel must be launched. It must not
  * depend on what the kernels compute. */
 
-/* Returns whether every row of x starts at a multiple of `unit` bytes, if a row has `bytes` bytes. */
-static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) {
-    return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0;
-}
-
 static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_args *a) {
     te__nvfp4_amax_kargs args = TE_ZERO;
-    te__launch *l;
     args.x = te__data(a->x);
-    args.row = (float *)te__data(a->amax_row);
-    args.col = (float *)te__data(a->amax_col);
-    args.noop = (const float *)te__data(a->noop);
+    args.row = te__f32_data(a->amax_row);
+    args.col = te__f32_data(a->amax_col);
+    args.noop = te__f32_data(a->noop);
     args.m = te__rows(a->x);
     args.n = te__cols(a->x);
     args.across = (unsigned)te__div_up(args.n, 128);
     args.pieces = te__div_up(args.m, 16) * args.across;
     args.x_dt = a->x->dtype;
-    args.groups = (const int *)te__data(a->groups);
+    args.groups = te__int_data(a->groups);
     args.count = !a->groups ? 0 : (int)te__numel(a->amax_row ? a->amax_row : a->amax_col);
     args.per_row = !a->groups && te__nvfp4_is_vector(a->amax_row);
     args.per_col = !a->groups && te__nvfp4_is_vector(a->amax_col);
     args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_random_sign_mask);
-    args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
+    args.vector = te__rows_aligned(a->x, args.n, 4 * te__dtype_size(a->x->dtype));
     args.keep = a->keep;
     if (!a->keep && (args.per_row || args.per_col || args.groups || args.pieces == 0)) {
-        l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
-        te__launch_size(
-            l,
-            te__max(
-                1, te__div_up(te__max(args.count, te__max(args.per_row ? args.m : 1, args.per_col ? args.n : 1)), 256)),
-            1, 1, 256, 0);
-        *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
+        int64_t amaxes = te__max(args.count, te__max(args.per_row ? args.m : 1, args.per_col ? args.n : 1));
+        te__plan_with(p, "nvfp4", "nvfp4_amax_zero", te__max(1, te__div_up(amaxes, 256)), 256, &args, sizeof(args));
     }
     if (args.pieces > 0) {
-        int64_t blocks = te__min(te__div_up(args.pieces, 8), 3 * te__max(p->num_sms, 1));
+        int64_t blocks = te__min(te__div_up(args.pieces, 8), 3 * p->num_sms);
+        te__launch *l;
         args.row_part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
         args.col_part = args.row_part + blocks;
         args.counter = te__plan_counter(p);
-        l = te__plan_launch(p, "nvfp4", "nvfp4_amax");
+        l = te__plan_with(p, "nvfp4", "nvfp4_amax", blocks, 256, &args, sizeof(args));
         te__launch_option(l, "X_DT", args.x_dt);
         te__launch_option(l, "RHT", args.rht);
         te__launch_option(l, "PER_ROW", args.per_row);
         te__launch_option(l, "PER_COL", args.per_col);
         if (args.groups) te__launch_option(l, "GROUPS", 1);
-        te__launch_size(l, blocks, 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread"
                              : "one pass, the last block takes the largest");
@@ -82,33 +70,33 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     k->m = te__rows(a->x);
     k->n = te__cols(a->x);
     if (a->row) {
-        k->row = (unsigned char *)te__data(a->row);
-        k->row_scale = (unsigned char *)te__data(a->row_scale);
+        k->row = te__u8_data(a->row);
+        k->row_scale = te__u8_data(a->row_scale);
         k->ld = te__cols(a->row);
-        k->vector_row = te__nvfp4_aligned(a->row, te__div_up(k->ld, 2), 16) && te__is_aligned(a->row_scale, 2);
+        k->vector_row = te__rows_aligned(a->row, k->ld, 16) && te__is_aligned(a->row_scale, 2);
     }
     if (a->col) {
-        k->col = (unsigned char *)te__data(a->col);
-        k->col_scale = (unsigned char *)te__data(a->col_scale);
+        k->col = te__u8_data(a->col);
+        k->col_scale = te__u8_data(a->col_scale);
         k->ldc = te__cols(a->col);
-        k->vector_col = te__nvfp4_aligned(a->col, te__div_up(k->ldc, 2), 16) && te__is_aligned(a->col_scale, 4);
+        k->vector_col = te__rows_aligned(a->col, k->ldc, 16) && te__is_aligned(a->col_scale, 4);
     }
     k->row_groups = te__nvfp4_groups(k->n);
     k->col_groups = te__nvfp4_groups(k->m);
-    k->amax_row = (const float *)te__data(amax_row);
-    k->amax_col = (const float *)te__data(amax_col);
+    k->amax_row = te__f32_data(amax_row);
+    k->amax_col = te__f32_data(amax_col);
     if (at_once) {
-        k->out_row = (float *)te__data(a->amax_row);
-        k->out_col = (float *)te__data(a->amax_col);
+        k->out_row = te__f32_data(a->amax_row);
+        k->out_col = te__f32_data(a->amax_col);
         k->part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
-    k->groups = (const int *)te__data(a->groups);
+    k->groups = te__int_data(a->groups);
     k->count = a->groups ? (int)te__numel(amax_row) : 0;
     k->per_row = a->groups || te__nvfp4_is_vector(te__nvfp4_row_amax(a));
     k->per_col = a->groups || te__nvfp4_is_vector(te__nvfp4_col_amax(a));
-    k->noop = (const float *)te__data(a->noop);
+    k->noop = te__f32_data(a->noop);
     k->seed = a->seed;
     k->offset = a->offset;
     k->rng = te__data(a->rng);
@@ -121,7 +109,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     k->stochastic = a->stochastic_rounding;
     k->four = (int)a->four_over_six;
     k->swizzled = a->swizzled;
-    k->vector_x = te__nvfp4_aligned(a->x, k->n * size, 16);
+    k->vector_x = te__rows_aligned(a->x, k->n, 16);
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "TWO", k->two);
     te__launch_option(l, "RHT", k->rht);
@@ -129,10 +117,9 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     te__launch_option(l, "FOUR", k->four);
     te__launch_option(l, "MEASURE", at_once);
     te__launch_option(l, "PER_LINE", k->per_row || k->per_col);
-    te__launch_size(l, blocks, 1, 1, 256, 0);
-    te__plan_why(p, at_once ? "one launch: amaxes, then both copies of each tile in shared memory"
+    te__launch_blocks(l, blocks, 256);
+    return te__plan_why(p, at_once ? "one launch: amaxes, then both copies of each tile in shared memory"
                             : "one read of x, a tile in shared memory, both copies from it");
-    return TE_OK;
 }
 
 static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_dequantize_args *a) {
@@ -141,9 +128,9 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_d
     if (te__numel(a->y) == 0) return TE_OK;
     l = te__plan_launch(p, "nvfp4", "nvfp4_dequantize");
     k = TE__KARGS(p, l, te__nvfp4_dequantize_kargs);
-    k->q = (const unsigned char *)te__data(a->q);
-    k->scale = (const unsigned char *)te__data(a->scale);
-    k->amax = (const float *)te__data(a->amax);
+    k->q = te__u8_data(a->q);
+    k->scale = te__u8_data(a->scale);
+    k->amax = te__f32_data(a->amax);
     k->y = te__data(a->y);
     k->m = te__rows(a->y);
     k->n = te__cols(a->y);
@@ -152,19 +139,18 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_d
     k->tiles_n = (unsigned)te__div_up(k->n, a->columnwise ? 64 : 256);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->y_dt = a->y->dtype;
-    k->group_of = (const int *)te__data(a->groups);
+    k->group_of = te__int_data(a->groups);
     k->count = a->groups ? (int)te__numel(a->amax) : 0;
     k->per_row = !a->groups && te__nvfp4_is_vector(a->amax);
     k->columnwise = a->columnwise;
     k->rht = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
     k->swizzled = a->swizzled;
-    k->vector_q = te__nvfp4_aligned(a->q, te__div_up(k->ld, 2), 8);
-    k->vector_y = te__nvfp4_aligned(a->y, k->n * te__dtype_size(a->y->dtype), 16);
+    k->vector_q = te__rows_aligned(a->q, k->ld, 8);
+    k->vector_y = te__rows_aligned(a->y, k->n, 16);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "COLUMNWISE", k->columnwise);
     te__launch_option(l, "RHT", k->rht);
-    te__launch_size(l, te__div_up(k->m, k->columnwise ? 64 : 32) * (int64_t)k->tiles_n, 1, 1, 256, 0);
-    te__plan_why(p, k->columnwise ? "tiles through shared memory, 16 bytes a store"
+    te__launch_blocks(l, te__div_up(k->m, k->columnwise ? 64 : 32) * (int64_t)k->tiles_n, 256);
+    return te__plan_why(p, k->columnwise ? "tiles through shared memory, 16 bytes a store"
                                   : "one pass, eight elements at a time");
-    return TE_OK;
 }

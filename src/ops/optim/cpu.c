@@ -68,11 +68,11 @@ static te__adam_step te__adam_step_of(const te_op_adam_args *a, int entry) {
     int place = a->tensors[entry].place;
     te__adam_step s;
     s.is = te__adam_numbers_of(a, entry);
-    if (a->lr_device) s.is.lr = ((const float *)te__data(a->lr_device))[place];
+    if (a->lr_device) s.is.lr = te__f32_data(a->lr_device)[place];
     if (entry >= a->num_tensors - a->num_undecayed) s.is.weight_decay = 0.0f;
-    s.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place]
+    s.unbias1 = a->bias_correction ? te__f32_data(a->bias_correction)[2 * place]
                                    : te__adam_unbias(a->no_bias_correction, s.is.beta1, a->step);
-    s.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place + 1]
+    s.unbias2 = a->bias_correction ? te__f32_data(a->bias_correction)[2 * place + 1]
                                    : te__adam_unbias(a->no_bias_correction, s.is.beta2, a->step);
     return s;
 }
@@ -114,7 +114,7 @@ static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at,
         for (i = 0; i < n; i++) row[i] = te__join_master(param[i], remainder[i]);
         return row;
     }
-    if (x->dtype == TE_F32 && !j->amax) return (float *)te__data(x) + at;
+    if (x->dtype == TE_F32 && !j->amax) return te__f32_data(x) + at;
     te__load_row(te__data(x), x->dtype, at, n, row);
     if (te__adam_scale(t, k))
         for (i = 0; i < n; i++) row[i] *= j->factors[entry].scale[k];
@@ -176,7 +176,7 @@ static void te__adam_rescale(te__adam_job *j) {
             for (piece = j->pieces.first[entry]; piece < j->pieces.first[entry + 1]; piece++)
                 amax = j->amax[piece][k] > amax ? j->amax[piece][k] : amax;
             j->factors[entry].multiplier[k] = te__state_multiplier(amax, e4m3);
-            *(float *)te__data(scale) = te__state_scale(amax, e4m3);
+            *te__f32_data(scale) = te__state_scale(amax, e4m3);
         }
 }
 static te_result te__adam_measure(te_ctx *te, te__adam_job *j) {
@@ -188,7 +188,7 @@ static te_result te__adam_measure(te_ctx *te, te__adam_job *j) {
         for (entry = 0; entry < j->a->num_tensors; entry++)
             for (k = 0; k < TE__STATES; k++) {
                 const te_tensor *scale = te__adam_scale(&j->a->tensors[entry], k);
-                if (scale) j->factors[entry].scale[k] = *(const float *)te__data(scale);
+                if (scale) j->factors[entry].scale[k] = *te__f32_data(scale);
             }
         te__parallel_for(te, j->pieces.first[j->a->num_tensors], 1, te__adam_pieces, j);
         te__adam_rescale(j);
@@ -206,9 +206,9 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     te_result result = TE_OK;
     bool scales = false;
     int i;
-    if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
+    if (a->found_inf && *te__f32_data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
-    j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
+    j.grad_scale = a->grad_scale ? *te__f32_data(a->grad_scale) : 1.0f;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
     if (scales) result = te__adam_measure(te, &j);
@@ -221,7 +221,7 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
 static void te__store_state_rows(void *user, int64_t begin, int64_t end) {
     const te_op_store_state_args *a = (const te_op_store_state_args *)user;
     float row[TE__OPTIM_ROW],
-        factor = te__state_multiplier(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+        factor = te__state_multiplier(*te__f32_data(a->amax), a->state->dtype == TE_F8E4M3);
     int64_t at, i, n;
     for (at = begin; at < end; at += n) {
         n = te__min(TE__OPTIM_ROW, end - at);
@@ -233,7 +233,7 @@ static void te__store_state_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_store_state(te_ctx *te, const te_op_store_state_args *a) {
     te_op_store_state_args args = *a;
     te__parallel_for(te, te__numel(a->x), TE__OPTIM_PIECE, te__store_state_rows, &args);
-    *(float *)te__data(a->scale) = te__state_scale(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    *te__f32_data(a->scale) = te__state_scale(*te__f32_data(a->amax), a->state->dtype == TE_F8E4M3);
     return TE_OK;
 }
 
@@ -276,7 +276,7 @@ static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
                         *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
         te_sgd_numbers numbers = te__sgd_numbers_of(j->a, place);
         if (place >= j->a->num_tensors - j->a->num_undecayed) numbers.weight_decay = 0.0f;
-        if (j->a->lr_device) numbers.lr = ((const float *)te__data(j->a->lr_device))[t->place];
+        if (j->a->lr_device) numbers.lr = te__f32_data(j->a->lr_device)[t->place];
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
@@ -292,9 +292,9 @@ static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_sgd(te_ctx *te, const te_op_sgd_args *a) {
     te__sgd_job j;
-    if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
+    if (a->found_inf && *te__f32_data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
-    j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
+    j.grad_scale = a->grad_scale ? *te__f32_data(a->grad_scale) : 1.0f;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__sgd_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__sgd_pieces, &j);
     te__pieces_free(te, &j.pieces);
@@ -344,7 +344,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     float norm, clip;
     int t;
     j.a = a;
-    j.inv_scale = a->inv_scale ? *(const float *)te__data(a->inv_scale) : 1.0f;
+    j.inv_scale = a->inv_scale ? *te__f32_data(a->inv_scale) : 1.0f;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__list_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     all = j.pieces.first[a->num_tensors];
     j.square = (double *)te__alloc(te, (size_t)all * sizeof(double));
@@ -356,16 +356,16 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     for (t = 0; t < a->num_tensors; t++) {
         double sum = 0;
         for (piece = j.pieces.first[t]; piece < j.pieces.first[t + 1]; piece++) sum += j.square[piece];
-        if (a->per_tensor) ((float *)te__data(a->per_tensor))[t] = (float)sqrt(sum);
+        if (a->per_tensor) te__f32_data(a->per_tensor)[t] = (float)sqrt(sum);
         total += sum;
     }
     te__free(te, j.square, (size_t)all * sizeof(double));
     te__pieces_free(te, &j.pieces);
     norm = (float)sqrt(total);
     clip = a->max_norm / (norm + 1e-6f);
-    *(float *)te__data(a->norm) = norm;
-    if (a->found_inf && !(norm <= FLT_MAX)) *(float *)te__data(a->found_inf) = 1.0f;
-    if (a->clip) *(float *)te__data(a->clip) = clip > 1.0f ? 1.0f : clip; /* a comparison, since fminf would lose a
+    *te__f32_data(a->norm) = norm;
+    if (a->found_inf && !(norm <= FLT_MAX)) *te__f32_data(a->found_inf) = 1.0f;
+    if (a->clip) *te__f32_data(a->clip) = clip > 1.0f ? 1.0f : clip; /* a comparison, since fminf would lose a
                                                                            * NaN */
     return TE_OK;
 }
@@ -404,7 +404,7 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
     te__multi_scale_job j;
     int64_t all, piece;
     j.a = a;
-    j.scale = a->scale_device ? a->scale * *(const float *)te__data(a->scale_device) : a->scale;
+    j.scale = a->scale_device ? a->scale * *te__f32_data(a->scale_device) : a->scale;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__list_entry, a->in)) return TE_ERR_OUT_OF_MEMORY;
     all = j.pieces.first[a->num_tensors];
     j.infinite = (unsigned char *)te__alloc(te, (size_t)all);
@@ -415,7 +415,7 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
     te__parallel_for(te, all, 2, te__multi_scale_pieces, &j);
     if (a->found_inf)
         for (piece = 0; piece < all; piece++)
-            if (j.infinite[piece]) *(float *)te__data(a->found_inf) = 1.0f;
+            if (j.infinite[piece]) *te__f32_data(a->found_inf) = 1.0f;
     te__free(te, j.infinite, (size_t)all);
     te__pieces_free(te, &j.pieces);
     return TE_OK;
@@ -424,20 +424,20 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
 /* ---- loss scaling ---- */
 
 static te_result te__cpu_step_numbers(te_ctx *te, const te_op_step_numbers_args *a) {
-    float *skipped = (float *)te__data(a->skipped), *found = (float *)te__data(a->found_inf),
-          *out = (float *)te__data(a->bias_correction);
-    const float *betas = (const float *)te__data(a->betas);
+    float *skipped = te__f32_data(a->skipped), *found = te__f32_data(a->found_inf),
+          *out = te__f32_data(a->bias_correction);
+    const float *betas = te__f32_data(a->betas);
     int64_t i, n;
     (void)te;
     if (found && a->count && *found != 0.0f) *skipped += 1.0f;
     if (found) *found = 0.0f;
-    n = te__max(1, (a->step_device ? (int64_t)*(const float *)te__data(a->step_device) : a->step) - (int64_t)*skipped);
+    n = te__max(1, (a->step_device ? (int64_t)*te__f32_data(a->step_device) : a->step) - (int64_t)*skipped);
     for (i = 0; betas && i < te__numel(a->betas); i++) out[i] = te__adam_unbias(a->no_bias_correction, betas[i], n);
     return TE_OK;
 }
 static te_result te__cpu_update_scale(te_ctx *te, const te_op_update_scale_args *a) {
     (void)te;
-    te__scale_after((float *)te__data(a->scale), (float *)te__data(a->inv_scale), (float *)te__data(a->growth_tracker),
-                    (float *)te__data(a->found_inf), a->growth_factor, a->backoff_factor, (float)a->growth_interval);
+    te__scale_after(te__f32_data(a->scale), te__f32_data(a->inv_scale), te__f32_data(a->growth_tracker),
+                    te__f32_data(a->found_inf), a->growth_factor, a->backoff_factor, (float)a->growth_interval);
     return TE_OK;
 }

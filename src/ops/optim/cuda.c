@@ -8,11 +8,6 @@ typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__ad
                                      ? 1
                                      : -1];
 
-/* Returns true if x is NULL or its address is a multiple of the size of `elements` elements. */
-static bool te__optim_aligned(const te_tensor *x, int elements) {
-    return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
-}
-
 /* Returns true if entry i needs a new launch. All entries of a launch have the same numbers (learning rate, betas, eps,
  * weight decay) and the same place in the device tables of such numbers. */
 static bool te__adam_turns(const te_op_adam_args *a, int i) {
@@ -24,9 +19,9 @@ static bool te__adam_turns(const te_op_adam_args *a, int i) {
 }
 static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, int i) {
     te_adam_numbers n = te__adam_numbers_of(a, i);
-    const float *lr = (const float *)te__data(a->lr_device), *unbias = (const float *)te__data(a->bias_correction);
-    k->grad_scale = (const float *)te__data(a->grad_scale);
-    k->found_inf = (const float *)te__data(a->found_inf);
+    const float *lr = te__f32_data(a->lr_device), *unbias = te__f32_data(a->bias_correction);
+    k->grad_scale = te__f32_data(a->grad_scale);
+    k->found_inf = te__f32_data(a->found_inf);
     k->lr_device = lr ? lr + a->tensors[i].place : NULL;
     k->lr = n.lr;
     k->beta1 = n.beta1;
@@ -60,17 +55,18 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);
         k->param[at] = te__data(t->param);
-        k->m[at] = (float *)te__data(t->m);
-        k->v[at] = (float *)te__data(t->v);
-        k->master[at] = (float *)te__data(t->master);
+        k->m[at] = te__f32_data(t->m);
+        k->v[at] = te__f32_data(t->v);
+        k->master[at] = te__f32_data(t->master);
         k->n[at] = n;
         k->first[at] = (unsigned)chunks;
         k->grad_dt[at] = (unsigned char)t->grad->dtype;
         k->param_dt[at] = (unsigned char)t->param->dtype;
-        k->vector[at] = te__optim_aligned(t->grad, 4) && te__optim_aligned(t->param, 4) && te__optim_aligned(t->m, 4) &&
-                        te__optim_aligned(t->v, 4) && te__optim_aligned(t->master, 4);
+        k->vector[at] = te__is_aligned(t->grad, 4 * (uintptr_t)te__dtype_size(t->grad->dtype)) &&
+                        te__is_aligned(t->param, 4 * (uintptr_t)te__dtype_size(t->param->dtype)) &&
+                        te__is_aligned(t->m, 16) && te__is_aligned(t->v, 16) && te__is_aligned(t->master, 16);
         chunks += more;
-        te__launch_size(l, chunks, 1, 1, 256, 0);
+        te__launch_blocks(l, chunks, 256);
     }
 }
 
@@ -80,9 +76,7 @@ static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, 
     static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
     int i;
     for (i = scales ? 0 : 2; k->tensors > 0 && i < 3; i++) {
-        te__launch *l = te__plan_launch(p, "optim", kernel[i]);
-        te__launch_size(l, i == 1 ? k->tensors : chunks, 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__adam_states_kargs) = *k;
+        te__plan_with(p, "optim", kernel[i], i == 1 ? k->tensors : chunks, 256, k, sizeof(*k));
     }
 }
 static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
@@ -130,8 +124,8 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
         for (s = 0; s < TE__STATES; s++) {
             const te_tensor *x = s == TE__STATE_M ? t->m : s == TE__STATE_V ? t->v : t->master;
             k.state[s][at] = te__data(x);
-            k.state_dt[s][at] = (unsigned char)(x ? x->dtype : TE_DTYPE_NONE);
-            k.scale[s][at] = (float *)te__data(s == TE__STATE_M   ? t->m_scale
+            k.state_dt[s][at] = (unsigned char)(te__dtype_of(x));
+            k.scale[s][at] = te__f32_data(s == TE__STATE_M   ? t->m_scale
                                                : s == TE__STATE_V ? t->v_scale
                                                                   : t->master_scale);
         }
@@ -150,15 +144,14 @@ static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_
     te__launch *l = te__plan_launch(p, "optim", "store_state"); /* also if x is empty: the scale is written */
     te__store_state_kargs *k = TE__KARGS(p, l, te__store_state_kargs);
     k->x = te__data(a->x);
-    k->amax = (const float *)te__data(a->amax);
+    k->amax = te__f32_data(a->amax);
     k->state = te__data(a->state);
-    k->scale = (float *)te__data(a->scale);
+    k->scale = te__f32_data(a->scale);
     k->n = te__numel(a->x);
     k->x_dt = a->x->dtype;
     k->state_dt = a->state->dtype;
-    te__launch_size(l, te__max(1, te__div_up(k->n, 4096)), 1, 1, 256, 0);
-    te__plan_why(p, "4,096 elements a block");
-    return TE_OK;
+    te__launch_blocks(l, te__max(1, te__div_up(k->n, 4096)), 256);
+    return te__plan_why(p, "4,096 elements a block");
 }
 
 static bool te__sgd_turns(const te_op_sgd_args *a, int i) {
@@ -183,9 +176,9 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
             l = te__plan_launch(p, "optim", "sgd");
             k = TE__KARGS(p, l, te__sgd_kargs);
             chunks = 0;
-            k->grad_scale = (const float *)te__data(a->grad_scale);
-            k->found_inf = (const float *)te__data(a->found_inf);
-            k->lr_device = a->lr_device ? (const float *)te__data(a->lr_device) + t->place : NULL;
+            k->grad_scale = te__f32_data(a->grad_scale);
+            k->found_inf = te__f32_data(a->found_inf);
+            k->lr_device = a->lr_device ? te__f32_data(a->lr_device) + t->place : NULL;
             k->lr = te__sgd_numbers_of(a, i).lr;
             k->momentum_factor = a->momentum;
             k->dampening = a->dampening;
@@ -197,49 +190,46 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
         k->grad[at] = te__data(t->grad);
         k->param[at] = te__data(t->param);
         k->momentum[at] = te__data(t->momentum);
-        k->master[at] = (float *)te__data(t->master);
+        k->master[at] = te__f32_data(t->master);
         k->n[at] = n;
         k->begin[at] = (unsigned)chunks;
         k->grad_dt[at] = (unsigned char)t->grad->dtype;
         k->param_dt[at] = (unsigned char)t->param->dtype;
-        k->momentum_dt[at] = (unsigned char)(t->momentum ? t->momentum->dtype : TE_DTYPE_NONE);
+        k->momentum_dt[at] = (unsigned char)(te__dtype_of(t->momentum));
         k->first[at] = t->first;
         chunks += more;
-        te__launch_size(l, chunks, 1, 1, 256, 0);
+        te__launch_blocks(l, chunks, 256);
     }
-    te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
-    return TE_OK;
+    return te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
 }
 
 static te_result te__cuda_plan_step_numbers(te__plan *p, const te_op_step_numbers_args *a) {
     te__launch *l = te__plan_launch(p, "optim", "step_numbers");
     te__step_numbers_kargs *k = TE__KARGS(p, l, te__step_numbers_kargs);
-    k->found_inf = (float *)te__data(a->found_inf);
-    k->skipped = (float *)te__data(a->skipped);
-    k->step_device = (const float *)te__data(a->step_device);
-    k->betas = (const float *)te__data(a->betas);
-    k->bias_correction = (float *)te__data(a->bias_correction);
+    k->found_inf = te__f32_data(a->found_inf);
+    k->skipped = te__f32_data(a->skipped);
+    k->step_device = te__f32_data(a->step_device);
+    k->betas = te__f32_data(a->betas);
+    k->bias_correction = te__f32_data(a->bias_correction);
     k->step = (double)a->step;
     k->places = a->betas ? (int)(te__numel(a->betas) / 2) : 0;
     k->count = a->count;
     k->no_bias_correction = a->no_bias_correction;
-    te__launch_size(l, 1, 1, 1, 256, 0);
-    te__plan_why(p, "one block");
-    return TE_OK;
+    te__launch_blocks(l, 1, 256);
+    return te__plan_why(p, "one block");
 }
 static te_result te__cuda_plan_update_scale(te__plan *p, const te_op_update_scale_args *a) {
     te__launch *l = te__plan_launch(p, "optim", "update_scale");
     te__update_scale_kargs *k = TE__KARGS(p, l, te__update_scale_kargs);
-    k->scale = (float *)te__data(a->scale);
-    k->inv_scale = (float *)te__data(a->inv_scale);
-    k->growth_tracker = (float *)te__data(a->growth_tracker);
-    k->found_inf = (float *)te__data(a->found_inf);
+    k->scale = te__f32_data(a->scale);
+    k->inv_scale = te__f32_data(a->inv_scale);
+    k->growth_tracker = te__f32_data(a->growth_tracker);
+    k->found_inf = te__f32_data(a->found_inf);
     k->growth_factor = a->growth_factor;
     k->backoff_factor = a->backoff_factor;
     k->growth_interval = (float)a->growth_interval;
-    te__launch_size(l, 1, 1, 1, 1, 0);
-    te__plan_why(p, "one thread");
-    return TE_OK;
+    te__launch_blocks(l, 1, 1);
+    return te__plan_why(p, "one thread");
 }
 
 static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
@@ -265,7 +255,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
             l = te__plan_launch(p, "optim", "l2norm_partial");
             k = TE__KARGS(p, l, te__l2norm_kargs);
             chunks = 0;
-            k->inv_scale = (const float *)te__data(a->inv_scale);
+            k->inv_scale = te__f32_data(a->inv_scale);
             k->partial = partial;
             k->first_chunk = first_chunk;
             k->chunk = chunk;
@@ -276,29 +266,25 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
         k->n[at] = te__numel(x);
         k->first[at] = (unsigned)chunks;
         k->dt[at] = (unsigned char)x->dtype;
-        k->vector[at] = ((uintptr_t)k->x[at] & 15u) == 0;
+        k->vector[at] = te__is_aligned(x, 16);
         k->last = i == a->num_tensors - 1;
         chunks += more;
-        te__launch_size(l, chunks, 1, 1, 256, 0);
+        te__launch_blocks(l, chunks, 256);
     }
     total.partial = partial;
     total.first_chunk = first_chunk;
-    total.norm = (float *)te__data(a->norm);
-    total.per_tensor = (float *)te__data(a->per_tensor);
-    total.clip = (float *)te__data(a->clip);
-    total.found_inf = (float *)te__data(a->found_inf);
+    total.norm = te__f32_data(a->norm);
+    total.per_tensor = te__f32_data(a->per_tensor);
+    total.clip = te__f32_data(a->clip);
+    total.found_inf = te__f32_data(a->found_inf);
     total.tensors = a->num_tensors;
     total.max_norm = a->max_norm;
     if (a->num_tensors > 0) {
-        l = te__plan_launch(p, "optim", "l2norm_tensor");
-        te__launch_size(l, a->num_tensors, 1, 1, 256, 0);
-        *TE__KARGS(p, l, te__l2norm_final_kargs) = total;
+        te__plan_with(p, "optim", "l2norm_tensor", a->num_tensors, 256, &total, sizeof(total));
     }
-    l = te__plan_launch(p, "optim", "l2norm_final"); /* also if the list is empty: its norm is 0 */
-    te__launch_size(l, 1, 1, 1, 1024, 0);
-    *TE__KARGS(p, l, te__l2norm_final_kargs) = total;
-    te__plan_why(p, "sums of 65,536 elements, then of tensors, then of all, each in its order");
-    return TE_OK;
+    /* also if the list is empty: its norm is 0 */
+    te__plan_with(p, "optim", "l2norm_final", 1, 1024, &total, sizeof(total));
+    return te__plan_why(p, "sums of 65,536 elements, then of tensors, then of all, each in its order");
 }
 
 static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_args *a) {
@@ -314,8 +300,8 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_
             l = te__plan_launch(p, "optim", "multi_scale");
             k = TE__KARGS(p, l, te__multi_scale_kargs);
             chunks = 0;
-            k->scale_device = (const float *)te__data(a->scale_device);
-            k->found_inf = (float *)te__data(a->found_inf);
+            k->scale_device = te__f32_data(a->scale_device);
+            k->found_inf = te__f32_data(a->found_inf);
             k->scale = a->scale;
         }
         at = k->tensors++;
@@ -325,10 +311,9 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_
         k->first[at] = (unsigned)chunks;
         k->in_dt[at] = (unsigned char)a->in[i]->dtype;
         k->out_dt[at] = (unsigned char)a->out[i]->dtype;
-        k->vector[at] = (((uintptr_t)k->in[at] | (uintptr_t)k->out[at]) & 15u) == 0;
+        k->vector[at] = te__is_aligned(a->in[i], 16) && te__is_aligned(a->out[i], 16);
         chunks += more;
-        te__launch_size(l, chunks, 1, 1, 256, 0);
+        te__launch_blocks(l, chunks, 256);
     }
-    te__plan_why(p, "120 tensors a launch, 8,192 elements a block");
-    return TE_OK;
+    return te__plan_why(p, "120 tensors a launch, 8,192 elements a block");
 }

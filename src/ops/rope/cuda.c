@@ -1,8 +1,6 @@
 /* ops/rope/cuda.c: the launch of the rotary kernel. This part may make plans. It must not call the driver. */
 
-static bool te__rope_view_is_aligned(const te__rope_view *x) {
-    return (uintptr_t)x->p % 16 == 0 && x->s % 8 == 0 && x->b % 8 == 0 && x->h % 8 == 0;
-}
+static bool te__rope_view_is_aligned(const te__rope_view *x) { return te__view_is_aligned(x->p, x->s | x->b | x->h); }
 
 static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     const int64_t tokens = (int64_t)a->batch * a->seq, heads = te__rope_heads(a);
@@ -20,7 +18,7 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     /* A block gets enough tokens for eight units of work for each thread, if the grid then still fills the GPU. It gets
      * at least enough for two units. The angles of its tokens take at most 32 KB. */
     k->tokens = (int)te__max(2 * TE__ROPE_THREADS / units,
-                             te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * te__max(p->num_sms, 1))));
+                             te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * p->num_sms)));
     k->tokens = (int)te__max(1, te__min(k->tokens, (a->has_freqs ? 2048 : 4096) / te__max(a->half, 1)));
     if (te__div_up(tokens, k->tokens) > INT_MAX)
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "rope: %lld tokens are more than a launch can have",
@@ -32,8 +30,7 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     }
     te__launch_size(l, te__div_up(tokens, k->tokens), 1, 1, TE__ROPE_THREADS,
                     (a->has_freqs ? 16 : 8) * (int64_t)k->tokens * a->half);
-    te__plan_why(p, k->vector ? "eight channels a thread" : "general: one channel pair at a time");
-    return TE_OK;
+    return te__plan_why(p, k->vector ? "eight channels a thread" : "general: one channel pair at a time");
 }
 
 static te_result te__cuda_plan_rope(te__plan *p, const te_op_rope_args *args) {

@@ -226,11 +226,11 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     k->position_scale = a->position_scale;
     k->attention_factor = a->attention_factor;
     k->offset = a->position_offset;
-    k->start = (const int *)te__data(a->start_positions);
+    k->start = te__int_data(a->start_positions);
     k->positions = te__data(a->positions);
     if (a->positions) k->positions_dt = (int)a->positions->dtype;
     if (a->freqs && k->half) {
-        k->freqs = (const float *)te__data(a->freqs);
+        k->freqs = te__f32_data(a->freqs);
         k->freqs_rows = a->freqs->shape[0];
         k->freqs_step = a->freqs->shape[1] > 1 ? 2 * k->half : 0;
         k->freqs_row = a->freqs->shape[1] * 2 * k->half;
@@ -247,7 +247,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
     te__rope_describe(k, a->x, a->format, a->no_rope ? NULL : &a->angles);
     if (a->cu_seqlens && !a->no_rope) {
-        k->cu = (const int *)te__data(a->cu_seqlens);
+        k->cu = te__int_data(a->cu_seqlens);
         k->sequences = (int)te__numel(a->cu_seqlens) - 1;
     }
     k->packed = te__rope_view_of(a->x, a->format);

@@ -16,7 +16,7 @@ static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
     int64_t tiles_n = te__cols(a->amax), n = te__numel(a->x), tile, row, from, to, at, i;
     float v[TE__SHARD_PIECE];
     for (tile = begin; tile < end; tile++) {
-        float *amax = (float *)te__data(a->amax) + tile * tiles_n;
+        float *amax = te__f32_data(a->amax) + tile * tiles_n;
         int64_t last = te__min(a->rows, (tile + 1) * a->tile_rows);
         for (i = 0; i < tiles_n; i++) amax[i] = 0.0f;
         for (row = tile * a->tile_rows; row < last; row++) {
@@ -51,10 +51,10 @@ static float te__shard_block_scale(const te_op_shard_scales_args *a, float amax)
     return te__block_scale(amax, te__shard_fp8_max(a->dtype), a->epsilon, a->amax_limit, !a->fp32_scales);
 }
 static void te__shard_scales_block(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise, bool multiplier) {
-    const float *amax = (const float *)te__data(a->amax);
+    const float *amax = te__f32_data(a->amax);
     int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, i, j, m = te__rows(out),
             n = te__cols(out);
-    float *scale = (float *)te__data(out);
+    float *scale = te__f32_data(out);
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) {
             float s = j < along ? te__shard_block_scale(a, amax[columnwise ? j * tiles_n + i : i * tiles_n + j]) : 0.0f;
@@ -62,22 +62,22 @@ static void te__shard_scales_block(const te_op_shard_scales_args *a, te_tensor *
         }
 }
 static void te__shard_scales_mxfp8(const te_op_shard_scales_args *a, const te_tensor *amaxes, te_tensor *out) {
-    const float *amax = (const float *)te__data(amaxes);
+    const float *amax = te__f32_data(amaxes);
     int64_t groups_m = te__rows(amaxes), groups_n = te__cols(amaxes), i, j, m = te__rows(out), n = te__cols(out);
-    uint8_t *scale = (uint8_t *)te__data(out);
+    uint8_t *scale = te__u8_data(out);
     float inverse = a->dtype == TE_F8E5M2 ? TE__E5M2_MAX_INVERSE : TE__E4M3_MAX_INVERSE;
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++)
             scale[i * n + j] = i < groups_m && j < groups_n ? te__mxfp8_exponent(amax[i * groups_n + j], inverse) : 0;
 }
 static void te__shard_scales_nvfp4(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise) {
-    const float *amax = (const float *)te__data(a->amax);
+    const float *amax = te__f32_data(a->amax);
     int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n,
             across = columnwise ? a->columns : a->rows;
     int64_t i, j, m = te__rows(out), n = te__cols(out);
-    uint8_t *scale = (uint8_t *)te__data(out);
+    uint8_t *scale = te__u8_data(out);
     float tensor_scale =
-        te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor), a->e4m3_max_256 ? 256.0f : 448.0f);
+        te__nvfp4_tensor_scale(*te__f32_data(a->amax_tensor), a->e4m3_max_256 ? 256.0f : 448.0f);
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) {
             int64_t tile = columnwise ? j * tiles_n + i / 16 : i / 16 * tiles_n + j;
@@ -116,22 +116,24 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
     int64_t ld = te__cols(a->scale);
     switch (a->scaling) {
     case TE_SCALING_BLOCK_2D:
-        if (a->multiplier) return ((const float *)te__data(a->multiplier))[row / 128 * ld + column / 128];
+        if (a->multiplier) return te__f32_data(a->multiplier)[row / 128 * ld + column / 128];
         return te__rcp_f32(((const float *)scale)[row / 128 * ld + column / 128]);
     case TE_SCALING_MXFP8:
         return te__mxfp8_multiplier(
             ((const uint8_t *)scale)[a->columnwise ? row / 32 * ld + column : row * ld + column / 32]);
     case TE_SCALING_NVFP4:
         return te__nvfp4_multiplier(((const uint8_t *)scale)[row * ld + column / 16], j->tensor_scale);
-    default: return *(const float *)scale;
+    case TE_SCALING_TENSOR: return *(const float *)scale;
+    case TE_SCALING_BLOCK_1D: break; /* te__check_shard_cast refuses it */
     }
+    return 0.0f;
 }
 
 /* Writes the codes of v[0 .. size - 1] to dst. These are neighbouring elements of a row; v[0] is element (row,
  * column). */
 static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
     const te_op_shard_cast_args *a = j->a;
-    uint8_t *dst = (uint8_t *)te__data(a->dst);
+    uint8_t *dst = te__u8_data(a->dst);
     int64_t ld = te__cols(a->dst), at = a->flat ? row * a->columns + column - a->start : row * ld + column, i;
     if (a->scaling == TE_SCALING_NVFP4) {
         at = a->flat ? at + a->start % 2 : row * te__round_up(ld, 2) + column;
@@ -190,12 +192,12 @@ static te_result te__cpu_shard_cast(te_ctx *te, const te_op_shard_cast_args *a) 
     if (j.n == 0) return TE_OK;
     j.first_pair = a->start / a->columns / 2;
     j.pairs = (a->start + j.n - 1) / a->columns / 2 - j.first_pair + 1;
-    j.tensor_scale = a->scaling == TE_SCALING_NVFP4 ? te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor),
+    j.tensor_scale = a->scaling == TE_SCALING_NVFP4 ? te__nvfp4_tensor_scale(*te__f32_data(a->amax_tensor),
                                                                              a->e4m3_max_256 ? 256.0f : 448.0f)
                                                     : 1.0f;
     te__parallel_for(te, TE__SHARD_PARTS, te__max(1, TE__SHARD_PARTS * 16384 / j.n), te__shard_cast_parts, &j);
     if (a->amax) {
-        float *amax = (float *)te__data(a->amax);
+        float *amax = te__f32_data(a->amax);
         for (i = 0; i < TE__SHARD_PARTS; i++)
             if (j.part[i] > *amax) *amax = j.part[i];
     }

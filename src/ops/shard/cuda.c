@@ -9,7 +9,7 @@ static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_ar
     l = te__plan_launch(p, "shard", "shard_amax");
     k = TE__KARGS(p, l, te__shard_amax_kargs);
     k->x = te__data(a->x);
-    k->amax = (float *)te__data(a->amax);
+    k->amax = te__f32_data(a->amax);
     k->rows = a->rows;
     k->columns = a->columns;
     k->start = a->start;
@@ -20,7 +20,7 @@ static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_ar
     k->tile_columns = tc;
     k->blocks_n = (unsigned)te__div_up(a->columns, 256);
     k->x_dt = a->x->dtype;
-    k->vector = te__is_aligned(a->x, 16) && a->columns % 8 == 0 && a->start % 8 == 0;
+    k->vector = te__view_is_aligned(k->x, a->columns | a->start);
     k->kind = tr == 128 && tc == 128 ? TE__SHARD_128X128
               : tr == 16 && tc == 16 ? TE__SHARD_16X16
               : tr == 1 && tc == 32  ? TE__SHARD_1X32
@@ -32,7 +32,7 @@ static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_ar
     }
     blocks = te__div_up(a->rows, k->kind == TE__SHARD_128X128 ? 128 : 32) * k->blocks_n;
     if (k->kind == TE__SHARD_ANY) blocks = te__min(te__numel(a->amax), 65535);
-    te__launch_size(l, blocks, 1, 1, 256, 0);
+    te__launch_blocks(l, blocks, 256);
     te__plan_why(p, k->kind == TE__SHARD_ANY ? "one block a tile" : "one pass; each amax is written once");
     return TE_OK;
 }
@@ -45,12 +45,12 @@ static te_result te__cuda_plan_shard_scales(te__plan *p, const te_op_shard_scale
     if (quads == 0) return TE_OK;
     l = te__plan_launch(p, "shard", "shard_scales");
     k = TE__KARGS(p, l, te__shard_scales_kargs);
-    k->amax = (const float *)te__data(a->amax);
-    k->amax_col = (const float *)te__data(a->amax_col);
-    k->amax_tensor = (const float *)te__data(a->amax_tensor);
+    k->amax = te__f32_data(a->amax);
+    k->amax_col = te__f32_data(a->amax_col);
+    k->amax_tensor = te__f32_data(a->amax_tensor);
     k->row_scale = te__data(a->row_scale);
     k->col_scale = te__data(a->col_scale);
-    k->multiplier = (float *)te__data(a->multiplier);
+    k->multiplier = te__f32_data(a->multiplier);
     k->rows = a->rows;
     k->columns = a->columns;
     k->row_m = row ? te__rows(row) : 0;
@@ -64,9 +64,8 @@ static te_result te__cuda_plan_shard_scales(te__plan *p, const te_op_shard_scale
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->scaling = a->scaling;
     k->power_of_two = !a->fp32_scales;
-    te__launch_size(l, te__div_up(quads, 256), 1, 1, 256, 0);
-    te__plan_why(p, "one thread for four scales");
-    return TE_OK;
+    te__launch_blocks(l, te__div_up(quads, 256), 256);
+    return te__plan_why(p, "one thread for four scales");
 }
 
 static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_args *a) {
@@ -81,9 +80,9 @@ static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_ar
     k->x = te__data(a->x);
     k->dst = te__data(a->dst);
     k->scale = te__data(a->scale);
-    k->multiplier = (const float *)te__data(a->multiplier);
-    k->amax_tensor = (const float *)te__data(a->amax_tensor);
-    k->amax = (float *)te__data(a->amax);
+    k->multiplier = te__f32_data(a->multiplier);
+    k->amax_tensor = te__f32_data(a->amax_tensor);
+    k->amax = te__f32_data(a->amax);
     k->rows = a->rows;
     k->columns = a->columns;
     k->start = a->start;
@@ -99,12 +98,11 @@ static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_ar
     te__launch_option(l, "X_DT", k->x_dt);
     p->native = p->sm >= 89 && a->scaling != TE_SCALING_NVFP4;
     if (transposed) {
-        k->vector = te__is_aligned(a->x, 16) && a->columns % 8 == 0 && a->start % 8 == 0;
+        k->vector = te__view_is_aligned(k->x, a->columns | a->start);
         k->tiles_n = (unsigned)te__div_up(a->columns, 64);
         k->first_tile = a->start / a->columns / 128;
-        te__launch_size(l, (last / a->columns / 128 - k->first_tile + 1) * k->tiles_n, 1, 1, 256, 0);
-        te__plan_why(p, "tiles through shared memory, 16 bytes a store");
-        return TE_OK;
+        te__launch_blocks(l, (last / a->columns / 128 - k->first_tile + 1) * k->tiles_n, 256);
+        return te__plan_why(p, "tiles through shared memory, 16 bytes a store");
     }
     k->straight = a->flat && a->scaling == TE_SCALING_NVFP4 && a->columns % 2 != 0;
     k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->dst, 16) && a->columns % 16 == 0 && a->start % 16 == 0 &&
@@ -114,8 +112,7 @@ static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_ar
     k->count =
         (k->straight ? last / 16 : last / a->columns * k->groups_per_row + last % a->columns / 16) - k->first + 1;
     te__launch_option(l, "SCALING", k->scaling);
-    te__launch_size(l, te__div_up(k->count, 256), 1, 1, 256, 0);
-    te__plan_why(p, k->vector ? "one pass, 16 codes a thread"
+    te__launch_blocks(l, te__div_up(k->count, 256), 256);
+    return te__plan_why(p, k->vector ? "one pass, 16 codes a thread"
                               : "one pass, element by element: columns, start or addresses are no multiples of 16");
-    return TE_OK;
 }

@@ -19,7 +19,7 @@ static te__softcap_kargs te__softcap_problem(const te_op_softcap_args *a) {
     k.count = te__numel(a->x);
     k.cap = a->cap;
     k.x_dt = (int)a->x->dtype;
-    k.dy_dt = a->dy ? (int)a->dy->dtype : 0;
+    k.dy_dt = te__dtype_of(a->dy);
     k.y_dt = (int)a->y->dtype;
     return k;
 }

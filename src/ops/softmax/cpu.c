@@ -16,7 +16,7 @@ static void te__softmax_scores(const te_op_softmax_fwd_args *a, int64_t row, int
     for (k = 0; k < count; k++) out[k] *= a->scale;
     if (a->mask) {
         int64_t batch = a->mask->shape[0] == 1 ? 0 : row / (s_q * a->x->shape[1]);
-        const uint8_t *mask = (const uint8_t *)te__data(a->mask) + (batch * s_q + row % s_q) * n + begin;
+        const uint8_t *mask = te__u8_data(a->mask) + (batch * s_q + row % s_q) * n + begin;
         for (k = 0; k < count; k++)
             if (mask[k]) out[k] = TE__SOFTMAX_MASKED;
     }

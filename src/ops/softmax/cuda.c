@@ -15,7 +15,7 @@ static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_
     l = te__plan_launch(p, "softmax", "softmax_fwd");
     k = TE__KARGS(p, l, te__softmax_fwd_kargs);
     k->x = te__data(a->x);
-    k->mask = (const unsigned char *)te__data(a->mask);
+    k->mask = te__u8_data(a->mask);
     k->y = te__data(a->y);
     k->m = m;
     k->n = n;
@@ -28,8 +28,7 @@ static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_
     k->y_dt = a->y->dtype;
     if (!lacks) te__launch_option(l, "X_DT", a->x->dtype);
     te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
-    te__plan_why(p, lacks ? lacks : "a block for each row, eight scores a thread");
-    return TE_OK;
+    return te__plan_why(p, lacks ? lacks : "a block for each row, eight scores a thread");
 }
 
 static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_args *a) {
@@ -53,6 +52,5 @@ static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_
     k->dx_dt = a->dx->dtype;
     if (!lacks) te__launch_option(l, "X_DT", dt);
     te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
-    te__plan_why(p, lacks ? lacks : "a block for each row, eight numbers a thread");
-    return TE_OK;
+    return te__plan_why(p, lacks ? lacks : "a block for each row, eight numbers a thread");
 }

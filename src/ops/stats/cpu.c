@@ -34,7 +34,7 @@ static void te__stats_element(te__stats_part *p, float x, float y, float limit) 
 static void te__stats_parts(void *user, int64_t begin, int64_t end) {
     te__stats_job *j = (te__stats_job *)user;
     const te_op_quant_error_args *a = j->a;
-    const float *y = (const float *)te__data(a->y), *limit = (const float *)te__data(a->limit);
+    const float *y = te__f32_data(a->y), *limit = te__f32_data(a->limit);
     float x[TE__STATS_PIECE];
     int64_t part, at, i;
     for (part = begin; part < end; part++) {
@@ -50,7 +50,7 @@ static void te__stats_parts(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_quant_error(te_ctx *te, const te_op_quant_error_args *a) {
     te__stats_job j;
     te__stats_part all;
-    float *sums = (float *)te__data(a->sums);
+    float *sums = te__f32_data(a->sums);
     int64_t *counts = (int64_t *)te__data(a->counts);
     int i, c;
     memset(&j, 0, sizeof(j));

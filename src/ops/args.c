@@ -55,8 +55,8 @@ enum {
 /* ---- the list ---- */
 
 /* T(field, flags) is a tensor. L(list, member, n, flags) is a list of n tensors: the pointers list[i], or
- * list[i].member if there is a member. An operation without a line here does not compile. A missing field makes
- * tests/nn/test_graph.c fail. A wrong use makes tests/mend/test_bytes_inside.c fail. */
+ * list[i].member if there is a member. An operation without a line here does not compile. If a field is
+ * missing, tests/nn/test_graph.c fails. If a flag is wrong, tests/mend/test_bytes_inside.c fails. */
 #define TE__ARGS_copy(T, L) \
     T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
 #define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
@@ -125,8 +125,8 @@ enum {
 #define TE__ARGS_nvfp4_amax(T, L) \
     T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) \
     T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
-/* Lets the row-wise and the column-wise copy have one amax tensor in common, if the amax is the same for both: both
- * copies are of the same values, and the tensor holds one amax of all values. */
+/* Allows amax_row and amax_col to be the same tensor (TE__TWIN). This needs two conditions: both copies have the same
+ * values (the column-wise copy has no RHT), and amax_row has one element, the amax of all values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L) \
     T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
@@ -471,7 +471,7 @@ typedef struct te__span {
  * `stride` bytes apart. Some pointers are to const and some are not, so all are read and written by memcpy. */
 typedef struct te__arg {
     const char *name;
-    unsigned char *slot; /* the address of the pointer, or of a list's first pointer; NULL: the list is NULL */
+    unsigned char *slot; /* the address of the pointer to the tensor, or to a list's first; NULL: the list is NULL */
     void *list;          /* for a list: the address of the args' field that has the list; NULL: not a list */
     const char *list_name, *count_name; /* for a list: the names of the fields with the list and with its length */
     int64_t count;
@@ -483,8 +483,8 @@ typedef struct te__args {
     te_op op;
     int n;
     bool meet; /* true: te__args_check found that the address range of an output overlaps the range of another tensor */
-    te__arg arg[TE__MAX_ARGS + 1]; /* The first n entries are valid. There is one entry more, because an argument may be
-                                    * written after them and then left out. */
+    te__arg arg[TE__MAX_ARGS + 1]; /* The first n entries are valid. There is one entry more, because te__args_of also
+                                    * writes an entry for an argument that it then does not count. */
 } te__args;
 
 #define TE__ARG_T(field, how)                   \
@@ -517,8 +517,8 @@ typedef struct te__args {
 TE_OP_LIST(TE__ARGS_COLLECT)
 #undef TE__ARGS_COLLECT
 
-/* Lists the arguments of a call. The list is valid as long as `args` exists. If `all` is false, optional arguments that
- * are NULL are left out. */
+/* Fills in *l with the arguments of a call. *l is valid as long as `args` exists. If `all` is false, optional arguments
+ * that are NULL are left out. */
 static void te__args_of(te__args *l, te_op op, void *args, bool all) {
     static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,
 #define TE__ARG_ROW(lower, UPPER, family) te__collect_##lower,

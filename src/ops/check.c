@@ -1,12 +1,13 @@
-/* ops/check.c: checks of a tensor that several operations need in addition to te__args_check, with their error
- * messages, and the alignment that fast kernels need. This part may use tensors. It must not depend on any operation.
+/* ops/check.c: checks of one tensor, with their error messages. Several operations need these checks in addition to
+ * te__args_check. This part also checks the alignment that fast kernels need. It may use tensors. It must not depend on
+ * any operation.
  *
  * The arguments `op` and `name` appear in the messages, for example "rmsnorm_fwd" and "gamma". Each function returns
  * TE_OK, or sets an error and returns its code. The tensors have passed te__args_check. But a tensor that is needed
  * only because of the dtype of another tensor may still be NULL. */
 
-/* Checks a tensor for functions that are not operations. It must not be NULL, and must be of this context, plain (not
- * quantized) and contiguous. */
+/* Checks that x is not NULL, belongs to this context, is plain (not quantized) and is contiguous. Functions that are
+ * not operations call this, because te__args_check only checks the arguments of operations. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
@@ -209,8 +210,8 @@ static bool te__view_is_aligned(const void *p, int64_t strides) {
 
 /* ---- which kernel ---- */
 
-/* What a kernel that moves eight elements at a time needs of one tensor. Each operation has a table of such rows, one
- * for each of its tensors. */
+/* The conditions that one tensor must meet for a kernel that moves eight elements at a time. Each operation has a table
+ * with one such row for each of its tensors. */
 typedef struct te__eight_row {
     const te_tensor *x; /* NULL: the tensor is not given, and always passes */
     te_dtype dtype;     /* the dtype that is needed; TE_DTYPE_NONE: any */

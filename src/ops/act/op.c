@@ -6,8 +6,8 @@ typedef struct te__activation_row {
     te__act_form form;
     te__act_f f;
     te_epilogue epilogue; /* the GEMM epilogue that multiplies by f', or TE_EPILOGUE_NONE */
-    bool one_kernel;      /* true: te.ops has one kernel for dx and for the gradient of the bias in front of the
-                           * activation */
+    bool one_kernel;      /* true: in TransformerEngine's te.ops one kernel computes dx and the gradient of the bias
+                           * that is added before the activation */
 } te__activation_row;
 #define TE__ACT_ROW(name, form, f, epilogue, one_kernel)                                                               \
     {TE__ACT_##form, TE__F_##f, TE_EPILOGUE_##epilogue, one_kernel},

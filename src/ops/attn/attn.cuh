@@ -30,12 +30,12 @@ struct te_attn_place {
     }
 };
 
-// Take the rows first .. last. te_attn_keys_begin and te_attn_keys_end return the smallest range begin .. end - 1 with
-// all keys that any of these rows sees. S is te__attn_kargs or te__attn_seq.
+// te_attn_keys_begin and te_attn_keys_end return `begin` and `end` of a range of keys begin .. end - 1. It is the
+// smallest range with all keys that any of the rows first .. last sees. S is te__attn_kargs or te__attn_seq.
 template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
 template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// Take the keys first .. last. te_attn_rows_begin and te_attn_rows_end return the smallest range begin .. end - 1 with
-// all rows that see any of these keys.
+// te_attn_rows_begin and te_attn_rows_end return `begin` and `end` of a range of rows begin .. end - 1. It is the
+// smallest range with all rows that see any of the keys first .. last.
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
@@ -328,8 +328,8 @@ TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     return shrink;
 }
 // Raises *logit, the greatest score of a head, to top2. top2 is a maximum in units of log2. The function is atomic, and
-// the order of calls does not matter. Floats of one sign have the order of their bits, or the reverse order if
-// negative.
+// the order of calls does not matter. Positive floats have the same order as their bits read as integers. Negative
+// floats have the reverse order.
 TE_DEV void te_attn_raise(float *logit, float top2) {
     float v = top2 * TE_LN2 + 0.0f;
     if (v == -TE_INF) return;
@@ -344,9 +344,10 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    // Both have one bit for each of 32 random numbers: 1 if the number is at least the threshold. So far a lane knows
-    // only some of the numbers' bits. If these are equal to the threshold's bits, the lower bits decide. from_less is
-    // the answer if the lower bits are less than the threshold's, from_more the answer if they are not.
+    // from_less and from_more have one bit for each of 32 random numbers. The bit is 1 if the number is at least the
+    // threshold. A lane draws only four of the 16 bits of each number. If these four are equal to the threshold's, the
+    // lower bits decide. from_less assumes that the lower bits are less than the threshold's, from_more that they are
+    // not.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);

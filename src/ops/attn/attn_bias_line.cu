@@ -2,10 +2,11 @@
 // share. The bias is [b|1, h|1, 1, s_kv] of any format and strides. This kernel turns it into operand B of a matrix
 // product that adds the bias to S.
 //
-// For each key a thread writes eight bf16 numbers: hi, mid, lo and five zeros. hi + mid + lo is the bias in units of
-// products. Each of the three has 8 bits of the fraction, so together they have all 24 bits of f32. They are truncated,
-// not rounded, so that nothing finite becomes infinite. If the bias is infinite, mid and lo are 0, because the
-// difference would be NaN. The keys from s_kv to the end of the forward kernel's last block get zeros.
+// For each key a thread writes eight bf16 numbers: hi, mid, lo and five zeros. hi + mid + lo is the bias times
+// te__attn_line_kargs.factor, which can be added to the products Q K^T. Each of the three has 8 bits of the fraction,
+// so together they have all 24 bits of f32. They are truncated, not rounded, so that nothing finite becomes infinite.
+// If the bias is infinite, mid and lo are 0, because the difference would be NaN. The keys from s_kv to the end of the
+// forward kernel's last block get zeros.
 //
 // Launch: grid: for each row of the bias ceil(keys / 256) blocks; block 256.
 // te:arch 90a

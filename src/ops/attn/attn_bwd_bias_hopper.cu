@@ -30,9 +30,9 @@
 // Each stage has two barriers: FULL (the loads of TMA have arrived, or only a message), and EMPTY (the 8 consumer warps
 // have read the stage). At named barrier 1 the consumers wait for each other when they add up columns.
 //
-// P is complete before dP begins, because registers hold the sum, S and either the bias or dP. At that time the other
-// consumer uses the tensor cores. Memory beyond a sequence may have any content, and 0 times NaN is NaN. So at the edge
-// of a sequence elements with P = 0 are not added.
+// A consumer completes P before it begins dP, because its registers have room for the sum, S, and only one of the bias
+// and dP. While it computes P, the other consumer uses the tensor cores. Memory beyond a sequence may have any content,
+// and 0 times NaN is NaN. So at the edge of a sequence elements with P = 0 are not added.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of the sums that are written), those of hopper_dropout.cuh,
 // and those of hopper_scores.cuh, of which X_BIAS is always set, and X_ALIBI and X_CAP never.
@@ -127,8 +127,8 @@ struct te_producer {
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
-    // Sends the messages for a tile of the gradient, or for one part of its sum. They are its pairs in order, and then
-    // a message to store the sum.
+    // Sends the messages for a tile of the gradient, or for one part of its sum. First comes a message for each pair in
+    // order, then a message to store the sum.
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;

@@ -2,8 +2,9 @@
 // with TMA, mbarriers and wgmma. It is deterministic. attn_bwd_dq_hopper.cu computes dQ.
 //
 // A block owns 64 keys of one head of keys. K and V stay in shared memory. The block goes through tiles of 64 queries,
-// from the last tile that sees the keys to the first, and through each tile for all query heads of the group. The two
-// consumer warpgroups, `values` and `keys`, have the same keys and the same amount of work. Each computes one gradient:
+// from the last tile that sees the keys to the first. It takes each tile for all query heads of the group before it
+// goes to the next tile. The two consumer warpgroups, `values` and `keys`, have the same keys and the same amount of
+// work. Each computes one gradient:
 //
 //     values    dV += P^T dO, of the previous tile | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), sent to `keys`
 //     keys      dK += dS^T Q, of the previous tile | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
@@ -122,8 +123,8 @@ template <int N> struct te_consumer {
     const te_keys t;
     te_tiles i;
     int m_old; // number m of the previous tile
-    int tail;  // how many tiles, which are the first ones, have rows beyond the sequence. A block mask skips tiles, so
-               // with it only the difference between 0 and other numbers matters
+    int tail;  // the number of tiles that have rows beyond the sequence; they come first. With a block mask, which
+               // skips tiles, it only matters whether the number is 0
     te_queue<STAGES> now, old;
     te_queue<2> pass;
     float sum[N / 2], s[BQ / 2];
@@ -204,7 +205,7 @@ struct te_beside {
 struct te_values : te_consumer<D_V> {
     float slope; // ALiBi's slope for the tile's head
     TE_DEV te_values(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D_V>(a, smem) {}
-    // Loads for the next tile: ALiBi's slope, and the bias. The bias goes to the registers of S^T.
+    // Loads ALiBi's slope and the bias for the next tile. The bias goes to the registers of S^T.
     TE_DEV void load_ahead() {
         if (i.left <= 0) return;
         if (ALIBI) slope = te_slope(a.a, t.batch, i.head);

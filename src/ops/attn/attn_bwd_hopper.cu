@@ -2,8 +2,8 @@
 // TMA, mbarriers and wgmma. It is deterministic.
 //
 // A block owns 128 keys of one head of keys. K and V stay in shared memory, dK and dV in registers. The block goes
-// through tiles of BQ queries, from the last tile that sees the keys to the first, and through each tile for all query
-// heads of the group. Each of the two consumer warpgroups has 64 keys:
+// through tiles of BQ queries, from the last tile that sees the keys to the first. It takes each tile for all query
+// heads of the group before it goes to the next tile. Each of the two consumer warpgroups has 64 keys:
 //
 //     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (barrier) dQ = dS K | dK += dS^T Q
 //
@@ -24,9 +24,9 @@
 //
 // There are two barriers of each of these kinds: FULL_Q and FULL_DO (the loads of TMA have arrived; the first tile
 // comes together with K and V), EMPTY_Q and EMPTY_DO (the 8 consumer warps have read the stage), EMPTY_DQ (the warp
-// that adds has read the buffer), FULL_B (one for each consumer, with TILES). FULL_DQ has one pair for each consumer,
-// at which its 4 warps arrive. At named barrier 1 the consumers wait for each other after they have written dS^T. At
-// named barrier 2 + w the threads of consumer w wait for each other.
+// that adds has read the buffer), FULL_B (one for each consumer, with TILES). FULL_DQ has one pair for each consumer;
+// the 4 warps of the consumer arrive there. At named barrier 1 the consumers wait for each other after they have
+// written dS^T. At named barrier 2 + w the threads of consumer w wait for each other.
 //
 // If memory goes on after the end of a sequence, the rows there may have any content. They are cleared, because 0 times
 // NaN is NaN.
@@ -224,8 +224,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                                                       // row to stmatrix
     const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper key
     const te__attn_extra &x = a.a.x;
-    // tail_q: after the end of the sequence the tensor has more rows in the last tile of queries. tail_kv: it has more
-    // rows in this block of keys.
+    // tail_q: true if the last tile of queries has rows of the tensor beyond the end of the sequence. tail_kv: true if
+    // this block of keys has such rows.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
     const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's offset of the diagonal

@@ -4,7 +4,7 @@
 //                                         equality, so attn_bwd_dq.cu computes delta there)
 //   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0.
 // Both are [batch, heads, s_pad]. Rows from the sequence's end on get delta 0 and lse2 +inf, so that whole tiles can be
-// read without a test. Packed sequences follow each other instead: te__attn_seq.
+// read without a test. For packed sequences te__attn_seq has their positions instead.
 //
 // Options: X_EXTRA (attn.cuh).
 //

@@ -27,8 +27,8 @@
 //
 // With KEYS and more than 64 channels, O takes the place of Q. The operands of an additional product are stored before
 // the barriers, without a swizzle. A row of an operand has 16 bytes there, that is, eight elements along k. Its other
-// eight elements are in an area of zeros that both operands share. (A checker that expects 32 bytes for each row stays
-// inside shared memory.)
+// eight elements are in an area of zeros that both operands share. (memcheck of compute-sanitizer assumes
+// 32 bytes for each row. Even such rows do not end outside of shared memory.)
 //
 //     | ones, 64 rows | B, 2 stages of BN keys | zeros, BN rows |
 //
@@ -44,12 +44,12 @@
 // by row, otherwise by TMA. Empty blocks of a block mask are skipped. The producer and the consumers each read the
 // mask. Keys beyond the end of a sequence may have any content, so the rows of V there are cleared.
 //
-// ALiBi is an additional step of the product of S (te_line). The numbers of the columns and the barriers are then
-// stored before O in shared memory. A bias that all queries share (KEYS) is an additional step, too: S += ones B^T. Row
-// j of B has the three parts of the bias of key j (attn_bias_line.cu). A block of B is loaded together with the block
-// of K, to the stage with the same number. Any other bias without TILES is loaded to registers before the products, so
-// that the loads overlap with them. While the products run, a mask of elements becomes bits, and dropout's bits are
-// loaded. These bits set elements of P to 0 after P is packed.
+// ALiBi is an additional step of the product of S. Its operand B has the column numbers (te_line). This operand and
+// the barriers are then stored before O in shared memory. A bias that all queries share (KEYS) is an additional step,
+// too: S += ones B^T. Row j of B has the three parts of the bias of key j (attn_bias_line.cu). A block of B is loaded
+// together with the block of K, to the stage with the same number. Any other bias without TILES is loaded to registers
+// before the products, so that the loads overlap with them. While the products run, a mask of elements becomes bits,
+// and dropout's bits are loaded. These bits set elements of P to 0 after P is packed.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3; 3 has no option of hopper_scores.cuh but X_ALIBI), X_TILES
 //          (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_KEYS (1: a bias that all queries share;
@@ -212,8 +212,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) {
         load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch);
     };
-    int row = -1, head = 0, batch = 0; // These three describe the next block of V to load. V is one block behind K,
-                                       // even from tile to tile. If row is -1, there is no such block.
+    int row = -1, head = 0, batch = 0; // These three describe the next block of V to load. V is loaded one block
+                                       // after K, even across the end of a tile. If row is -1, there is no such block.
     for (;;) {
         te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
@@ -226,8 +226,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             load_v(row, head, batch);
             row = -1;
         }
-        if (t.begin >= t.end) { // the consumers will store zeros; if O takes the place of Q, these zeros need that
-                                // place
+        if (t.begin >= t.end) { // The consumers will store zeros. If O takes the place of Q, this needs an empty stage
+                                // of Q.
             if (O_IN_Q) {
                 te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
                 te_mbar_arrive(bar + 8 * (FULL_Q + q.stage));
@@ -439,9 +439,9 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // Both functions load the bias of block n to registers. load_before issues loads before the products, so that they
-    // overlap. load_behind runs after the products have been issued. With TILES it reads the bias from its tile in
-    // shared memory.
+    // load_before and load_behind load the bias of block n to registers. load_before issues its loads before the
+    // products, so that they overlap with them. load_behind runs after the products have been issued. With TILES it
+    // reads the bias from its tile in shared memory.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }

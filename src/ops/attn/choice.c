@@ -91,7 +91,7 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
 }
 
 /* Returns true if the problem has feature f. `mod` is true if the user has a rule for scores or masks. An optional
- * tensor is recognized by its format, because described tensors have no address. */
+ * tensor is recognized by its format, because a tensor that has no memory yet has no address. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;

@@ -72,10 +72,11 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 
 /* Returns true if the general kernels must process a head in chunks of channels. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
-/* Returns the bytes of shared memory of a general kernel. On its own side it has TE__ATTN_ROWS rows of one or two
- * tensors, with `mine` and mine2 channels. On the other side it has TE__ATTN_LANES rows of one or two tensors, with
- * `theirs` and theirs2 channels. It also has a weight for each pair of rows. Heads that are processed in chunks need
- * one chunk of one tensor on each side. */
+/* Returns the bytes of shared memory of a general kernel. From the side that a block owns (queries or keys) it holds
+ * TE__ATTN_ROWS rows of a tensor with `mine` channels, and as many of a tensor with mine2 channels. From the other side
+ * it holds TE__ATTN_LANES rows of a tensor with `theirs` channels, and as many of a tensor with theirs2 channels. mine2
+ * and theirs2 may be 0. It also holds a weight for each pair of rows. If heads are processed in chunks, it holds one
+ * chunk of one tensor from each side. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;
@@ -126,7 +127,7 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
 
 /* Launches the kernels for the gradient of the bias and, if `sink` is true, of the softmax's offset. They use lse2 and
  * delta. `bits` is NULL unless Hopper's kernels were chosen. Addresses of tensors are not tested here, because
- * described tensors have none. */
+ * a tensor that has no memory yet has no address. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;

@@ -34,9 +34,10 @@ static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
 
-/* Returns how many heads run at the same time. These are whole groups, as many as have keys and values that fit into a
- * third of the L2 cache. With a causal mask or a window they may fill two thirds, because the tiles of many heads
- * together have more even work. */
+/* Returns how many heads run at the same time. These are whole groups of heads that share K and V. Their number
+ * is the largest power of two for which K and V of these groups fill at most a third of the L2 cache, and at least 1.
+ * With a causal mask or a window, K and V may fill two thirds: then tiles have different amounts of work, and with more
+ * heads the work is spread more evenly. */
 static int te__attn_together(const te__attn_kargs *a) {
     const bool diagonal = a->x.causal || a->x.left >= 0 || a->x.right >= 0;
     const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;
@@ -46,9 +47,10 @@ static int te__attn_together(const te__attn_kargs *a) {
 }
 
 /* The options of Hopper's kernels for steps between product and softmax: X(option, condition, value, two). The step is
- * needed if the condition is true. `two` is 1 if the step needs tiles of 128 rows: either three warpgroups have no
- * registers for it, or tiles of 192 rows lie in two blocks of a block mask. The macro uses the variable `a`. The user's
- * rule (`mod`) is not in this list, since its option is its code. */
+ * needed if the condition is true. `two` is 1 if the step needs tiles of 128 rows, that is, two consumer warpgroups.
+ * With three there are no registers for the step, or a tile of 192 rows lies in two blocks of a block mask. The macro
+ * uses the variable `a`. The user's rule (`mod`) is not in this list, since te__attn_launch_mod adds the rule's text to
+ * the launch. */
 #define TE__ATTN_STEPS(X)                                                                \
     X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
     X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
@@ -104,7 +106,7 @@ static bool te__attn_needs_two_waves(const te__attn_kargs *a, const char *mod) {
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
-    const int64_t rows = of_all + 128 /* a tile of 192 rows may end 128 rows after the last whole tile of 128 rows */,
+    const int64_t rows = of_all + 128 /* the last tile of 192 rows may end up to 128 rows after the padded rows */,
                   bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;

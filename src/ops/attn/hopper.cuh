@@ -84,9 +84,9 @@ TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
     const te__attn_table &t = a.x.blocks;
     return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
 }
-// Takes the blocks of BN keys with the numbers begin .. end - 1. Returns the last one that is not empty in the block
-// mask, or begin - 1 if all are empty. `full` becomes true if that block is TE_ATTN_BLOCK_FULL. All 32 threads of the
-// warp must call this function.
+// Looks at the blocks of BN keys with the numbers begin .. end - 1. Returns the number of the last block that is not
+// empty in the block mask, or begin - 1 if all are empty. `full` becomes true if that block is TE_ATTN_BLOCK_FULL. All
+// 32 threads of the warp must call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
     const int lane = threadIdx.x & 31;
     for (; end > begin; end -= 32) {
@@ -124,7 +124,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int row, head, batch;
     int s_q, s_kv, lo, hi;      // as in te__attn_seq
     int q_at, kv_at, q_end;
-    // Some row does not see some key in the blocks from hidden_from on, and in the blocks before hidden_to.
+    // Blocks from number hidden_from on, and blocks before number hidden_to, may have keys that a row does not see. In
+    // all other blocks every row sees every key that exists.
     int hidden_from, hidden_to;
     // true: the last block of keys reaches beyond the sequence, into memory that may have any content
     bool tail;
@@ -261,8 +262,8 @@ TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_a
     return ((te_i64)batch * a.heads + head) * a.s_pad;
 }
 
-// A thread has an upper row (half 0) and a lower row (half 1). This function writes -inf to the elements of one of them
-// outside of columns from .. to. Columns are counted from the thread's own first column.
+// A thread has an upper row (half 0) and a lower row (half 1). This function writes -inf to the elements of row `half`
+// that are outside of columns from .. to. Columns are counted from the thread's own first column.
 template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
 #pragma unroll
     for (int j = 0; j < N / 4; j++)

@@ -47,9 +47,10 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// If there is a soft cap, replaces a thread's products by their tanh. If `near` is true and no argument is beyond 0.5,
-// it uses a polynomial, which takes half of the operations. `near` must be false for a tile with rows or keys beyond
-// the sequence. They may belong to another sequence, and the result for a sequence must not depend on its neighbours.
+// If there is a soft cap, replaces a thread's products by their tanh. If `near` is true and all arguments are from -0.5
+// to 0.5, it uses a polynomial, which takes half of the operations. `near` must be false for a tile with rows or keys
+// beyond the sequence. They may belong to another sequence, and the result for a sequence must not depend on its
+// neighbours.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
@@ -65,8 +66,8 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool
         for (int n = 0; n < N; n++) s[n] = te__attn_tanh_near(s[n], s[n] * s[n]);
     } else {
 #pragma unroll 1
-        // Sixteen elements are computed at a time, because there are not more registers. The array is rotated, so that
-        // every index is a constant.
+        // Sixteen elements are computed at a time, because there are no registers for more. The array is rotated, so
+        // that every index is a constant.
         for (int part = 0; part < N; part += 16) {
             float of[16];
 #pragma unroll
@@ -217,7 +218,7 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 //
 // The product is used only with CUDA up to 13.0. The compiler of 13.5 finds no registers for a product that takes A
 // from registers and adds to S, and makes all products wait for each other. With newer compilers an addition to each
-// element of S takes its place, after the wait.
+// element of S takes its place, after the wait for the other products.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
     float slope, tilt, shift[2]; // shift: tilt * at, for each of the thread's two rows
@@ -272,8 +273,9 @@ struct te_line {
         TE__PRODUCT(128)
 #undef TE__PRODUCT
     }
-    // Runs after the products, and adds what they lack. If the warp is bent, these are the distances. Otherwise, if
-    // PRODUCT is 0, it is tilt * column. `at` is the signed distance for the thread's first element.
+    // Runs after the products, and adds the part of ALiBi that they have not added. If `bent` is true, this is
+    // -slope * distance. Otherwise it is tilt * column if PRODUCT is 0, and nothing if PRODUCT is 1. `at` is the signed
+    // distance for the thread's first element.
     template <int N> TE_DEV void bend(float (&s)[N], int at) const {
         if (!bent) {
 #pragma unroll

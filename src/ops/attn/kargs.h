@@ -36,9 +36,9 @@ typedef struct te__attn_extra {
     const int *pages;          /* the page table, [batch, pages_of_each]; NULL: keys are not in pages */
     int page_size, num_pages, pages_of_each;
     te__attn_table bias, mask; /* mask: u8; an element that is not 0 hides its key */
-    te__attn_table blocks;     /* the block mask, u8: one te_attn_block for every TE_ATTN_BLOCK_SIZE rows and as many
-                                * keys */
-    float bias_scale;          /* factor by which the bias B is multiplied in the scores, and dS in dB */
+    te__attn_table blocks;     /* the block mask, u8: one te_attn_block for each block of TE_ATTN_BLOCK_SIZE rows and
+                                * TE_ATTN_BLOCK_SIZE keys */
+    float bias_scale;          /* the factor c of the bias B: c B is added to the scores, and dB is c dS */
     float softcap;             /* the soft cap of the scaled products; 0: none */
     float softcap_in, softcap2; /* softcap_in: scale / softcap; softcap2: softcap * log2(e) */
     int alibi;
@@ -172,8 +172,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
     long long part;       /* distance in elements from one part of the sum to the next */
     te__attn_bits bits;
-    te__attn_table to;    /* the gradient dB, or its parts in f32, [parts, dbias_b, dbias_h, dbias_i, keys], or bias_sum
-                           * after attn_bwd_hopper.cu */
+    te__attn_table to;    /* One of three: dB; or the parts of dB in f32, [parts, dbias_b, dbias_h, dbias_i, keys]; or,
+                           * if attn_bwd_hopper.cu ran before, its bias_sum. */
     te__attn_kargs a;
     te__attn_order order; /* tiles: number of tiles of all parts; rows: number of tiles of 128 queries */
     int parts, tiles_of_part;

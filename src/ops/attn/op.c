@@ -1,5 +1,5 @@
-/* ops/attn/op.c: the defaults and checks of the attention operations, and the description of a problem with which both
- * backends start. This part uses tensors. It must not depend on which backend runs. */
+/* ops/attn/op.c: the defaults and checks of the attention operations, and the kernel arguments (te__attn_kargs) that
+ * both backends start from. This part uses tensors. It must not depend on which backend runs. */
 
 static bool te__attn_pads(te_attn_mask mask) {
     return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
@@ -128,8 +128,8 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
                     (long long)full[3], whole ? "" : " or 1");
 }
 
-/* Checks the shape of the block mask x. It must have one te_attn_block for every TE_ATTN_BLOCK_SIZE queries and as many
- * keys of the longest sequences. */
+/* Checks the shape of the block mask x. It must have one te_attn_block for each block of TE_ATTN_BLOCK_SIZE queries
+ * and TE_ATTN_BLOCK_SIZE keys, up to the ends of the longest sequences. */
 static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tensor *x, const te__attn_sizes *s) {
     const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
     char text[TE__SHAPE_TEXT];

@@ -47,8 +47,8 @@ static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
            (!last || !strchr("=!<>", last) || (i > 1 && last != '=' && last != '!' && text[i - 2] == last));
 }
 
-/* Checks an expression's characters, brackets and names, and that its marks are in places where they are allowed. The
- * compiler checks the rest. */
+/* Checks an expression's characters, brackets and names, and that its operators and punctuation are in places where
+ * they are allowed. The compiler checks the rest. */
 static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_score_mod *m, const char *name,
                                           const char *text) {
     static const char marks[] = " .,+-*/%()[]<>=!&|^~?:";

@@ -137,8 +137,8 @@ TE__BOTH uint32_t te__attn_keep_word(uint32_t threshold, uint64_t seed, uint64_t
     return threshold >> 16 ? 0u : keep;
 }
 
-/* Rounds x * scale to an FP8 code of format `dt`, and returns the value of the code times `inverse`. FP8 attention
- * multiplies this value. `inverse` is 1 / scale, rounded to nearest. */
+/* Rounds x * scale to an FP8 code of format `dt`, and returns the value of the code times `inverse`. This value
+ * is an operand of FP8 attention's products. `inverse` is 1 / scale, rounded to nearest. */
 TE__BOTH float te__attn_rounded(int dt, float x, float scale, float inverse) {
     return (dt == (int)TE_F8E5M2 ? te__e5m2_to_f32(te__f32_to_e5m2(x * scale))
                                  : te__e4m3_to_f32(te__f32_to_e4m3(x * scale))) *

@@ -68,7 +68,7 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
     }
 }
 
-// Copies keys to shared memory: those that entries k0 .. k0 + tile - 1 of a query's list name. An entry without a key
+// Copies to shared memory the keys of the entries k0 .. k0 + tile - 1 of a query's list. An entry without a key
 // becomes 0. If no entry has a key, nothing is copied. Otherwise there is one barrier before the copy and one after it.
 // Returns the number of this lane's key, or -1.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {

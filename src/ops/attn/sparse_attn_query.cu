@@ -3,7 +3,7 @@
 // and any formats and strides are allowed.
 //   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). Each
 //              head has a running maximum and sum; whenever the maximum grows, what has been summed so far is
-//              rescaled. A head has o = 0 if its sum is 0, since it has no key or no score near -1e30 or above.
+//              rescaled. A head has o = 0 if its sum is 0: it has no key, or all its scores are far below -1e30.
 //   backward   dQ = scale dS KV, dS = P (dP - delta), P = e^(s - lse), dP = dO KV, delta = dO O. Also writes lse2 and
 //              delta, which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read.
 // The tiles are those of sparse.cuh.

@@ -123,8 +123,9 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
         float amax = te_block_max(fmaxf(fmaxf(row_amax[0], row_amax[1]), fmaxf(row_amax[2], row_amax[3])), scratch);
         row_scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
         if (threadIdx.x < 128) col_scale[threadIdx.x] = row_scale;
-        // Thread 0 writes the tile's scale of the row-wise copy, and thread 4 that of the column-wise copy. Behind the
-        // last tile, the three threads after each of them write the zeros of the padding.
+        // Thread 0 writes the tile's scale of the row-wise copy, and thread 4 that of the column-wise copy. If the
+        // scale is the last one of its row, threads 1 to 3 (row-wise) or 5 to 7 (column-wise) write zeros to the
+        // padding.
         if (scaled && threadIdx.x < 8) {
             te_i64 blocks_m = te_div_up(a.m, 128), blocks_n = te_div_up(a.n, 128);
             float inverse = threadIdx.x & 3 ? 0.0f : te__rcp_f32(row_scale);

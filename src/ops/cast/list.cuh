@@ -1,5 +1,5 @@
-// ops/cast/list.cuh: finds the state that a slot of a te__delayed_kargs belongs to. This part knows the layout of this
-// table. It must not depend on what a slot is used for.
+// ops/cast/list.cuh: finds the state that a slot of a te__delayed_kargs belongs to. This part knows the layout of that
+// struct. It must not depend on what a slot is used for.
 #pragma once
 #include "device/base.cuh"
 #include "ops/cast/kargs.h"

@@ -1,5 +1,6 @@
-// ops/context/context_rows.cu: finds, for each row of sequences that are split among ranks, the rank and the row there
-// (te__context_place). It writes them as a map for moe_permute, or writes the inverse of this map.
+// ops/context/context_rows.cu: finds where each row of sequences that are split among ranks lies: its rank, and its
+// row on that rank (te__context_place). It writes these places as a map for moe_permute, or writes the inverse of this
+// map.
 //
 // Launch: blocks of 256 threads. There is a thread for each row, or fewer threads, which then step through the rows.
 //

@@ -85,7 +85,8 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
 /* Returns the time of a product according to the model. The unit is the time of one slab of a 128 x 256 tile (0.55 us
  * on an H200). `work` is the cost of the epilogue for 128 x 256 values. The model:
  * - A tile costs its slabs, and the part of its stores to D that no other work hides.
- * - Device memory bounds the time of all tiles together: 2.2 MB a slab, or 80 KB a slab for one block.
+ * - Device memory bounds the time of all tiles together. In one unit of time it delivers at most 2.2 MB, and at most
+ *   80 KB for each block.
  * - A cluster costs a fixed time to start.
  * - Split-K costs a second launch, and a pass of the partial sums through the L2 cache.
  * The constants were fitted with `te_bench --tune` to measurements of 41 shapes. On 64 shapes the choices were 1 %

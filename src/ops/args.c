@@ -40,6 +40,7 @@ enum {
                                    * element i is read before it is written. */
     TE__MEETS = 1 << 21,          /* an output and an input that both have this bit may overlap in any way */
     TE__TWIN = 1 << 22,           /* two outputs that both have this bit may be the same memory */
+    TE__ONE = 1 << 23,            /* has one element, in any shape */
     /* The commonest pairs of both. */
     TE__IN_FLOAT = TE__IN | TE__AS_FLOAT,
     TE__OUT_FLOAT = TE__OUT | TE__AS_FLOAT,
@@ -72,16 +73,17 @@ enum {
 #define TE__ARGS_random(T, L) T(dst, TE__OUT_FLOAT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_axpby(T, L) \
     T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__IN_FLOAT | TE__SAME | TE__OPT) T(out, TE__OUT_FLOAT | TE__SAME) \
-    T(alpha_device, TE__IN_F32 | TE__OPT) T(divide_device, TE__IN_F32 | TE__OPT)
+    T(alpha_device, TE__IN_F32 | TE__OPT | TE__ONE) T(divide_device, TE__IN_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_mul(T, L) T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__IN_FLOAT | TE__SAME) T(out, TE__OUT_FLOAT | TE__SAME)
 #define TE__ARGS_row_dot(T, L) T(x, TE__IN_FLOAT) T(y, TE__IN_FLOAT) T(out, TE__OUT_FLOAT)
-#define TE__ARGS_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__OUT_F32)
+#define TE__ARGS_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__OUT_F32 | TE__ONE)
 #define TE__ARGS_column_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
 #define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN_INDEX) T(table, TE__IN_FLOAT) T(y, TE__OUT_FLOAT)
 #define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN_INDEX) T(dy, TE__IN_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
 #define TE__GROUPS(T) T(groups, TE__IN_I32 | TE__OPT) /* the group of each row */
 #define TE__ARGS_amax(T, L) \
-    T(x, TE__IN_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN_F32 | TE__OPT) TE__GROUPS(T)
+    T(x, TE__IN_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN_F32 | TE__OPT | TE__ONE) \
+    TE__GROUPS(T)
 #define TE__ARGS_scale_from_amax(T, L) T(amax, TE__IN_F32) T(scale, TE__OUT_F32) T(scale_inv, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_delayed_update(T, L) \
     L(amax_history, , a->count, TE__INOUT_F32) L(scale, , a->count, TE__INOUT_F32) T(reduced, TE__IN_F32 | TE__OPT)
@@ -89,8 +91,9 @@ enum {
 #define TE__ARGS_fp8_quantize(T, L) \
     T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
     T(scale, TE__IN_F32 | TE__STRIDED | TE__NEED(!a->current)) T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT) \
-    T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__STRIDED | TE__OPT) T(noop, TE__IN_F32 | TE__OPT) \
-    T(x_amax, TE__INOUT_F32 | TE__OPT) T(dbias, TE__OUT_FLOAT | TE__OPT) TE__GROUPS(T)
+    T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__STRIDED | TE__OPT) \
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE) T(x_amax, TE__INOUT_F32 | TE__OPT) T(dbias, TE__OUT_FLOAT | TE__OPT) \
+    TE__GROUPS(T)
 #define TE__ARGS_FP8_DECODE(T) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN_F32) T(y, TE__OUT_FLOAT)
 #define TE__ARGS_fp8_dequantize(T, L) TE__ARGS_FP8_DECODE(T) TE__GROUPS(T)
 #define TE__ARGS_transpose(T, L) \
@@ -99,12 +102,12 @@ enum {
 #define TE__ARGS_block_quantize(T, L) \
     T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) \
     T(row_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->row)) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
-    T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN_F32 | TE__OPT)
+    T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_block_dequantize(T, L) TE__ARGS_FP8_DECODE(T)
 #define TE__ARGS_mxfp8_quantize(T, L) \
     T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->row)) \
     T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->col)) \
-    T(noop, TE__IN_F32 | TE__OPT)
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_mxfp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT_FLOAT)
 #define TE__ARGS_shard_amax(T, L) T(x, TE__IN_FLOAT) T(amax, TE__OUT_F32)
 #define TE__ARGS_shard_scales(T, L) \
@@ -115,14 +118,14 @@ enum {
     T(multiplier, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_shard_cast(T, L) \
     T(x, TE__IN_FLOAT) T(dst, TE__INOUT | TE__AS_FP8 | TE__AS_E2M1) T(scale, TE__IN | TE__AS_SCALE) \
-    T(amax_tensor, TE__IN_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(amax, TE__INOUT_F32 | TE__OPT) \
+    T(amax_tensor, TE__IN_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) \
     T(multiplier, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_quant_error(T, L) \
     T(x, TE__IN_FLOAT) T(y, TE__IN_F32) T(limit, TE__IN_F32 | TE__OPT) T(counts, TE__OUT | TE__AS_I64) \
     T(sums, TE__OUT_F32)
 #define TE__ARGS_nvfp4_amax(T, L) \
     T(x, TE__IN_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) \
-    T(noop, TE__IN_F32 | TE__OPT) TE__GROUPS(T)
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
 /* Lets the row-wise and the column-wise copy have one amax tensor in common, if the amax is the same for both: both
  * copies are of the same values, and the tensor holds one amax of all values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
@@ -132,7 +135,7 @@ enum {
     T(col_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->col)) \
     T(amax_row, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__NEED(a->row || !a->amax_col)) \
     T(amax_col, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
-    T(noop, TE__IN_F32 | TE__OPT) TE__GROUPS(T)
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
 #define TE__ARGS_nvfp4_dequantize(T, L) \
     T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN_F32) T(y, TE__OUT_FLOAT) TE__GROUPS(T)
 #define TE__ARGS_gemm(T, L) \
@@ -154,9 +157,9 @@ enum {
     T(aux, TE__AUX | TE__PART(aux, 0, a->n) | TE__AS_FLOAT | TE__STRIDED)
 #define TE__ARGS_layernorm_fwd(T, L) \
     T(x, TE__IN_FLOAT) T(gamma, TE__IN_FLOAT) T(beta, TE__IN_FLOAT | TE__OPT) T(y, TE__OUT_FLOAT | TE__AS_FP8) \
-    T(mean, TE__OUT_F32 | TE__OPT) T(rstd, TE__OUT_F32 | TE__OPT) T(scale, TE__IN_F32 | TE__OPT) \
-    T(scale_inv, TE__OUT_F32 | TE__OPT) T(amax, TE__INOUT_F32 | TE__OPT) T(y_amax, TE__OUT_F32 | TE__OPT) \
-    T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
+    T(mean, TE__OUT_F32 | TE__OPT) T(rstd, TE__OUT_F32 | TE__OPT) T(scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(scale_inv, TE__OUT_F32 | TE__OPT | TE__ONE) T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) \
+    T(y_amax, TE__OUT_F32 | TE__OPT | TE__ONE) T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
 #define TE__ARGS_NORM_BWD(T, needs_mean) \
     T(dy, TE__IN_FLOAT | TE__SAME) T(x, TE__IN_FLOAT) T(gamma, TE__IN_FLOAT) T(mean, TE__IN_F32 | needs_mean) \
     T(rstd, TE__IN_F32) T(add, TE__IN_FLOAT | TE__SAME | TE__OPT) T(dx, TE__OUT_FLOAT | TE__SAME) \
@@ -166,13 +169,13 @@ enum {
 #define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_NORM_BWD(T, TE__OPT)
 #define TE__ARGS_act_fwd(T, L) \
     T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__OUT_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) \
-    T(scale, TE__IN_F32 | TE__OPT) T(scale_inv, TE__OUT_F32 | TE__OPT) T(amax, TE__INOUT_F32 | TE__OPT) \
-    T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
+    T(scale, TE__IN_F32 | TE__OPT | TE__ONE) T(scale_inv, TE__OUT_F32 | TE__OPT | TE__ONE) \
+    T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
 #define TE__ARGS_act_bwd(T, L) \
     T(dy, TE__IN_FLOAT | TE__SAME) T(x, TE__IN_FLOAT | TE__SAME) \
-    T(dx, TE__OUT_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN_F32 | TE__OPT) \
-    T(scale_inv, TE__OUT_F32 | TE__OPT) T(amax, TE__INOUT_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT) \
-    T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+    T(dx, TE__OUT_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(scale_inv, TE__OUT_F32 | TE__OPT | TE__ONE) T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) \
+    T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_scaled_act_fwd(T, L) \
     T(x, TE__IN_FLOAT | TE__SAME) T(act_scales, TE__IN_FLOAT) T(y, TE__OUT_FLOAT | TE__SAME)
 #define TE__ARGS_scaled_act_bwd(T, L) \
@@ -211,7 +214,8 @@ enum {
     T(d_o, TE__IN_FLOAT | TE__STRIDED) T(dq, TE__OUT_FLOAT | TE__STRIDED) T(dk, TE__OUT_FLOAT | TE__STRIDED) \
     T(dv, TE__OUT_FLOAT | TE__STRIDED) T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT_FLOAT | TE__OPT) \
     T(dsoftmax_offset, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) \
-    T(fp8.s_scale, TE__IN_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.dp_scale, TE__IN_F32 | TE__NEED(a->fp8.dp_dtype)) \
+    T(fp8.s_scale, TE__IN_F32 | TE__NEED(a->fp8.s_dtype)) \
+    T(fp8.dp_scale, TE__IN_F32 | TE__NEED(a->fp8.dp_dtype)) \
     T(fp8.dp_amax, TE__INOUT_F32 | TE__OPT)
 #define TE__ARGS_SPARSE_ATTN(T) \
     T(q, TE__IN_FLOAT | TE__STRIDED) T(kv, TE__IN_FLOAT | TE__STRIDED) T(indices, TE__IN_I32) \
@@ -234,7 +238,8 @@ enum {
     T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN_I32) \
     T(start_positions, TE__IN_I32) T(page_table, TE__IN_I32 | TE__OPT) \
     T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
-#define TE__ARGS_detect_causal_mask(T, L) T(mask, TE__IN_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT_I32)
+#define TE__ARGS_detect_causal_mask(T, L) \
+    T(mask, TE__IN_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT_I32 | TE__ONE)
 #define TE__ARGS_l2normalize_fwd(T, L) \
     T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__OUT_FLOAT | TE__SAME) T(rnorm, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_l2normalize_bwd(T, L) \
@@ -251,14 +256,16 @@ enum {
     T(dy, TE__IN_FLOAT | TE__SAME) T(dx, TE__OUT_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_cross_entropy_fwd(T, L) \
     T(logits, TE__IN_FLOAT) T(target, TE__IN_INDEX) T(loss, TE__OUT_F32 | TE__NEED(!a->parts)) \
-    T(lse, TE__OUT_F32 | TE__NEED(!a->parts)) T(count, TE__OUT_F32 | TE__OPT) T(parts, TE__OUT_F32 | TE__OPT)
+    T(lse, TE__OUT_F32 | TE__NEED(!a->parts)) T(count, TE__OUT_F32 | TE__OPT | TE__ONE) \
+    T(parts, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_cross_entropy_merge(T, L) \
     T(parts, TE__IN_F32) T(target, TE__IN_INDEX) T(loss, TE__OUT_F32) T(lse, TE__OUT_F32)
 #define TE__ARGS_cross_entropy_bwd(T, L) \
     T(logits, TE__IN_FLOAT | TE__SAME) T(target, TE__IN_INDEX) T(lse, TE__IN_F32) T(dloss, TE__IN_F32) \
-    T(count, TE__IN_F32 | TE__OPT) T(dlogits, TE__OUT_FLOAT | TE__SAME)
-#define TE__ARGS_mse_fwd(T, L) T(x, TE__IN_FLOAT) T(target, TE__IN_FLOAT) T(loss, TE__OUT_F32)
-#define TE__ARGS_mse_bwd(T, L) T(x, TE__IN_FLOAT) T(target, TE__IN_FLOAT) T(dloss, TE__IN_F32) T(dx, TE__OUT_FLOAT)
+    T(count, TE__IN_F32 | TE__OPT | TE__ONE) T(dlogits, TE__OUT_FLOAT | TE__SAME)
+#define TE__ARGS_mse_fwd(T, L) T(x, TE__IN_FLOAT) T(target, TE__IN_FLOAT) T(loss, TE__OUT_F32 | TE__ONE)
+#define TE__ARGS_mse_bwd(T, L) \
+    T(x, TE__IN_FLOAT) T(target, TE__IN_FLOAT) T(dloss, TE__IN_F32 | TE__ONE) T(dx, TE__OUT_FLOAT)
 #define TE__ARGS_adam(T, L) \
     L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN_FLOAT) \
     L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
@@ -266,26 +273,31 @@ enum {
     L(tensors, .master, a->num_tensors, TE__INOUT_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT) \
     L(tensors, .m_scale, a->num_tensors, TE__INOUT_F32 | TE__OPT) \
     L(tensors, .v_scale, a->num_tensors, TE__INOUT_F32 | TE__OPT) \
-    L(tensors, .master_scale, a->num_tensors, TE__INOUT_F32 | TE__OPT) T(grad_scale, TE__IN_F32 | TE__OPT) \
-    T(found_inf, TE__IN_F32 | TE__OPT) T(lr_device, TE__IN_F32 | TE__OPT) T(bias_correction, TE__IN_F32 | TE__OPT)
+    L(tensors, .master_scale, a->num_tensors, TE__INOUT_F32 | TE__OPT) T(grad_scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(found_inf, TE__IN_F32 | TE__OPT | TE__ONE) T(lr_device, TE__IN_F32 | TE__OPT) \
+    T(bias_correction, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_store_state(T, L) \
-    T(x, TE__IN_FLOAT) T(amax, TE__IN_F32) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) T(scale, TE__OUT_F32)
+    T(x, TE__IN_FLOAT) T(amax, TE__IN_F32 | TE__ONE) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) \
+    T(scale, TE__OUT_F32 | TE__ONE)
 #define TE__ARGS_sgd(T, L) \
     L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN_FLOAT) \
     L(tensors, .momentum, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__OPT) \
-    L(tensors, .master, a->num_tensors, TE__INOUT_F32 | TE__OPT) T(grad_scale, TE__IN_F32 | TE__OPT) \
-    T(found_inf, TE__IN_F32 | TE__OPT) T(lr_device, TE__IN_F32 | TE__OPT)
+    L(tensors, .master, a->num_tensors, TE__INOUT_F32 | TE__OPT) T(grad_scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(found_inf, TE__IN_F32 | TE__OPT | TE__ONE) T(lr_device, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_l2norm(T, L) \
-    L(tensors, , a->num_tensors, TE__IN_FLOAT) T(norm, TE__OUT_F32) T(per_tensor, TE__OUT_F32 | TE__OPT) \
-    T(clip, TE__OUT_F32 | TE__OPT) T(inv_scale, TE__IN_F32 | TE__OPT) T(found_inf, TE__INOUT_F32 | TE__OPT)
+    L(tensors, , a->num_tensors, TE__IN_FLOAT) T(norm, TE__OUT_F32 | TE__ONE) T(per_tensor, TE__OUT_F32 | TE__OPT) \
+    T(clip, TE__OUT_F32 | TE__OPT | TE__ONE) T(inv_scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(found_inf, TE__INOUT_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_multi_scale(T, L) \
     L(in, , a->num_tensors, TE__IN_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT_FLOAT | TE__SAME) \
-    T(scale_device, TE__IN_F32 | TE__OPT) T(found_inf, TE__INOUT_F32 | TE__OPT)
+    T(scale_device, TE__IN_F32 | TE__OPT | TE__ONE) T(found_inf, TE__INOUT_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_step_numbers(T, L) \
-    T(found_inf, TE__INOUT_F32 | TE__OPT) T(skipped, TE__INOUT_F32) T(step_device, TE__IN_F32 | TE__OPT) \
-    T(betas, TE__IN_F32 | TE__NEED(a->bias_correction)) T(bias_correction, TE__OUT_F32 | TE__NEED(a->betas))
+    T(found_inf, TE__INOUT_F32 | TE__OPT | TE__ONE) T(skipped, TE__INOUT_F32 | TE__ONE) \
+    T(step_device, TE__IN_F32 | TE__OPT | TE__ONE) T(betas, TE__IN_F32 | TE__NEED(a->bias_correction)) \
+    T(bias_correction, TE__OUT_F32 | TE__NEED(a->betas))
 #define TE__ARGS_update_scale(T, L) \
-    T(scale, TE__INOUT_F32) T(inv_scale, TE__OUT_F32) T(growth_tracker, TE__INOUT_F32) T(found_inf, TE__INOUT_F32)
+    T(scale, TE__INOUT_F32 | TE__ONE) T(inv_scale, TE__OUT_F32 | TE__ONE) T(growth_tracker, TE__INOUT_F32 | TE__ONE) \
+    T(found_inf, TE__INOUT_F32 | TE__ONE)
 #define TE__ARGS_moe_splits(T, L) \
     T(sizes, TE__IN_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_mask_map(T, L) \
@@ -320,9 +332,9 @@ enum {
     T(topk_indices, TE__IN_INDEX | TE__AS_I16 | TE__NEED(a->dtopk_probs)) T(dtopk_probs, TE__IN_FLOAT | TE__OPT) \
     T(expert_bias, TE__IN_FLOAT | TE__NEED(a->bias_in_probs)) T(dlogits, TE__OUT_FLOAT)
 #define TE__ARGS_MOE_COUNTS(T) \
-    T(tokens_per_expert, TE__IN_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
-#define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT_FLOAT)
-#define TE__ARGS_moe_aux_loss_bwd(T, L) T(dloss, TE__IN_FLOAT) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT_FLOAT)
+    T(tokens_per_expert, TE__IN_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT | TE__ONE)
+#define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT_FLOAT | TE__ONE)
+#define TE__ARGS_moe_aux_loss_bwd(T, L) T(dloss, TE__IN_FLOAT | TE__ONE) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT_FLOAT)
 #define TE__ARGS_grouped_column_sum(T, L) T(x, TE__IN_FLOAT) T(sizes, TE__IN_INDEX) T(out, TE__OUT_FLOAT)
 
 /* A union of the args structs of all operations. It has room for any of them. */
@@ -581,6 +593,7 @@ static bool te__arg_is_fine(const te_ctx *te, te__arg *p, const te_tensor *x, bo
     p->span.begin = p->span.end = 0;
     if (!x) return (p->flags & TE__OPT) != 0;
     if (x->te != te || x->quantized || !(p->flags >> x->dtype & 1) || (run && !x->buffer)) return false;
+    if ((p->flags & TE__ONE) && te__numel(x) != 1) return false;
     return te__span_of(x, &p->span) || (p->flags & TE__STRIDED);
 }
 static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, int64_t i) {
@@ -600,6 +613,7 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
     if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
         return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op,
                         name, te__shape_text(x, text));
+    if ((p->flags & TE__ONE) && te__numel(x) != 1) return te__want_numel(te, op, name, x, 1);
     return te__fail(te, TE_ERR_STATE,
                     "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and "
                     "for modules that answer with a shape",
@@ -691,6 +705,7 @@ static bool te__any_meets(const te__args *l, bool lists) {
  * - each tensor belongs to this context, and is not a quantized tensor
  * - the operation accepts its dtype
  * - it is contiguous, unless the operation accepts strides
+ * - it has one element, if the operation needs just one
  * - if `run` is true, it has memory
  *
  * Also finds out whether address ranges overlap. It does not compare entries of lists at different indices, since

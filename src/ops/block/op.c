@@ -38,8 +38,7 @@ static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args 
     if (result == TE_OK && a->col)
         result = te__block_check_copy(te, "block_quantize", "col", "col_scale_inv", a->col, a->col_scale_inv, n, m,
                                       a->two_dimensional);
-    if (result == TE_OK) result = te__want_one_format(te, "block_quantize", "row", a->row, "col", a->col);
-    return result == TE_OK ? te__want_numel(te, "block_quantize", "noop", a->noop, 1) : result;
+    return result == TE_OK ? te__want_one_format(te, "block_quantize", "row", a->row, "col", a->col) : result;
 }
 
 static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_args *a) {

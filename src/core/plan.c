@@ -203,3 +203,5 @@ static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     p->workspace[p->num_workspaces++] = b;
     return b->data;
 }
+static float *te__plan_floats(te__plan *p, int64_t n) { return (float *)te__plan_workspace(p, 4 * n); }
+static int *te__plan_ints(te__plan *p, int64_t n) { return (int *)te__plan_workspace(p, 4 * n); }

@@ -1,67 +1,6 @@
 /* cpu/rows.c: converts runs of elements of any dtype to and from f32. No other part of the CPU backend has a switch
  * over dtypes. This part may use base/numbers.h. It must not depend on operations. */
 
-/* Converts the elements index .. index + n - 1 of an array of `dtype` to f32. */
-static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
-    int64_t i;
-    if (n == 0) return; /* the arrays may be NULL then */
-    switch (dtype) {
-    case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
-    case TE_F16: {
-        const uint16_t *p = (const uint16_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = te__f16_to_f32(p[i]);
-        break;
-    }
-    case TE_BF16: {
-        const uint16_t *p = (const uint16_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = te__bf16_to_f32(p[i]);
-        break;
-    }
-    case TE_F8E4M3: {
-        const uint8_t *p = (const uint8_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = te__e4m3_to_f32(p[i]);
-        break;
-    }
-    case TE_F8E5M2: {
-        const uint8_t *p = (const uint8_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = te__e5m2_to_f32(p[i]);
-        break;
-    }
-    case TE_F8E8M0: {
-        const uint8_t *p = (const uint8_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = te__e8m0_to_f32(p[i]);
-        break;
-    }
-    /* All elements are of one row. The low half of a byte holds the element with the even index. */
-    case TE_F4E2M1: {
-        const uint8_t *p = (const uint8_t *)data;
-        for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(p[(index + i) / 2] >> (index + i) % 2 * 4 & 15));
-        break;
-    }
-    case TE_U8: {
-        const uint8_t *p = (const uint8_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = (float)p[i];
-        break;
-    }
-    case TE_I16: {
-        const int16_t *p = (const int16_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = (float)p[i];
-        break;
-    }
-    case TE_I32: {
-        const int32_t *p = (const int32_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = (float)p[i];
-        break;
-    }
-    case TE_I64: {
-        const int64_t *p = (const int64_t *)data + index;
-        for (i = 0; i < n; i++) out[i] = (float)p[i];
-        break;
-    }
-    default: break;
-    }
-}
-
 /* Converts f to an integer dtype. Truncates and saturates like the GPU; converts NaN to 0. */
 static int64_t te__truncate(float f, te_dtype dtype) {
     if (f != f) return 0;
@@ -70,56 +9,56 @@ static int64_t te__truncate(float f, te_dtype dtype) {
     if (dtype == TE_I32) return f <= -2147483648.0f ? INT32_MIN : f >= 2147483648.0f ? INT32_MAX : (int64_t)f;
     return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
 }
+
+/* X(dtype, type of an element, element p[i] as f32, in[i] as an element). f32 itself is copied, and two elements of
+ * e2m1 share a byte. */
+#define TE__ROW_LIST(X)                                                       \
+    X(TE_F16, uint16_t, te__f16_to_f32(p[i]), te__f32_to_f16(in[i]))          \
+    X(TE_BF16, uint16_t, te__bf16_to_f32(p[i]), te__f32_to_bf16(in[i]))       \
+    X(TE_F8E4M3, uint8_t, te__e4m3_to_f32(p[i]), te__f32_to_e4m3(in[i]))      \
+    X(TE_F8E5M2, uint8_t, te__e5m2_to_f32(p[i]), te__f32_to_e5m2(in[i]))      \
+    X(TE_F8E8M0, uint8_t, te__e8m0_to_f32(p[i]), te__f32_to_e8m0(in[i]))      \
+    X(TE_U8, uint8_t, (float)p[i], (uint8_t)te__truncate(in[i], TE_U8))       \
+    X(TE_I16, int16_t, (float)p[i], (int16_t)te__truncate(in[i], TE_I16))     \
+    X(TE_I32, int32_t, (float)p[i], (int32_t)te__truncate(in[i], TE_I32))     \
+    X(TE_I64, int64_t, (float)p[i], te__truncate(in[i], TE_I64))
+
+/* Converts the elements index .. index + n - 1 of an array of `dtype` to f32. */
+static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
+    int64_t i;
+    if (n == 0) return; /* the arrays may be NULL then */
+    switch (dtype) {
+    case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
+    /* All elements are of one row. The low half of a byte holds the element with the even index. */
+    case TE_F4E2M1: {
+        const uint8_t *p = (const uint8_t *)data;
+        for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(p[(index + i) / 2] >> (index + i) % 2 * 4 & 15));
+        break;
+    }
+#define TE__LOAD(name, type, load, store)              \
+    case name: {                                       \
+        const type *p = (const type *)data + index;    \
+        for (i = 0; i < n; i++) out[i] = load;         \
+        break;                                         \
+    }
+        TE__ROW_LIST(TE__LOAD)
+#undef TE__LOAD
+    default: break;
+    }
+}
 static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, const float *in) {
     int64_t i;
     if (n == 0) return;
     switch (dtype) {
     case TE_F32: memcpy((float *)data + index, in, (size_t)n * sizeof(float)); break;
-    case TE_F16: {
-        uint16_t *p = (uint16_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = te__f32_to_f16(in[i]);
-        break;
+#define TE__STORE(name, type, load, store)             \
+    case name: {                                       \
+        type *p = (type *)data + index;                \
+        for (i = 0; i < n; i++) p[i] = store;          \
+        break;                                         \
     }
-    case TE_BF16: {
-        uint16_t *p = (uint16_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = te__f32_to_bf16(in[i]);
-        break;
-    }
-    case TE_F8E4M3: {
-        uint8_t *p = (uint8_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = te__f32_to_e4m3(in[i]);
-        break;
-    }
-    case TE_F8E5M2: {
-        uint8_t *p = (uint8_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = te__f32_to_e5m2(in[i]);
-        break;
-    }
-    case TE_F8E8M0: {
-        uint8_t *p = (uint8_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = te__f32_to_e8m0(in[i]);
-        break;
-    }
-    case TE_U8: {
-        uint8_t *p = (uint8_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (uint8_t)te__truncate(in[i], dtype);
-        break;
-    }
-    case TE_I16: {
-        int16_t *p = (int16_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int16_t)te__truncate(in[i], dtype);
-        break;
-    }
-    case TE_I32: {
-        int32_t *p = (int32_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int32_t)te__truncate(in[i], dtype);
-        break;
-    }
-    case TE_I64: {
-        int64_t *p = (int64_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int64_t)te__truncate(in[i], dtype);
-        break;
-    }
+        TE__ROW_LIST(TE__STORE)
+#undef TE__STORE
     default: break;
     }
 }

@@ -39,7 +39,17 @@ enum {
     TE__SAME = 1 << 20,           /* An output and an input that both have this bit may be the same memory, because
                                    * element i is read before it is written. */
     TE__MEETS = 1 << 21,          /* an output and an input that both have this bit may overlap in any way */
-    TE__TWIN = 1 << 22            /* two outputs that both have this bit may be the same memory */
+    TE__TWIN = 1 << 22,           /* two outputs that both have this bit may be the same memory */
+    TE__ONE = 1 << 23,            /* has one element, in any shape */
+    /* The commonest pairs of both. */
+    TE__IN_FLOAT = TE__IN | TE__AS_FLOAT,
+    TE__OUT_FLOAT = TE__OUT | TE__AS_FLOAT,
+    TE__IN_F32 = TE__IN | TE__AS_F32,
+    TE__OUT_F32 = TE__OUT | TE__AS_F32,
+    TE__INOUT_F32 = TE__INOUT | TE__AS_F32,
+    TE__IN_INDEX = TE__IN | TE__AS_INDEX,
+    TE__IN_I32 = TE__IN | TE__AS_I32,
+    TE__OUT_I32 = TE__OUT | TE__AS_I32
 };
 /* Flags that depend on other fields of the args. */
 #define TE__NEED(condition) ((condition) ? 0 : TE__OPT)
@@ -60,140 +70,123 @@ enum {
 #define TE__ARGS_copy(T, L) \
     T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
 #define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
-#define TE__ARGS_random(T, L) T(dst, TE__OUT | TE__AS_FLOAT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_random(T, L) T(dst, TE__OUT_FLOAT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_axpby(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) \
-    T(out, TE__OUT | TE__AS_FLOAT | TE__SAME) T(alpha_device, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(divide_device, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_mul(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME) \
-    T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_row_dot(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_F32)
-#define TE__ARGS_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
-#define TE__ARGS_embedding_fwd(T, L) \
-    T(ids, TE__IN | TE__AS_INDEX) T(table, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_embedding_bwd(T, L) \
-    T(ids, TE__IN | TE__AS_INDEX) T(dy, TE__IN | TE__AS_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
-#define TE__GROUPS(T) T(groups, TE__IN | TE__AS_I32 | TE__OPT) /* the group of each row */
+    T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__IN_FLOAT | TE__SAME | TE__OPT) T(out, TE__OUT_FLOAT | TE__SAME) \
+    T(alpha_device, TE__IN_F32 | TE__OPT | TE__ONE) T(divide_device, TE__IN_F32 | TE__OPT | TE__ONE)
+#define TE__ARGS_mul(T, L) T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__IN_FLOAT | TE__SAME) T(out, TE__OUT_FLOAT | TE__SAME)
+#define TE__ARGS_row_dot(T, L) T(x, TE__IN_FLOAT) T(y, TE__IN_FLOAT) T(out, TE__OUT_FLOAT)
+#define TE__ARGS_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__OUT_F32 | TE__ONE)
+#define TE__ARGS_column_sum(T, L) T(x, TE__IN_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
+#define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN_INDEX) T(table, TE__IN_FLOAT) T(y, TE__OUT_FLOAT)
+#define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN_INDEX) T(dy, TE__IN_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
+#define TE__GROUPS(T) T(groups, TE__IN_I32 | TE__OPT) /* the group of each row */
 #define TE__ARGS_amax(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(x, TE__IN_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN_F32 | TE__OPT | TE__ONE) \
     TE__GROUPS(T)
-#define TE__ARGS_scale_from_amax(T, L) \
-    T(amax, TE__IN | TE__AS_F32) T(scale, TE__OUT | TE__AS_F32) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_scale_from_amax(T, L) T(amax, TE__IN_F32) T(scale, TE__OUT_F32) T(scale_inv, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_delayed_update(T, L) \
-    L(amax_history, , a->count, TE__INOUT | TE__AS_F32) L(scale, , a->count, TE__INOUT | TE__AS_F32) \
-    T(reduced, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_delayed_gather(T, L) L(amax_history, , a->count, TE__IN | TE__AS_F32) T(amaxes, TE__OUT | TE__AS_F32)
+    L(amax_history, , a->count, TE__INOUT_F32) L(scale, , a->count, TE__INOUT_F32) T(reduced, TE__IN_F32 | TE__OPT)
+#define TE__ARGS_delayed_gather(T, L) L(amax_history, , a->count, TE__IN_F32) T(amaxes, TE__OUT_F32)
 #define TE__ARGS_fp8_quantize(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
-    T(scale, TE__IN | TE__AS_F32 | TE__STRIDED | TE__NEED(!a->current)) \
-    T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT) \
+    T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
+    T(scale, TE__IN_F32 | TE__STRIDED | TE__NEED(!a->current)) T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT) \
     T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__STRIDED | TE__OPT) \
-    T(noop, TE__IN | TE__AS_F32 | TE__OPT) T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) \
-    T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT) TE__GROUPS(T)
-#define TE__ARGS_FP8_DECODE(T) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE) T(x_amax, TE__INOUT_F32 | TE__OPT) T(dbias, TE__OUT_FLOAT | TE__OPT) \
+    TE__GROUPS(T)
+#define TE__ARGS_FP8_DECODE(T) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN_F32) T(y, TE__OUT_FLOAT)
 #define TE__ARGS_fp8_dequantize(T, L) TE__ARGS_FP8_DECODE(T) TE__GROUPS(T)
 #define TE__ARGS_transpose(T, L) \
     T(src, TE__IN | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64)) \
     T(dst, TE__OUT | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64))
 #define TE__ARGS_block_quantize(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) \
+    T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) \
     T(row_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->row)) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
-    T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+    T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_block_dequantize(T, L) TE__ARGS_FP8_DECODE(T)
 #define TE__ARGS_mxfp8_quantize(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) \
-    T(row_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->row)) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
-    T(col_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_mxfp8_dequantize(T, L) \
-    T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_shard_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__OUT | TE__AS_F32)
+    T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->row)) \
+    T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->col)) \
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE)
+#define TE__ARGS_mxfp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT_FLOAT)
+#define TE__ARGS_shard_amax(T, L) T(x, TE__IN_FLOAT) T(amax, TE__OUT_F32)
 #define TE__ARGS_shard_scales(T, L) \
-    T(amax, TE__IN | TE__AS_F32 | TE__NEED(a->scaling != TE_SCALING_MXFP8 || a->row_scale)) \
-    T(amax_col, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_MXFP8 && a->col_scale)) \
-    T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) \
+    T(amax, TE__IN_F32 | TE__NEED(a->scaling != TE_SCALING_MXFP8 || a->row_scale)) \
+    T(amax_col, TE__IN_F32 | TE__NEED(a->scaling == TE_SCALING_MXFP8 && a->col_scale)) \
+    T(amax_tensor, TE__IN_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) \
     T(row_scale, TE__OUT | TE__AS_SCALE | TE__OPT) T(col_scale, TE__OUT | TE__AS_SCALE | TE__OPT) \
-    T(multiplier, TE__OUT | TE__AS_F32 | TE__OPT)
+    T(multiplier, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_shard_cast(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(dst, TE__INOUT | TE__AS_FP8 | TE__AS_E2M1) T(scale, TE__IN | TE__AS_SCALE) \
-    T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) \
-    T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(multiplier, TE__IN | TE__AS_F32 | TE__OPT)
+    T(x, TE__IN_FLOAT) T(dst, TE__INOUT | TE__AS_FP8 | TE__AS_E2M1) T(scale, TE__IN | TE__AS_SCALE) \
+    T(amax_tensor, TE__IN_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) \
+    T(multiplier, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_quant_error(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_F32) T(limit, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(counts, TE__OUT | TE__AS_I64) T(sums, TE__OUT | TE__AS_F32)
+    T(x, TE__IN_FLOAT) T(y, TE__IN_F32) T(limit, TE__IN_F32 | TE__OPT) T(counts, TE__OUT | TE__AS_I64) \
+    T(sums, TE__OUT_F32)
 #define TE__ARGS_nvfp4_amax(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) \
-    T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
+    T(x, TE__IN_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) \
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
 /* Allows amax_row and amax_col to be the same tensor (TE__TWIN). This needs two conditions: both copies have the same
  * values (the column-wise copy has no RHT), and amax_row has one element, the amax of all values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
+    T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
     T(row_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->row)) T(col, TE__MADE | TE__AS_E2M1 | TE__OPT) \
     T(col_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->col)) \
     T(amax_row, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__NEED(a->row || !a->amax_col)) \
     T(amax_col, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
-    T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
+    T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
 #define TE__ARGS_nvfp4_dequantize(T, L) \
-    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) \
-    T(y, TE__OUT | TE__AS_FLOAT) TE__GROUPS(T)
+    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN_F32) T(y, TE__OUT_FLOAT) TE__GROUPS(T)
 #define TE__ARGS_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
     T(d, TE__SUM | TE__PART(d, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) \
     T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR)) \
-    T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) \
-    T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) \
-    T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) \
-    T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT) \
-    T(amax_a, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
-    T(amax_b, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
+    T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN_FLOAT | TE__OPT) \
+    T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT_FLOAT | TE__OPT) \
+    T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
+    T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
 /* If groups are along rows, only the device knows how many rows the groups have. So the old value of all rows counts as
  * read. */
 #define TE__ARGS_grouped_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
     T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
-    T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT) \
+    T(sizes, TE__IN_INDEX | TE__OPT) T(offsets, TE__IN_INDEX | TE__OPT) \
     T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR)) \
-    T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) \
-    T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(aux, TE__AUX | TE__PART(aux, 0, a->n) | TE__AS_FLOAT | TE__STRIDED)
+    T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN_FLOAT | TE__OPT) \
+    T(aux, TE__AUX | TE__PART(aux, 0, a->n) | TE__AS_FLOAT | TE__STRIDED)
 #define TE__ARGS_layernorm_fwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(beta, TE__IN | TE__AS_FLOAT | TE__OPT) \
-    T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8) T(mean, TE__OUT | TE__AS_F32 | TE__OPT) \
-    T(rstd, TE__OUT | TE__AS_F32 | TE__OPT) T(scale, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) \
-    T(y_amax, TE__OUT | TE__AS_F32 | TE__OPT) T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
+    T(x, TE__IN_FLOAT) T(gamma, TE__IN_FLOAT) T(beta, TE__IN_FLOAT | TE__OPT) T(y, TE__OUT_FLOAT | TE__AS_FP8) \
+    T(mean, TE__OUT_F32 | TE__OPT) T(rstd, TE__OUT_F32 | TE__OPT) T(scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(scale_inv, TE__OUT_F32 | TE__OPT | TE__ONE) T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) \
+    T(y_amax, TE__OUT_F32 | TE__OPT | TE__ONE) T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
 #define TE__ARGS_NORM_BWD(T, needs_mean) \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) \
-    T(mean, TE__IN | TE__AS_F32 | needs_mean) T(rstd, TE__IN | TE__AS_F32) \
-    T(add, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) \
+    T(dy, TE__IN_FLOAT | TE__SAME) T(x, TE__IN_FLOAT) T(gamma, TE__IN_FLOAT) T(mean, TE__IN_F32 | needs_mean) \
+    T(rstd, TE__IN_F32) T(add, TE__IN_FLOAT | TE__SAME | TE__OPT) T(dx, TE__OUT_FLOAT | TE__SAME) \
     T(dgamma, TE__SUM | TE__AS_FLOAT | TE__OPT) T(dbeta, TE__SUM | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_layernorm_bwd(T, L) TE__ARGS_NORM_BWD(T, 0)
 #define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
 #define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_NORM_BWD(T, TE__OPT)
 #define TE__ARGS_act_fwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) \
-    T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) \
-    T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
+    T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__OUT_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) \
+    T(scale, TE__IN_F32 | TE__OPT | TE__ONE) T(scale_inv, TE__OUT_F32 | TE__OPT | TE__ONE) \
+    T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
 #define TE__ARGS_act_bwd(T, L) \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) \
-    T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) \
-    T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) \
-    T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT) \
-    T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+    T(dy, TE__IN_FLOAT | TE__SAME) T(x, TE__IN_FLOAT | TE__SAME) \
+    T(dx, TE__OUT_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(scale_inv, TE__OUT_F32 | TE__OPT | TE__ONE) T(amax, TE__INOUT_F32 | TE__OPT | TE__ONE) \
+    T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_scaled_act_fwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(act_scales, TE__IN | TE__AS_FLOAT) \
-    T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+    T(x, TE__IN_FLOAT | TE__SAME) T(act_scales, TE__IN_FLOAT) T(y, TE__OUT_FLOAT | TE__SAME)
 #define TE__ARGS_scaled_act_bwd(T, L) \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) \
-    T(act_scales, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) \
-    T(dact_scales, TE__OUT | TE__AS_FLOAT | TE__OPT)
+    T(dy, TE__IN_FLOAT | TE__SAME) T(x, TE__IN_FLOAT | TE__SAME) T(act_scales, TE__IN_FLOAT) \
+    T(dx, TE__OUT_FLOAT | TE__SAME) T(dact_scales, TE__OUT_FLOAT | TE__OPT)
 #define TE__ARGS_ROPE_ANGLES(T) \
-    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT) \
-    T(angles.freqs, TE__IN | TE__AS_F32 | TE__OPT)
+    T(angles.start_positions, TE__IN_I32 | TE__OPT) T(angles.positions, TE__IN_INDEX | TE__OPT) \
+    T(angles.freqs, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_rope(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME) \
-    TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
+    T(x, TE__IN_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT_FLOAT | TE__STRIDED | TE__SAME) TE__ARGS_ROPE_ANGLES(T) \
+    T(cu_seqlens, TE__IN_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts) \
     T(qkv, packed | TE__AS_FLOAT | TE__SAME) T(q, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
     T(k, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
@@ -202,178 +195,147 @@ enum {
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_RULE(T) \
-    T(rule.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) \
-    T(rule.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT) T(rule.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) \
-    T(rule.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT) \
-    T(rule.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) \
-    T(rule.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(rule.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(rule.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT) T(rule.block_mask, TE__IN | 1 << TE_U8 | TE__OPT) \
-    T(rule.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT) \
-    T(rule.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
-#define TE__ARGS_ATTN_PAGES(T) T(rule.page_table, TE__IN | TE__AS_I32 | TE__OPT)
+    T(rule.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(rule.cu_seqlens_q, TE__IN_I32 | TE__OPT) \
+    T(rule.cu_seqlens_kv, TE__IN_I32 | TE__OPT) T(rule.cu_seqlens_q_padded, TE__IN_I32 | TE__OPT) \
+    T(rule.cu_seqlens_kv_padded, TE__IN_I32 | TE__OPT) T(rule.core_attention_bias, TE__IN_FLOAT | TE__OPT) \
+    T(rule.alibi_slopes, TE__IN_F32 | TE__OPT) T(rule.softmax_offset, TE__IN_F32 | TE__OPT) \
+    T(rule.block_mask, TE__IN | 1 << TE_U8 | TE__OPT) T(rule.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) \
+    T(rule.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) \
+    T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
+#define TE__ARGS_ATTN_PAGES(T) T(rule.page_table, TE__IN_I32 | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L) \
-    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
-    T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) \
-    T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
-    T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) \
-    TE__ARGS_ATTN_PAGES(T) T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) \
-    T(fp8.s_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
+    T(q, TE__IN_FLOAT | TE__STRIDED) T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) \
+    T(o, TE__OUT_FLOAT | TE__STRIDED) T(lse, TE__OUT_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
+    T(max_logit, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) TE__ARGS_ATTN_PAGES(T) \
+    T(fp8.s_scale, TE__IN_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.s_amax, TE__INOUT_F32 | TE__OPT)
 #define TE__ARGS_attn_bwd(T, L) \
-    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
-    T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
-    T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->fp8.s_dtype && !a->fp8.dp_dtype)) \
-    T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
-    T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) \
-    T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
-    T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT) T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) \
-    TE__ARGS_ATTN_RULE(T) T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) \
-    T(fp8.dp_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.dp_dtype)) \
-    T(fp8.dp_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
+    T(q, TE__IN_FLOAT | TE__STRIDED) T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) \
+    T(o, TE__IN_FLOAT | TE__STRIDED | TE__NEED(!a->fp8.s_dtype && !a->fp8.dp_dtype)) T(lse, TE__IN_F32) \
+    T(d_o, TE__IN_FLOAT | TE__STRIDED) T(dq, TE__OUT_FLOAT | TE__STRIDED) T(dk, TE__OUT_FLOAT | TE__STRIDED) \
+    T(dv, TE__OUT_FLOAT | TE__STRIDED) T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT_FLOAT | TE__OPT) \
+    T(dsoftmax_offset, TE__OUT_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) \
+    T(fp8.s_scale, TE__IN_F32 | TE__NEED(a->fp8.s_dtype)) \
+    T(fp8.dp_scale, TE__IN_F32 | TE__NEED(a->fp8.dp_dtype)) \
+    T(fp8.dp_amax, TE__INOUT_F32 | TE__OPT)
 #define TE__ARGS_SPARSE_ATTN(T) \
-    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(kv, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
-    T(indices, TE__IN | TE__AS_I32) T(sinks, TE__IN | TE__AS_F32 | TE__OPT)
+    T(q, TE__IN_FLOAT | TE__STRIDED) T(kv, TE__IN_FLOAT | TE__STRIDED) T(indices, TE__IN_I32) \
+    T(sinks, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_sparse_attn_fwd(T, L) \
-    TE__ARGS_SPARSE_ATTN(T) T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT)
+    TE__ARGS_SPARSE_ATTN(T) T(o, TE__OUT_FLOAT | TE__STRIDED) T(lse, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_sparse_attn_bwd(T, L) \
-    TE__ARGS_SPARSE_ATTN(T) T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) \
-    T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) \
-    T(dkv, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dsinks, TE__OUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT | TE__AS_I32)
-#define TE__ARGS_context_rows(T, L) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT) T(map, TE__OUT | TE__AS_I32)
+    TE__ARGS_SPARSE_ATTN(T) T(o, TE__IN_FLOAT | TE__STRIDED) T(lse, TE__IN_F32) T(d_o, TE__IN_FLOAT | TE__STRIDED) \
+    T(dq, TE__OUT_FLOAT | TE__STRIDED) T(dkv, TE__OUT_FLOAT | TE__STRIDED) T(dsinks, TE__OUT_F32 | TE__OPT)
+#define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT_I32)
+#define TE__ARGS_context_rows(T, L) T(cu_seqlens, TE__IN_I32 | TE__OPT) T(map, TE__OUT_I32)
 #define TE__ARGS_context_lengths(T, L) \
-    T(cu_seqlens, TE__IN | TE__AS_I32) T(cu_seqlens_padded, TE__IN | TE__AS_I32 | TE__OPT) \
-    T(lengths, TE__OUT | TE__AS_I32) T(starts, TE__OUT | TE__AS_I32)
+    T(cu_seqlens, TE__IN_I32) T(cu_seqlens_padded, TE__IN_I32 | TE__OPT) T(lengths, TE__OUT_I32) \
+    T(starts, TE__OUT_I32)
 #define TE__ARGS_context_merge(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(o, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
-    T(x_lse, TE__IN | TE__AS_F32 | TE__NEED(a->lse)) \
-    T(lse, TE__INOUT | TE__AS_F32 | TE__STRIDED | TE__NEED(a->x_lse)) \
-    T(x_max_logit, TE__IN | TE__AS_F32 | TE__NEED(a->max_logit)) \
-    T(max_logit, TE__INOUT | TE__AS_F32 | TE__NEED(a->x_max_logit))
+    T(x, TE__IN_FLOAT | TE__STRIDED) T(o, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
+    T(x_lse, TE__IN_F32 | TE__NEED(a->lse)) T(lse, TE__INOUT_F32 | TE__STRIDED | TE__NEED(a->x_lse)) \
+    T(x_max_logit, TE__IN_F32 | TE__NEED(a->max_logit)) T(max_logit, TE__INOUT_F32 | TE__NEED(a->x_max_logit))
 #define TE__ARGS_copy_to_kv_cache(T, L) \
-    T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
-    T(cu_seqlens, TE__IN | TE__AS_I32) T(start_positions, TE__IN | TE__AS_I32) \
-    T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
-    T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
+    T(k, TE__IN_FLOAT | TE__STRIDED) T(v, TE__IN_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN_I32) \
+    T(start_positions, TE__IN_I32) T(page_table, TE__IN_I32 | TE__OPT) \
+    T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
 #define TE__ARGS_detect_causal_mask(T, L) \
-    T(mask, TE__IN | TE__AS_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT | TE__AS_I32)
+    T(mask, TE__IN_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT_I32 | TE__ONE)
 #define TE__ARGS_l2normalize_fwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) \
-    T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
+    T(x, TE__IN_FLOAT | TE__SAME) T(y, TE__OUT_FLOAT | TE__SAME) T(rnorm, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_l2normalize_bwd(T, L) \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(rnorm, TE__IN | TE__AS_F32) \
-    T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+    T(dy, TE__IN_FLOAT | TE__SAME) T(x, TE__IN_FLOAT) T(rnorm, TE__IN_F32) T(dx, TE__OUT_FLOAT | TE__SAME)
 #define TE__ARGS_softmax_fwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) \
-    T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_softmax_bwd(T, L) \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+    T(x, TE__IN_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN_FLOAT | TE__SAME) T(y, TE__IN_FLOAT) T(dx, TE__OUT_FLOAT | TE__SAME)
 #define TE__ARGS_softcap(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) \
-    T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+    T(x, TE__IN_FLOAT | TE__SAME) T(dy, TE__IN_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT_FLOAT | TE__SAME)
 #define TE__ARGS_dropout_add_fwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) \
-    T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) \
-    T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+    T(x, TE__IN_FLOAT | TE__SAME) T(bias, TE__IN_FLOAT | TE__OPT) T(residual, TE__IN_FLOAT | TE__SAME | TE__OPT) \
+    T(y, TE__OUT_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_dropout_add_bwd(T, L) \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) \
-    T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+    T(dy, TE__IN_FLOAT | TE__SAME) T(dx, TE__OUT_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_cross_entropy_fwd(T, L) \
-    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) \
-    T(loss, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) T(lse, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) \
-    T(count, TE__OUT | TE__AS_F32 | TE__OPT) T(parts, TE__OUT | TE__AS_F32 | TE__OPT)
+    T(logits, TE__IN_FLOAT) T(target, TE__IN_INDEX) T(loss, TE__OUT_F32 | TE__NEED(!a->parts)) \
+    T(lse, TE__OUT_F32 | TE__NEED(!a->parts)) T(count, TE__OUT_F32 | TE__OPT | TE__ONE) \
+    T(parts, TE__OUT_F32 | TE__OPT)
 #define TE__ARGS_cross_entropy_merge(T, L) \
-    T(parts, TE__IN | TE__AS_F32) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) \
-    T(lse, TE__OUT | TE__AS_F32)
+    T(parts, TE__IN_F32) T(target, TE__IN_INDEX) T(loss, TE__OUT_F32) T(lse, TE__OUT_F32)
 #define TE__ARGS_cross_entropy_bwd(T, L) \
-    T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) \
-    T(dloss, TE__IN | TE__AS_F32) T(count, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_mse_fwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(loss, TE__OUT | TE__AS_F32)
+    T(logits, TE__IN_FLOAT | TE__SAME) T(target, TE__IN_INDEX) T(lse, TE__IN_F32) T(dloss, TE__IN_F32) \
+    T(count, TE__IN_F32 | TE__OPT | TE__ONE) T(dlogits, TE__OUT_FLOAT | TE__SAME)
+#define TE__ARGS_mse_fwd(T, L) T(x, TE__IN_FLOAT) T(target, TE__IN_FLOAT) T(loss, TE__OUT_F32 | TE__ONE)
 #define TE__ARGS_mse_bwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) \
-    T(dx, TE__OUT | TE__AS_FLOAT)
+    T(x, TE__IN_FLOAT) T(target, TE__IN_FLOAT) T(dloss, TE__IN_F32 | TE__ONE) T(dx, TE__OUT_FLOAT)
 #define TE__ARGS_adam(T, L) \
-    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) \
-    L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT) \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN_FLOAT) \
     L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
     L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
-    L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT) \
-    L(tensors, .m_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
-    L(tensors, .v_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
-    L(tensors, .master_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
-    T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
+    L(tensors, .master, a->num_tensors, TE__INOUT_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT) \
+    L(tensors, .m_scale, a->num_tensors, TE__INOUT_F32 | TE__OPT) \
+    L(tensors, .v_scale, a->num_tensors, TE__INOUT_F32 | TE__OPT) \
+    L(tensors, .master_scale, a->num_tensors, TE__INOUT_F32 | TE__OPT) T(grad_scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(found_inf, TE__IN_F32 | TE__OPT | TE__ONE) T(lr_device, TE__IN_F32 | TE__OPT) \
+    T(bias_correction, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_store_state(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__IN | TE__AS_F32) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) \
-    T(scale, TE__OUT | TE__AS_F32)
+    T(x, TE__IN_FLOAT) T(amax, TE__IN_F32 | TE__ONE) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) \
+    T(scale, TE__OUT_F32 | TE__ONE)
 #define TE__ARGS_sgd(T, L) \
-    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) \
-    L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT) \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN_FLOAT) \
     L(tensors, .momentum, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__OPT) \
-    L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
-    T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(lr_device, TE__IN | TE__AS_F32 | TE__OPT)
+    L(tensors, .master, a->num_tensors, TE__INOUT_F32 | TE__OPT) T(grad_scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(found_inf, TE__IN_F32 | TE__OPT | TE__ONE) T(lr_device, TE__IN_F32 | TE__OPT)
 #define TE__ARGS_l2norm(T, L) \
-    L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) \
-    T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT) T(clip, TE__OUT | TE__AS_F32 | TE__OPT) \
-    T(inv_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+    L(tensors, , a->num_tensors, TE__IN_FLOAT) T(norm, TE__OUT_F32 | TE__ONE) T(per_tensor, TE__OUT_F32 | TE__OPT) \
+    T(clip, TE__OUT_F32 | TE__OPT | TE__ONE) T(inv_scale, TE__IN_F32 | TE__OPT | TE__ONE) \
+    T(found_inf, TE__INOUT_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_multi_scale(T, L) \
-    L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) \
-    L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME) T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) \
-    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+    L(in, , a->num_tensors, TE__IN_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT_FLOAT | TE__SAME) \
+    T(scale_device, TE__IN_F32 | TE__OPT | TE__ONE) T(found_inf, TE__INOUT_F32 | TE__OPT | TE__ONE)
 #define TE__ARGS_step_numbers(T, L) \
-    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT) T(skipped, TE__INOUT | TE__AS_F32) \
-    T(step_device, TE__IN | TE__AS_F32 | TE__OPT) T(betas, TE__IN | TE__AS_F32 | TE__NEED(a->bias_correction)) \
-    T(bias_correction, TE__OUT | TE__AS_F32 | TE__NEED(a->betas))
+    T(found_inf, TE__INOUT_F32 | TE__OPT | TE__ONE) T(skipped, TE__INOUT_F32 | TE__ONE) \
+    T(step_device, TE__IN_F32 | TE__OPT | TE__ONE) T(betas, TE__IN_F32 | TE__NEED(a->bias_correction)) \
+    T(bias_correction, TE__OUT_F32 | TE__NEED(a->betas))
 #define TE__ARGS_update_scale(T, L) \
-    T(scale, TE__INOUT | TE__AS_F32) T(inv_scale, TE__OUT | TE__AS_F32) T(growth_tracker, TE__INOUT | TE__AS_F32) \
-    T(found_inf, TE__INOUT | TE__AS_F32)
+    T(scale, TE__INOUT_F32 | TE__ONE) T(inv_scale, TE__OUT_F32 | TE__ONE) T(growth_tracker, TE__INOUT_F32 | TE__ONE) \
+    T(found_inf, TE__INOUT_F32 | TE__ONE)
 #define TE__ARGS_moe_splits(T, L) \
-    T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) \
-    T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
+    T(sizes, TE__IN_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_mask_map(T, L) \
-    T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) \
+    T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT_I32) \
     T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
-#define TE__ARGS_moe_index_map(T, L) T(experts, TE__IN | TE__AS_INDEX) T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_moe_index_map(T, L) T(experts, TE__IN_INDEX) T(row_id_map, TE__OUT_I32)
 #define TE__ARGS_moe_local_ids(T, L) \
-    T(experts, TE__IN | TE__AS_INDEX) T(dropped, TE__IN | TE__AS_U8 | TE__OPT) T(local, TE__OUT | TE__AS_I32) \
+    T(experts, TE__IN_INDEX) T(dropped, TE__IN | TE__AS_U8 | TE__OPT) T(local, TE__OUT_I32) \
     T(tokens_per_expert, TE__OUT | TE__AS_INDEX)
 #define TE__ARGS_moe_chunk_map(T, L) \
-    T(sizes, TE__IN | TE__AS_INDEX) T(sorted_index, TE__IN | TE__AS_INDEX | TE__OPT) \
-    T(offsets, TE__IN | TE__AS_INDEX | TE__OPT) T(row_id_map, TE__OUT | TE__AS_I32)
-#define TE__ARGS_MOE_MAP(T) T(row_id_map, TE__IN | TE__AS_I32) T(pad_offsets, TE__IN | TE__AS_INDEX | TE__OPT)
+    T(sizes, TE__IN_INDEX) T(sorted_index, TE__IN_INDEX | TE__OPT) T(offsets, TE__IN_INDEX | TE__OPT) \
+    T(row_id_map, TE__OUT_I32)
+#define TE__ARGS_MOE_MAP(T) T(row_id_map, TE__IN_I32) T(pad_offsets, TE__IN_INDEX | TE__OPT)
 #define TE__ARGS_moe_permute(T, L) \
-    T(x, TE__IN | TE__AS_BYTES) TE__ARGS_MOE_MAP(T) T(probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->permuted_probs)) \
-    T(y, TE__OUT | TE__AS_BYTES) T(permuted_probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->probs))
+    T(x, TE__IN | TE__AS_BYTES) TE__ARGS_MOE_MAP(T) T(probs, TE__IN_FLOAT | TE__NEED(a->permuted_probs)) \
+    T(y, TE__OUT | TE__AS_BYTES) T(permuted_probs, TE__OUT_FLOAT | TE__NEED(a->probs))
 #define TE__ARGS_moe_unpermute(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT | TE__OPT) \
-    T(permuted_probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->probs)) T(y, TE__OUT | TE__AS_FLOAT) \
-    T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->permuted_probs))
+    T(x, TE__IN_FLOAT) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN_FLOAT | TE__OPT) \
+    T(permuted_probs, TE__IN_FLOAT | TE__NEED(a->probs)) T(y, TE__OUT_FLOAT) \
+    T(probs, TE__OUT_FLOAT | TE__NEED(a->permuted_probs))
 #define TE__ARGS_moe_unpermute_bwd(T, L) \
-    T(dy, TE__IN | TE__AS_FLOAT) T(x, TE__IN | TE__AS_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) \
-    T(merging_probs, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__OPT) \
-    T(dprobs, TE__OUT | TE__AS_FLOAT | TE__OPT)
+    T(dy, TE__IN_FLOAT) T(x, TE__IN_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN_FLOAT) \
+    T(dx, TE__OUT_FLOAT | TE__OPT) T(dprobs, TE__OUT_FLOAT | TE__OPT)
 #define TE__ARGS_moe_router_fwd(T, L) \
-    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT) \
-    T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(!a->topk_probs)) T(topk_probs, TE__OUT | TE__AS_FLOAT | TE__OPT) \
-    T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) \
+    T(logits, TE__IN_FLOAT) T(expert_bias, TE__IN_FLOAT | TE__OPT) T(probs, TE__OUT_FLOAT | TE__NEED(!a->topk_probs)) \
+    T(topk_probs, TE__OUT_FLOAT | TE__OPT) T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) \
+    T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) \
     T(topk_indices, TE__OUT | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->topk_probs))
 #define TE__ARGS_moe_router_bwd(T, L) \
-    T(logits, TE__IN | TE__AS_FLOAT) \
-    T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores && !a->dtopk_probs)) \
-    T(dprobs, TE__IN | TE__AS_FLOAT | TE__NEED(!a->dtopk_probs)) \
-    T(topk_indices, TE__IN | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->dtopk_probs)) \
-    T(dtopk_probs, TE__IN | TE__AS_FLOAT | TE__OPT) \
-    T(expert_bias, TE__IN | TE__AS_FLOAT | TE__NEED(a->bias_in_probs)) T(dlogits, TE__OUT | TE__AS_FLOAT)
+    T(logits, TE__IN_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores && !a->dtopk_probs)) \
+    T(dprobs, TE__IN_FLOAT | TE__NEED(!a->dtopk_probs)) \
+    T(topk_indices, TE__IN_INDEX | TE__AS_I16 | TE__NEED(a->dtopk_probs)) T(dtopk_probs, TE__IN_FLOAT | TE__OPT) \
+    T(expert_bias, TE__IN_FLOAT | TE__NEED(a->bias_in_probs)) T(dlogits, TE__OUT_FLOAT)
 #define TE__ARGS_MOE_COUNTS(T) \
-    T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
-#define TE__ARGS_moe_aux_loss_fwd(T, L) \
-    T(probs, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_moe_aux_loss_bwd(T, L) \
-    T(dloss, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_grouped_column_sum(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(sizes, TE__IN | TE__AS_INDEX) T(out, TE__OUT | TE__AS_FLOAT)
+    T(tokens_per_expert, TE__IN_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT | TE__ONE)
+#define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT_FLOAT | TE__ONE)
+#define TE__ARGS_moe_aux_loss_bwd(T, L) T(dloss, TE__IN_FLOAT | TE__ONE) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT_FLOAT)
+#define TE__ARGS_grouped_column_sum(T, L) T(x, TE__IN_FLOAT) T(sizes, TE__IN_INDEX) T(out, TE__OUT_FLOAT)
 
 /* A union of the args structs of all operations. It has room for any of them. */
 typedef union te__any_args {
@@ -631,6 +593,7 @@ static bool te__arg_is_fine(const te_ctx *te, te__arg *p, const te_tensor *x, bo
     p->span.begin = p->span.end = 0;
     if (!x) return (p->flags & TE__OPT) != 0;
     if (x->te != te || x->quantized || !(p->flags >> x->dtype & 1) || (run && !x->buffer)) return false;
+    if ((p->flags & TE__ONE) && te__numel(x) != 1) return false;
     return te__span_of(x, &p->span) || (p->flags & TE__STRIDED);
 }
 static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, int64_t i) {
@@ -650,6 +613,7 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
     if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
         return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op,
                         name, te__shape_text(x, text));
+    if ((p->flags & TE__ONE) && te__numel(x) != 1) return te__want_numel(te, op, name, x, 1);
     return te__fail(te, TE_ERR_STATE,
                     "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and "
                     "for modules that answer with a shape",
@@ -741,6 +705,7 @@ static bool te__any_meets(const te__args *l, bool lists) {
  * - each tensor belongs to this context, and is not a quantized tensor
  * - the operation accepts its dtype
  * - it is contiguous, unless the operation accepts strides
+ * - it has one element, if the operation needs just one
  * - if `run` is true, it has memory
  *
  * Also finds out whether address ranges overlap. It does not compare entries of lists at different indices, since

@@ -104,10 +104,8 @@ static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_n
  * codes with a scale: `out` [m, ld], `col` [n, ldc], or both. */
 static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out,
                                  const te_tensor *col, const char *col_name, const te_tensor *scale,
-                                 const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n,
-                                 const te_tensor *x) {
-    te_result r = te__want_numel(te, op, "amax", amax, 1);
-    if (r != TE_OK) return r;
+                                 const te_tensor *scale_inv, int64_t m, int64_t n, const te_tensor *x) {
+    te_result r = TE_OK;
     if (out && te__is_float(out->dtype)) {
         if (scale || scale_inv || col)
             return te__fail(te, TE_ERR_INVALID,
@@ -118,9 +116,7 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     if (out) r = te__want_codes(te, op, name, out, m, n);
     if (r == TE_OK && col) r = te__want_codes(te, op, col_name, col, n, m);
     if (r == TE_OK) r = te__want_one_format(te, op, name, out, col_name, col);
-    if (r == TE_OK) r = te__want_given(te, op, "scale", scale);
-    if (r == TE_OK) r = te__want_numel(te, op, "scale", scale, 1);
-    return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
+    return r == TE_OK ? te__want_given(te, op, "scale", scale) : r;
 }
 
 /* Checks one rank's part of a vocabulary: `part` lines from line `start` on must lie within the *size lines of the

@@ -107,15 +107,16 @@ typedef struct te__file {
     char path[512]; /* for messages; cut when longer */
 } te__file;
 
-static inline void te__file_close(te__file *f) {
-    if (f->fd == TE__NO_FD) return;
+static inline void te__fd_close(te__fd *fd) {
+    if (*fd == TE__NO_FD) return;
 #ifdef _WIN32
-    CloseHandle(f->fd);
+    CloseHandle(*fd);
 #else
-    close(f->fd);
+    close(*fd);
 #endif
-    f->fd = TE__NO_FD;
+    *fd = TE__NO_FD;
 }
+static inline void te__file_close(te__file *f) { te__fd_close(&f->fd); }
 
 static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     size_t length = strlen(path);
@@ -662,15 +663,7 @@ typedef struct te__lock {
 
 enum { TE__LOCK_FAILED = 0, TE__LOCK_HELD = 1, TE__LOCK_BUSY = 2 };
 
-static inline void te__lock_release(te__lock *l) {
-    if (l->fd == TE__NO_FD) return;
-#ifdef _WIN32
-    CloseHandle(l->fd);
-#else
-    close(l->fd);
-#endif
-    l->fd = TE__NO_FD;
-}
+static inline void te__lock_release(te__lock *l) { te__fd_close(&l->fd); }
 
 /* Tries to take a lock. If `wait` is true, waits until it is free. If `wait` is false and another holder has it,
  * returns TE__LOCK_BUSY, without a message. Returns TE__LOCK_FAILED if locks do not work for this path. */

@@ -112,7 +112,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     }
     block = gated ? a->activation_params.glu_interleave_size : n;
     lacks = te__eight_lacks(p, rows, TE__COUNT(rows), n | block);
-    if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
+    if (a->dbias) partial = te__plan_floats(p, te__div_up(m, 128) * width);
     if (any) {
         l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
         k = TE__KARGS(p, l, te__act_bwd_kargs);
@@ -174,41 +174,37 @@ static const char *te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__pl
     return te__eight_lacks(p, rows, TE__COUNT(rows), k->n | k->rule.block);
 }
 static te_result te__cuda_plan_scaled_act_fwd(te__plan *p, const te_op_scaled_act_fwd_args *a) {
+    te__scaled_act_kargs k = TE_ZERO;
     te__launch *l;
-    te__scaled_act_kargs *k;
     const char *lacks;
     if (te__numel(a->y) == 0) return TE_OK;
-    l = te__plan_launch(p, "act", "scaled_act_fwd");
-    k = TE__KARGS(p, l, te__scaled_act_kargs);
-    lacks = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, NULL, a->activation, &a->activation_params);
+    lacks = te__scaled_act_kargs_of(&k, p, a->x, a->act_scales, a->y, NULL, a->activation, &a->activation_params);
+    l = te__plan_with(p, "act", "scaled_act_fwd", te__div_up(k.m * k.n, 2048), 256, &k, sizeof(k));
     if (!lacks) {
-        te__launch_option(l, "ACT", k->rule.act);
-        te__launch_option(l, "X_DT", k->x_dt);
-        te__launch_option(l, "Y_DT", k->out_dt);
-        if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
+        te__launch_option(l, "ACT", k.rule.act);
+        te__launch_option(l, "X_DT", k.x_dt);
+        te__launch_option(l, "Y_DT", k.out_dt);
+        if (k.rule.block != k.n) te__launch_option(l, "INTERLEAVED", 1);
     }
-    te__launch_blocks(l, te__div_up(k->m * k->n, 2048), 256);
     return te__plan_why(p, lacks ? lacks : "eight elements a thread");
 }
 static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_act_bwd_args *a) {
+    te__scaled_act_kargs k = TE_ZERO;
     te__launch *l;
-    te__scaled_act_kargs *k;
     const char *lacks;
     if (te__rows(a->x) == 0) return TE_OK;
-    l = te__plan_launch(p, "act", "scaled_act_bwd");
-    k = TE__KARGS(p, l, te__scaled_act_kargs);
-    lacks = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->dy, a->activation, &a->activation_params);
-    k->dy = te__data(a->dy);
-    k->dy_dt = a->dy->dtype;
-    k->dscales = te__data(a->dact_scales);
-    k->dscales_dt = a->dact_scales ? a->dact_scales->dtype : TE_F32;
+    lacks = te__scaled_act_kargs_of(&k, p, a->x, a->act_scales, a->dx, a->dy, a->activation, &a->activation_params);
+    k.dy = te__data(a->dy);
+    k.dy_dt = a->dy->dtype;
+    k.dscales = te__data(a->dact_scales);
+    k.dscales_dt = a->dact_scales ? a->dact_scales->dtype : TE_F32;
+    l = te__plan_with(p, "act", "scaled_act_bwd", te__div_up(k.m, 8), 256, &k, sizeof(k));
     if (!lacks) {
-        te__launch_option(l, "ACT", k->rule.act);
-        te__launch_option(l, "DY_DT", k->dy_dt);
-        te__launch_option(l, "X_DT", k->x_dt);
-        te__launch_option(l, "DX_DT", k->out_dt);
-        if (k->rule.block != k->n) te__launch_option(l, "INTERLEAVED", 1);
+        te__launch_option(l, "ACT", k.rule.act);
+        te__launch_option(l, "DY_DT", k.dy_dt);
+        te__launch_option(l, "X_DT", k.x_dt);
+        te__launch_option(l, "DX_DT", k.out_dt);
+        if (k.rule.block != k.n) te__launch_option(l, "INTERLEAVED", 1);
     }
-    te__launch_blocks(l, te__div_up(k->m, 8), 256);
     return te__plan_why(p, lacks ? lacks : "a warp a row, eight elements a lane");
 }

@@ -121,8 +121,7 @@ static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     r = te__check_interleave(te, "act_fwd", a->activation, n, &a->activation_params.glu_interleave_size,
                              a->col ? "col" : NULL);
     if (r != TE_OK) return r;
-    return te__want_output(te, "act_fwd", "y", a->y, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), n,
-                           a->x);
+    return te__want_output(te, "act_fwd", "y", a->y, a->col, "col", a->scale, a->scale_inv, te__rows(a->x), n, a->x);
 }
 
 static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
@@ -140,7 +139,7 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
                                                                      : NULL);
     if (r == TE_OK) r = te__want_numel(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
     if (r == TE_OK)
-        r = te__want_output(te, "act_bwd", "dx", a->dx, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x),
+        r = te__want_output(te, "act_bwd", "dx", a->dx, a->col, "col", a->scale, a->scale_inv, te__rows(a->x),
                             te__cols(a->x), a->x);
     return r;
 }

@@ -195,7 +195,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have",
                         (long long)rows);
     if (kept > 0) {
-        a.lse2 = (float *)te__plan_workspace(p, 2 * kept * (int64_t)sizeof(float));
+        a.lse2 = te__plan_floats(p, 2 * kept);
         if (!a.lse2) return p->result;
         a.delta = a.lse2 + kept;
         if (rows > 0 && kernels != TE__ATTN_HOPPER) {

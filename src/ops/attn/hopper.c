@@ -345,12 +345,12 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k.queries = queries;
     k.tiles_of_head = of_head;
     k.bits = *bits = te__attn_plan_bits(p, a, 128);
-    k.dq_sum = (float *)te__plan_workspace(p, tiles * queries * d * (int64_t)sizeof(float));
-    k.added = (int *)te__plan_workspace(p, tiles * (int64_t)sizeof(int));
+    k.dq_sum = te__plan_floats(p, tiles * queries * d);
+    k.added = te__plan_ints(p, tiles);
     if (!k.dq_sum || !k.added || p->result != TE_OK) return p->result;
     if (sums) {
         k.bias_row = keys * 128;
-        k.bias_sum = (float *)te__plan_workspace(p, k.bias_row * a->groups * a->batch * (int64_t)sizeof(float));
+        k.bias_sum = te__plan_floats(p, k.bias_row * a->groups * a->batch);
         if (!k.bias_sum) return p->result;
     }
     te__attn_bwd_maps(p, a, &k, queries, 128);

@@ -69,7 +69,7 @@ static te_result te__cuda_plan_sparse_attn_bwd(te__plan *p, const te_op_sparse_a
     te_result r;
     a.chunks = (int)te__max(1, te__min(64, te__div_up(a.s_q, 32)));
     cursors = keys * a.chunks;
-    a.lse2 = (float *)te__plan_workspace(p, 4 * (2 * rows + cursors + keys + a.batch + slots + 1));
+    a.lse2 = te__plan_floats(p, 2 * rows + cursors + keys + a.batch + slots + 1);
     if (!a.lse2) return p->result;
     a.delta = a.lse2 + rows;
     a.cursor = (int *)(void *)(a.delta + rows);

@@ -38,8 +38,7 @@ static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args 
     if (result == TE_OK && a->col)
         result = te__block_check_copy(te, "block_quantize", "col", "col_scale_inv", a->col, a->col_scale_inv, n, m,
                                       a->two_dimensional);
-    if (result == TE_OK) result = te__want_one_format(te, "block_quantize", "row", a->row, "col", a->col);
-    return result == TE_OK ? te__want_numel(te, "block_quantize", "noop", a->noop, 1) : result;
+    return result == TE_OK ? te__want_one_format(te, "block_quantize", "row", a->row, "col", a->col) : result;
 }
 
 static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_args *a) {
@@ -212,40 +211,38 @@ static te_result te__cpu_block_dequantize(te_ctx *te, const te_op_block_dequanti
 
 static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_quantize_args *a) {
     int64_t tiles_m = te__block_tiles_m(a), tiles_n = te__block_tiles_n(a);
+    te__block_quantize_kargs k = TE_ZERO;
     te__launch *l;
-    te__block_quantize_kargs *k;
     if (tiles_m == 0 || tiles_n == 0) return TE_OK;
-    l = te__plan_launch(p, "block", "block_quantize");
-    k = TE__KARGS(p, l, te__block_quantize_kargs);
-    k->x = te__data(a->x);
-    k->m = te__rows(a->x);
-    k->n = te__cols(a->x);
+    k.x = te__data(a->x);
+    k.m = te__rows(a->x);
+    k.n = te__cols(a->x);
     if (a->row) {
-        k->row = te__data(a->row);
-        k->row_scale = te__f32_data(a->row_scale_inv);
-        k->ld = te__cols(a->row);
-        k->ld_row_scale = te__cols(a->row_scale_inv);
-        k->vector_row = te__rows_aligned(a->row, k->ld, 16);
+        k.row = te__data(a->row);
+        k.row_scale = te__f32_data(a->row_scale_inv);
+        k.ld = te__cols(a->row);
+        k.ld_row_scale = te__cols(a->row_scale_inv);
+        k.vector_row = te__rows_aligned(a->row, k.ld, 16);
     }
     if (a->col) {
-        k->col = te__data(a->col);
-        k->col_scale = te__f32_data(a->col_scale_inv);
-        k->ldc = te__cols(a->col);
-        k->ld_col_scale = te__cols(a->col_scale_inv);
-        k->vector_col = te__rows_aligned(a->col, k->ldc, 16);
+        k.col = te__data(a->col);
+        k.col_scale = te__f32_data(a->col_scale_inv);
+        k.ldc = te__cols(a->col);
+        k.ld_col_scale = te__cols(a->col_scale_inv);
+        k.vector_col = te__rows_aligned(a->col, k.ldc, 16);
     }
-    k->noop = a->noop ? te__f32_data(a->noop) : NULL;
-    k->epsilon = a->epsilon;
-    k->limit = te__block_limit(a->x->dtype);
-    k->tiles_n = (unsigned)tiles_n;
-    k->x_dt = a->x->dtype;
-    k->y_dt = a->row ? a->row->dtype : a->col->dtype;
-    k->two_dimensional = a->two_dimensional;
-    k->power_of_two = !a->fp32_scales;
-    k->vector_x = te__rows_aligned(a->x, k->n, 16);
-    te__launch_option(l, "X_DT", k->x_dt);
-    te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_blocks(l, tiles_m * tiles_n, 512);
+    k.noop = a->noop ? te__f32_data(a->noop) : NULL;
+    k.epsilon = a->epsilon;
+    k.limit = te__block_limit(a->x->dtype);
+    k.tiles_n = (unsigned)tiles_n;
+    k.x_dt = a->x->dtype;
+    k.y_dt = a->row ? a->row->dtype : a->col->dtype;
+    k.two_dimensional = a->two_dimensional;
+    k.power_of_two = !a->fp32_scales;
+    k.vector_x = te__rows_aligned(a->x, k.n, 16);
+    l = te__plan_with(p, "block", "block_quantize", tiles_m * tiles_n, 512, &k, sizeof(k));
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
     p->native = p->sm >= 89;
     te__plan_why(
         p, p->native

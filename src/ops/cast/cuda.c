@@ -30,42 +30,37 @@ static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
 /* Plans the amax of a whole tensor, with as many blocks of 512 threads as can run at once. Each block loops over the
  * tensor, and writes its maximum once, at the end. */
 static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
+    te__amax_kargs k = TE_ZERO;
     te__launch *l;
-    te__amax_kargs *k;
     int64_t size = te__dtype_size(a->x->dtype), blocks;
     if (a->groups) return te__plan_amax_groups(p, a);
-    l = te__plan_launch(p, "cast", "amax");
-    k = TE__KARGS(p, l, te__amax_kargs);
-    k->x = te__data(a->x);
-    k->noop = te__f32_data(a->noop);
-    k->n = te__numel(a->x);
-    k->head = (int)te__min(k->n, (int64_t)((0 - (uintptr_t)k->x) & 15u) / size);
-    k->vectors = (k->n - k->head) * size / 16;
-    k->x_dt = a->x->dtype;
-    blocks = te__max(1, te__min(te__div_up(k->vectors, 2048), te__plan_resident(p, 512, 0, 4)));
-    k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
-    k->amax = te__f32_data(a->amax);
-    k->counter = te__plan_counter(p);
-    k->keep = a->keep;
-    te__launch_option(l, "X_DT", k->x_dt);
-    te__launch_blocks(l, blocks, 512);
+    k.x = te__data(a->x);
+    k.noop = te__f32_data(a->noop);
+    k.n = te__numel(a->x);
+    k.head = (int)te__min(k.n, (int64_t)((0 - (uintptr_t)k.x) & 15u) / size);
+    k.vectors = (k.n - k.head) * size / 16;
+    k.x_dt = a->x->dtype;
+    blocks = te__max(1, te__min(te__div_up(k.vectors, 2048), te__plan_resident(p, 512, 0, 4)));
+    k.partial = te__plan_floats(p, blocks);
+    k.amax = te__f32_data(a->amax);
+    k.counter = te__plan_counter(p);
+    k.keep = a->keep;
+    l = te__plan_with(p, "cast", "amax", blocks, 512, &k, sizeof(k));
+    te__launch_option(l, "X_DT", k.x_dt);
     return te__plan_why(p, "one pass, the last block takes the largest");
 }
 
 static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_from_amax_args *a) {
-    te__launch *l;
-    te__scale_from_amax_kargs *k;
+    te__scale_from_amax_kargs k = TE_ZERO;
     if (te__numel(a->amax) == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", "scale_from_amax");
-    k = TE__KARGS(p, l, te__scale_from_amax_kargs);
-    k->amax = te__f32_data(a->amax);
-    k->scale = te__f32_data(a->scale);
-    k->scale_inv = te__f32_data(a->scale_inv);
-    k->n = te__numel(a->amax);
-    k->fp8_max = a->fp8_max;
-    k->epsilon = a->epsilon;
-    k->power_of_two = a->power_of_two;
-    te__launch_blocks(l, te__div_up(k->n, 256), 256);
+    k.amax = te__f32_data(a->amax);
+    k.scale = te__f32_data(a->scale);
+    k.scale_inv = te__f32_data(a->scale_inv);
+    k.n = te__numel(a->amax);
+    k.fp8_max = a->fp8_max;
+    k.epsilon = a->epsilon;
+    k.power_of_two = a->power_of_two;
+    te__plan_with(p, "cast", "scale_from_amax", te__div_up(k.n, 256), 256, &k, sizeof(k));
     return te__plan_why(p, "one thread a scale");
 }
 
@@ -133,14 +128,14 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     int64_t resident = te__dtype_size(a->x->dtype) == 2 && !p->baseline ? TE__CAST_RESIDENT_HALVES : TE__CAST_RESIDENT;
     int64_t blocks = twice ? te__min(tiles, te__plan_resident(p, 256, 9 * 1024, resident)) : tiles;
     if (twice) {
-        k->partial = (float *)te__plan_workspace(p, blocks * (int64_t)sizeof(float));
+        k->partial = te__plan_floats(p, blocks);
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
     k->m = te__rows(a->x);
     k->n = te__cols(a->x);
     if (a->dbias && k->n > 0 && !p->baseline)
-        k->sums = (float *)te__plan_workspace(p, tiles_m * k->n * (int64_t)sizeof(float));
+        k->sums = te__plan_floats(p, tiles_m * k->n);
     k->current = twice;
     k->x_amax = (unsigned long long *)te__data(a->x_amax);
     k->tiles = (unsigned)tiles;
@@ -188,26 +183,24 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
 }
 
 static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_op_fp8_dequantize_args *a) {
+    te__fp8_dequantize_kargs k = TE_ZERO;
     te__launch *l;
-    te__fp8_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
-    l = te__plan_launch(p, "cast", "fp8_dequantize");
-    k = TE__KARGS(p, l, te__fp8_dequantize_kargs);
-    k->q = te__data(a->q);
-    k->scale_inv = te__f32_data(a->scale_inv);
-    k->groups = te__int_data(a->groups);
-    k->count = (int)te__numel(a->scale_inv);
-    k->y = te__data(a->y);
-    k->m = te__rows(a->y);
-    k->n = te__cols(a->y);
-    k->ld = te__cols(a->q);
-    k->q_dt = a->q->dtype;
-    k->y_dt = a->y->dtype;
-    k->vector = te__rows_aligned(a->q, k->ld, 8) && te__rows_aligned(a->y, k->n, 16);
-    te__launch_option(l, "Q_DT", k->q_dt);
-    te__launch_option(l, "Y_DT", k->y_dt);
-    if (k->groups) te__launch_option(l, "GROUPS", 1);
-    te__launch_blocks(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 256);
+    k.q = te__data(a->q);
+    k.scale_inv = te__f32_data(a->scale_inv);
+    k.groups = te__int_data(a->groups);
+    k.count = (int)te__numel(a->scale_inv);
+    k.y = te__data(a->y);
+    k.m = te__rows(a->y);
+    k.n = te__cols(a->y);
+    k.ld = te__cols(a->q);
+    k.q_dt = a->q->dtype;
+    k.y_dt = a->y->dtype;
+    k.vector = te__rows_aligned(a->q, k.ld, 8) && te__rows_aligned(a->y, k.n, 16);
+    l = te__plan_with(p, "cast", "fp8_dequantize", te__div_up(k.m * te__div_up(k.n, 8), 1024), 256, &k, sizeof(k));
+    te__launch_option(l, "Q_DT", k.q_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
+    if (k.groups) te__launch_option(l, "GROUPS", 1);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 decoded in integer arithmetic, exactly");
     return TE_OK;

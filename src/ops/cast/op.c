@@ -14,7 +14,7 @@ static te_result te__check_amax(te_ctx *te, te_op_amax_args *a) {
                                  : te__want_numel(te, "amax", "amax", a->amax, 1);
     if (result == TE_OK && a->groups && a->noop)
         result = te__fail(te, TE_ERR_INVALID, "amax: groups with noop; leave one of them out");
-    return result == TE_OK ? te__want_numel(te, "amax", "noop", a->noop, 1) : result;
+    return result;
 }
 
 static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_args *a) {
@@ -111,7 +111,6 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) 
     if (result == TE_OK) result = te__want_numel(te, op, "scale", a->scale, 1);
     if (result == TE_OK) result = te__want_numel(te, op, "scale_inv", a->scale_inv, 1);
     if (result == TE_OK) result = te__want_numel(te, op, "amax", a->amax, 1);
-    if (result == TE_OK) result = te__want_numel(te, op, "noop", a->noop, 1);
     if (result == TE_OK) result = te__want_numel(te, op, "dbias", a->dbias, te__cols(a->x));
     if (result == TE_OK && a->dbias && a->noop)
         result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_op_column_sum");

@@ -45,23 +45,20 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
 
 static te_result te__cuda_plan_cross_entropy_merge(te__plan *p, const te_op_cross_entropy_merge_args *a) {
     int64_t m = te__numel(a->target);
-    te__launch *l;
-    te__cross_entropy_merge_kargs *k;
+    te__cross_entropy_merge_kargs k = TE_ZERO;
     if (m == 0) return TE_OK;
-    l = te__plan_launch(p, "loss", "cross_entropy_merge");
-    k = TE__KARGS(p, l, te__cross_entropy_merge_kargs);
-    k->outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_merge);
-    k->parts = te__f32_data(a->parts);
-    k->target = te__data(a->target);
-    k->loss = te__f32_data(a->loss);
-    k->lse = te__f32_data(a->lse);
-    k->m = m;
-    k->vocab = a->vocab_size;
-    k->ignore_index = a->ignore_index;
-    k->smoothing = a->label_smoothing;
-    k->ranks = (int)(te__numel(a->parts) / (3 * m));
-    k->target_dt = a->target->dtype;
-    te__launch_blocks(l, te__div_up(m, 256), 256);
+    k.outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_merge);
+    k.parts = te__f32_data(a->parts);
+    k.target = te__data(a->target);
+    k.loss = te__f32_data(a->loss);
+    k.lse = te__f32_data(a->lse);
+    k.m = m;
+    k.vocab = a->vocab_size;
+    k.ignore_index = a->ignore_index;
+    k.smoothing = a->label_smoothing;
+    k.ranks = (int)(te__numel(a->parts) / (3 * m));
+    k.target_dt = a->target->dtype;
+    te__plan_with(p, "loss", "cross_entropy_merge", te__div_up(m, 256), 256, &k, sizeof(k));
     return te__plan_why(p, "a thread for each row");
 }
 
@@ -103,7 +100,7 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
 
 static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a) {
     int64_t count = te__numel(a->x), parts = te__min(1024, te__div_up(count, 2048));
-    float *partial = (float *)te__plan_workspace(p, parts * (int64_t)sizeof(float));
+    float *partial = te__plan_floats(p, parts);
     const te__eight_row rows[] = {{a->x, TE_DTYPE_NONE, 16}, {a->target, TE_DTYPE_NONE, 16}};
     te__launch *l;
     te__mse_kargs *k;
@@ -138,23 +135,21 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a)
     const te__eight_row rows[] = {
         {a->x, TE_DTYPE_NONE, 16}, {a->target, TE_DTYPE_NONE, 16}, {a->dx, a->x->dtype, 16}};
     const char *lacks = te__eight_lacks(p, rows, TE__COUNT(rows), count);
+    te__mse_kargs k = TE_ZERO;
     te__launch *l;
-    te__mse_kargs *k;
     if (count == 0) return TE_OK;
-    l = te__plan_launch(p, "loss", "mse_bwd");
-    k = TE__KARGS(p, l, te__mse_kargs);
-    k->x = te__data(a->x);
-    k->target = te__data(a->target);
-    k->dx = te__data(a->dx);
-    k->dloss = te__f32_data(a->dloss);
-    k->count = count;
-    k->x_dt = a->x->dtype;
-    k->target_dt = a->target->dtype;
-    k->dx_dt = a->dx->dtype;
+    k.x = te__data(a->x);
+    k.target = te__data(a->target);
+    k.dx = te__data(a->dx);
+    k.dloss = te__f32_data(a->dloss);
+    k.count = count;
+    k.x_dt = a->x->dtype;
+    k.target_dt = a->target->dtype;
+    k.dx_dt = a->dx->dtype;
+    l = te__plan_with(p, "loss", "mse_bwd", te__div_up(count, 2048), 256, &k, sizeof(k));
     if (!lacks) {
         te__launch_option(l, "X_DT", a->x->dtype);
         te__launch_option(l, "T_DT", a->target->dtype);
     }
-    te__launch_blocks(l, te__div_up(count, 2048), 256);
     return te__plan_why(p, lacks ? lacks : "eight elements a thread");
 }

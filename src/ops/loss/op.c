@@ -2,18 +2,16 @@
  * depend on the backend. */
 
 static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits,
-                                                const te_tensor *target, const te_tensor *lse, const te_tensor *count,
-                                                float smoothing) {
+                                                const te_tensor *target, const te_tensor *lse, float smoothing) {
     te_result r = te__want_numel(te, op, "target", target, te__rows(logits));
     if (r == TE_OK && !(smoothing >= 0.0f && smoothing <= 1.0f))
         r = te__fail(te, TE_ERR_INVALID, "%s: label_smoothing is %g; 0 to 1 is possible", op, (double)smoothing);
-    if (r == TE_OK) r = te__want_numel(te, op, "lse", lse, te__rows(logits));
-    return r == TE_OK ? te__want_numel(te, op, "count", count, 1) : r;
+    return r == TE_OK ? te__want_numel(te, op, "lse", lse, te__rows(logits)) : r;
 }
 
 static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
-    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
+    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->label_smoothing);
     if (r == TE_OK)
         r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size,
                                 a->vocab_start);
@@ -47,7 +45,7 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd
     const char *op = "cross_entropy_bwd";
     char text[TE__SHAPE_TEXT];
     int64_t m = te__rows(a->logits);
-    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
+    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->label_smoothing);
     if (a->scale == 0.0f) a->scale = 1.0f;
     if (r == TE_OK)
         r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size,
@@ -59,12 +57,10 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd
 }
 
 static te_result te__check_mse_fwd(te_ctx *te, te_op_mse_fwd_args *a) {
-    te_result r = te__want_like(te, "mse_fwd", "target", a->target, "x", a->x);
-    return r == TE_OK ? te__want_numel(te, "mse_fwd", "loss", a->loss, 1) : r;
+    return te__want_like(te, "mse_fwd", "target", a->target, "x", a->x);
 }
 
 static te_result te__check_mse_bwd(te_ctx *te, te_op_mse_bwd_args *a) {
     te_result r = te__want_like(te, "mse_bwd", "target", a->target, "x", a->x);
-    if (r == TE_OK) r = te__want_numel(te, "mse_bwd", "dloss", a->dloss, 1);
     return r == TE_OK ? te__want_like(te, "mse_bwd", "dx", a->dx, "x", a->x) : r;
 }

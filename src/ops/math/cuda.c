@@ -182,50 +182,44 @@ static te_result te__cuda_plan_fill(te__plan *p, const te_op_fill_args *a) {
 }
 
 static te_result te__cuda_plan_random(te__plan *p, const te_op_random_args *a) {
-    te__launch *l;
-    te__random_kargs *k;
+    te__random_kargs k = TE_ZERO;
     if (te__numel(a->dst) == 0) return TE_OK;
-    l = te__plan_launch(p, "math", "random");
-    k = TE__KARGS(p, l, te__random_kargs);
-    te__launch_option(l, "DT", a->dst->dtype);
-    k->dst = te__data(a->dst);
-    k->n = te__numel(a->dst);
-    k->seed = a->seed;
-    k->offset = a->offset;
-    k->rng = te__data(a->rng);
-    k->a = a->a;
-    k->b = a->b;
-    k->below_b = te__random_below(a);
-    k->kind = a->kind;
-    k->dt = a->dst->dtype;
-    te__launch_blocks(l, te__div_up(k->n, 1024), 256);
+    k.dst = te__data(a->dst);
+    k.n = te__numel(a->dst);
+    k.seed = a->seed;
+    k.offset = a->offset;
+    k.rng = te__data(a->rng);
+    k.a = a->a;
+    k.b = a->b;
+    k.below_b = te__random_below(a);
+    k.kind = a->kind;
+    k.dt = a->dst->dtype;
+    te__launch_option(te__plan_with(p, "math", "random", te__div_up(k.n, 1024), 256, &k, sizeof(k)), "DT", k.dt);
     return te__plan_why(p, "Philox, one block for four elements");
 }
 
 static te_result te__cuda_plan_axpby(te__plan *p, const te_op_axpby_args *a) {
+    te__axpby_kargs k = TE_ZERO;
     te__launch *l;
-    te__axpby_kargs *k;
     if (te__numel(a->x) == 0) return TE_OK;
-    l = te__plan_launch(p, "math", "axpby");
-    k = TE__KARGS(p, l, te__axpby_kargs);
-    k->x = te__data(a->x);
-    k->y = te__data(a->y);
-    k->out = te__data(a->out);
-    k->alpha_device = te__f32_data(a->alpha_device);
-    k->divide_device = te__f32_data(a->divide_device);
-    k->n = te__numel(a->x);
-    k->alpha = a->alpha;
-    k->beta = a->beta;
-    k->x_dt = a->x->dtype;
-    k->y_dt = te__dtype_of(a->y);
-    k->out_dt = a->out->dtype;
-    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->out, 16) && te__is_aligned(a->y, 16);
-    te__launch_option(l, "X_DT", k->x_dt);
-    te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_option(l, "OUT_DT", k->out_dt);
-    te__launch_blocks(l, te__div_up(k->n, 2048), 256);
+    k.x = te__data(a->x);
+    k.y = te__data(a->y);
+    k.out = te__data(a->out);
+    k.alpha_device = te__f32_data(a->alpha_device);
+    k.divide_device = te__f32_data(a->divide_device);
+    k.n = te__numel(a->x);
+    k.alpha = a->alpha;
+    k.beta = a->beta;
+    k.x_dt = a->x->dtype;
+    k.y_dt = te__dtype_of(a->y);
+    k.out_dt = a->out->dtype;
+    k.vector = te__is_aligned(a->x, 16) && te__is_aligned(a->out, 16) && te__is_aligned(a->y, 16);
+    l = te__plan_with(p, "math", "axpby", te__div_up(k.n, 2048), 256, &k, sizeof(k));
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
+    te__launch_option(l, "OUT_DT", k.out_dt);
     return te__plan_why(
-        p, k->vector ? "16 bytes at a time" : "element by element: an array is not aligned to 16 bytes");
+        p, k.vector ? "16 bytes at a time" : "element by element: an array is not aligned to 16 bytes");
 }
 
 static void te__mul_kargs_of(te__mul_kargs *k, const te_tensor *x, const te_tensor *y, const te_tensor *out) {
@@ -239,36 +233,32 @@ static void te__mul_kargs_of(te__mul_kargs *k, const te_tensor *x, const te_tens
     k->out_dt = out->dtype;
 }
 static te_result te__cuda_plan_mul(te__plan *p, const te_op_mul_args *a) {
+    te__mul_kargs k = TE_ZERO;
     te__launch *l;
-    te__mul_kargs *k;
     if (te__numel(a->x) == 0) return TE_OK;
-    l = te__plan_launch(p, "math", "mul");
-    k = TE__KARGS(p, l, te__mul_kargs);
-    te__mul_kargs_of(k, a->x, a->y, a->out);
-    k->by_rows = te__mul_by_rows(a);
-    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->out, 16) &&
-                (k->by_rows ? k->n % 8 == 0 : te__is_aligned(a->y, 16));
-    te__launch_option(l, "X_DT", k->x_dt);
-    te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_option(l, "OUT_DT", k->out_dt);
-    te__launch_option(l, "BY_ROWS", k->by_rows);
-    te__launch_blocks(l, te__div_up(te__numel(a->x), 2048), 256);
-    return te__plan_why(p, k->vector ? "16 bytes at a time" : "element by element: rows are not aligned to 16 bytes");
+    te__mul_kargs_of(&k, a->x, a->y, a->out);
+    k.by_rows = te__mul_by_rows(a);
+    k.vector = te__is_aligned(a->x, 16) && te__is_aligned(a->out, 16) &&
+                (k.by_rows ? k.n % 8 == 0 : te__is_aligned(a->y, 16));
+    l = te__plan_with(p, "math", "mul", te__div_up(te__numel(a->x), 2048), 256, &k, sizeof(k));
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
+    te__launch_option(l, "OUT_DT", k.out_dt);
+    te__launch_option(l, "BY_ROWS", k.by_rows);
+    return te__plan_why(p, k.vector ? "16 bytes at a time" : "element by element: rows are not aligned to 16 bytes");
 }
 
 /* ---- sums ---- */
 
 static te_result te__cuda_plan_row_dot(te__plan *p, const te_op_row_dot_args *a) {
+    te__mul_kargs k = TE_ZERO;
     te__launch *l;
-    te__mul_kargs *k;
     if (te__rows(a->x) == 0) return TE_OK;
-    l = te__plan_launch(p, "math", "row_dot");
-    k = TE__KARGS(p, l, te__mul_kargs);
-    te__mul_kargs_of(k, a->x, a->y, a->out);
-    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16) && k->n % 8 == 0;
-    te__launch_option(l, "X_DT", k->x_dt);
-    te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_blocks(l, te__div_up(k->m, 8), 256);
+    te__mul_kargs_of(&k, a->x, a->y, a->out);
+    k.vector = te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16) && k.n % 8 == 0;
+    l = te__plan_with(p, "math", "row_dot", te__div_up(k.m, 8), 256, &k, sizeof(k));
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
     return te__plan_why(p, "a warp a row");
 }
 
@@ -283,7 +273,7 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     args.scale = a->scale;
     args.x_dt = a->x->dtype;
     args.vector = te__is_aligned(a->x, 16);
-    if (args.partials > 1) args.partial = (float *)te__plan_workspace(p, args.partials * 4);
+    if (args.partials > 1) args.partial = te__plan_floats(p, args.partials);
     l = te__plan_with(p, "math", "sum", args.partials, 256, &args, sizeof(args));
     te__launch_option(l, "X_DT", a->x->dtype);
     if (args.partials > 1) te__plan_with(p, "math", "sum_final", 1, 1024, &args, sizeof(args));
@@ -311,7 +301,7 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x_dt = x_dt;
     args.out_dt = out->dtype;
     args.accumulate = accumulate;
-    args.partial = (float *)te__plan_workspace(p, args.chunks * args.n * 4);
+    args.partial = te__plan_floats(p, args.chunks * args.n);
     args.counters = te__plan_counters(p);
     l = te__plan_with(p, "math", "column_sum", args.chunks * args.column_blocks, 256, &args, sizeof(args));
     if (te__view_is_aligned(x, n) && !p->baseline) te__launch_option(l, "X_DT", x_dt);
@@ -337,28 +327,26 @@ static te_result te__cuda_plan_column_sum(te__plan *p, const te_op_column_sum_ar
 /* ---- embedding ---- */
 
 static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_op_embedding_fwd_args *a) {
+    te__embedding_fwd_kargs k = TE_ZERO;
     te__launch *l;
-    te__embedding_fwd_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
-    l = te__plan_launch(p, "math", "embedding_fwd");
-    k = TE__KARGS(p, l, te__embedding_fwd_kargs);
-    k->ids = te__data(a->ids);
-    k->table = te__data(a->table);
-    k->y = te__data(a->y);
-    k->tokens = te__numel(a->ids);
-    k->vocab = a->table->shape[0];
-    k->h = a->table->shape[1];
-    k->outside = te__plan_outside(p, a->from_end ? TE__OUTSIDE_embedding_from_end : TE__OUTSIDE_embedding_fwd);
-    k->from_end = a->from_end;
-    k->all = a->vocab_size;
-    k->first = a->vocab_start;
-    k->ids_dt = a->ids->dtype;
-    k->table_dt = a->table->dtype;
-    k->y_dt = a->y->dtype;
-    k->vector = te__rows_aligned(a->table, k->h, 16) && te__rows_aligned(a->y, k->h, 16);
-    te__launch_option(l, "TABLE_DT", k->table_dt);
-    te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_blocks(l, te__div_up(k->tokens, 8), 256);
+    k.ids = te__data(a->ids);
+    k.table = te__data(a->table);
+    k.y = te__data(a->y);
+    k.tokens = te__numel(a->ids);
+    k.vocab = a->table->shape[0];
+    k.h = a->table->shape[1];
+    k.outside = te__plan_outside(p, a->from_end ? TE__OUTSIDE_embedding_from_end : TE__OUTSIDE_embedding_fwd);
+    k.from_end = a->from_end;
+    k.all = a->vocab_size;
+    k.first = a->vocab_start;
+    k.ids_dt = a->ids->dtype;
+    k.table_dt = a->table->dtype;
+    k.y_dt = a->y->dtype;
+    k.vector = te__rows_aligned(a->table, k.h, 16) && te__rows_aligned(a->y, k.h, 16);
+    l = te__plan_with(p, "math", "embedding_fwd", te__div_up(k.tokens, 8), 256, &k, sizeof(k));
+    te__launch_option(l, "TABLE_DT", k.table_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
     return te__plan_why(p, "one warp a row");
 }
 

@@ -182,9 +182,7 @@ static float te__random_below(const te_op_random_args *a) { return a->b > a->a ?
 
 static te_result te__check_axpby(te_ctx *te, te_op_axpby_args *a) {
     te_result result = a->y ? te__want_same(te, "axpby", "x", a->x, "y", a->y) : TE_OK;
-    if (result == TE_OK) result = te__want_same(te, "axpby", "x", a->x, "out", a->out);
-    if (result == TE_OK) result = te__want_numel(te, "axpby", "alpha_device", a->alpha_device, 1);
-    return result == TE_OK ? te__want_numel(te, "axpby", "divide_device", a->divide_device, 1) : result;
+    return result == TE_OK ? te__want_same(te, "axpby", "x", a->x, "out", a->out) : result;
 }
 /* Returns whether y has one factor for each row of x. If not, it has one for each element. */
 static bool te__mul_by_rows(const te_op_mul_args *a) { return te__numel(a->y) != te__numel(a->x); }
@@ -201,8 +199,9 @@ static te_result te__check_row_dot(te_ctx *te, te_op_row_dot_args *a) {
     return result == TE_OK ? te__want_numel(te, "row_dot", "out", a->out, te__rows(a->x)) : result;
 }
 static te_result te__check_sum(te_ctx *te, te_op_sum_args *a) {
+    (void)te;
     if (a->scale == 0.0f) a->scale = 1.0f;
-    return te__want_numel(te, "sum", "out", a->out, 1);
+    return TE_OK;
 }
 static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
     char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];

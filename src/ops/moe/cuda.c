@@ -4,22 +4,19 @@
 /* ---- maps ---- */
 
 static te_result te__cuda_plan_moe_splits(te__plan *p, const te_op_moe_splits_args *a) {
-    te__launch *l;
-    te__moe_splits_kargs *k;
+    te__moe_splits_kargs k = TE_ZERO;
     int64_t i;
     if (te__numel(a->padded) == 0) return TE_OK;
-    l = te__plan_launch(p, "moe", "moe_splits");
-    k = TE__KARGS(p, l, te__moe_splits_kargs);
-    k->sizes = te__data(a->sizes);
-    k->padded = te__data(a->padded);
-    k->offsets = te__data(a->offsets);
-    k->n = te__numel(a->padded);
-    k->align = a->align;
-    k->sizes_dt = te__dtype_of(a->sizes);
-    k->padded_dt = a->padded->dtype;
-    k->offsets_dt = te__dtype_of(a->offsets);
-    for (i = 0; !a->sizes && i < k->n; i++) k->values[i] = a->values[i];
-    te__launch_blocks(l, 1, 32);
+    k.sizes = te__data(a->sizes);
+    k.padded = te__data(a->padded);
+    k.offsets = te__data(a->offsets);
+    k.n = te__numel(a->padded);
+    k.align = a->align;
+    k.sizes_dt = te__dtype_of(a->sizes);
+    k.padded_dt = a->padded->dtype;
+    k.offsets_dt = te__dtype_of(a->offsets);
+    for (i = 0; !a->sizes && i < k.n; i++) k.values[i] = a->values[i];
+    te__plan_with(p, "moe", "moe_splits", 1, 32, &k, sizeof(k));
     return te__plan_why(p, "one warp");
 }
 
@@ -37,8 +34,8 @@ static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_ma
     k.counts_out = te__data(a->tokens_per_expert);
     k.routing_dt = a->routing_map->dtype;
     k.counts_dt = te__dtype_of(a->tokens_per_expert);
-    k.counts = (int *)te__plan_workspace(p, te__max(1, k.experts * k.chunks) * 4);
-    k.rows = (int *)te__plan_workspace(p, te__max(1, k.experts * k.tokens) * 4);
+    k.counts = te__plan_ints(p, te__max(1, k.experts * k.chunks));
+    k.rows = te__plan_ints(p, te__max(1, k.experts * k.tokens));
     for (i = 0; i < 3; i++) {
         if (i != 1 && k.chunks == 0) continue;
         if (i == 1 && k.experts == 0) continue;
@@ -61,7 +58,7 @@ static te_result te__cuda_plan_moe_local_ids(te__plan *p, const te_op_moe_local_
     k.count = (int)a->count;
     scan.experts = a->count;
     scan.chunks = te__div_up((int64_t)k.items, TE__MOE_SORT_CHUNK);
-    scan.counts = k.counts = (int *)te__plan_workspace(p, te__max(1, scan.experts * scan.chunks) * 4);
+    scan.counts = k.counts = te__plan_ints(p, te__max(1, scan.experts * scan.chunks));
     scan.counts_out = te__data(a->tokens_per_expert);
     scan.counts_dt = a->tokens_per_expert->dtype;
     if (k.items) {
@@ -86,9 +83,9 @@ static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_
     k.experts = te__data(a->experts);
     k.experts_dt = a->experts->dtype;
     k.map = te__int_data(a->row_id_map);
-    k.counts = (int *)te__plan_workspace(p, TE__MOE_SORT_BUCKETS * k.chunks * 4);
-    between[0] = (int *)te__plan_workspace(p, 2 * k.items * 4);
-    between[1] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    k.counts = te__plan_ints(p, TE__MOE_SORT_BUCKETS * k.chunks);
+    between[0] = te__plan_ints(p, 2 * k.items);
+    between[1] = te__plan_ints(p, 2 * k.items);
     scan.counts = k.counts;
     scan.experts = TE__MOE_SORT_BUCKETS;
     scan.chunks = k.chunks;
@@ -104,23 +101,20 @@ static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_
 }
 
 static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_map_args *a) {
-    te__launch *l;
-    te__moe_chunk_map_kargs *k;
+    te__moe_chunk_map_kargs k = TE_ZERO;
     if (te__numel(a->row_id_map) == 0) return TE_OK;
-    l = te__plan_launch(p, "moe", "moe_chunk_map");
-    k = TE__KARGS(p, l, te__moe_chunk_map_kargs);
-    k->sizes = te__data(a->sizes);
-    k->sorted_index = te__data(a->sorted_index);
-    k->outside = te__plan_outside(p, TE__OUTSIDE_moe_chunk_map);
-    k->offsets = te__data(a->offsets);
-    k->map = te__int_data(a->row_id_map);
-    k->n = te__numel(a->sizes);
-    k->tokens = te__numel(a->row_id_map);
-    k->sizes_dt = a->sizes->dtype;
-    k->sorted_dt = te__dtype_of(a->sorted_index);
-    k->offsets_dt = te__dtype_of(a->offsets);
-    k->numbers = a->chunk_numbers;
-    te__launch_blocks(l, te__div_up(k->tokens, 256), 256);
+    k.sizes = te__data(a->sizes);
+    k.sorted_index = te__data(a->sorted_index);
+    k.outside = te__plan_outside(p, TE__OUTSIDE_moe_chunk_map);
+    k.offsets = te__data(a->offsets);
+    k.map = te__int_data(a->row_id_map);
+    k.n = te__numel(a->sizes);
+    k.tokens = te__numel(a->row_id_map);
+    k.sizes_dt = a->sizes->dtype;
+    k.sorted_dt = te__dtype_of(a->sorted_index);
+    k.offsets_dt = te__dtype_of(a->offsets);
+    k.numbers = a->chunk_numbers;
+    te__plan_with(p, "moe", "moe_chunk_map", te__div_up(k.tokens, 256), 256, &k, sizeof(k));
     return te__plan_why(p, "one thread a row");
 }
 
@@ -138,7 +132,7 @@ static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_ten
     k->map = te__int_data(row_id_map);
     k->pad_offsets = te__data(pad_offsets);
     k->offsets_dt = te__dtype_of(pad_offsets);
-    k->source = (int *)te__plan_workspace(p, k->rows * 4);
+    k->source = te__plan_ints(p, k->rows);
     te__plan_fill(p, k->source, k->rows * 4, 4, true, ~(uint64_t)0);
     if (k->tokens * m.copies == 0) return;
     te__plan_with(p, "moe", "moe_invert", te__div_up(k->tokens * k->copies, 256), 256, k, sizeof(*k));
@@ -319,46 +313,40 @@ static te_result te__cuda_plan_moe_aux_loss_fwd(te__plan *p, const te_op_moe_aux
     k.out_dt = a->loss->dtype;
     k.chunk = te__max(32, te__div_up(k.rows, 512));
     blocks = te__max(1, te__div_up(k.rows, k.chunk));
-    k.partial = (float *)te__plan_workspace(p, blocks * 4);
+    k.partial = te__plan_floats(p, blocks);
     k.counter = te__plan_counter(p);
     te__plan_with(p, "moe", "moe_loss_fwd", blocks, 256, &k, sizeof(k));
     return te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
 }
 static te_result te__cuda_plan_moe_aux_loss_bwd(te__plan *p, const te_op_moe_aux_loss_bwd_args *a) {
-    te__launch *l;
-    te__moe_loss_kargs *k;
+    te__moe_loss_kargs k = TE_ZERO;
     if (te__numel(a->dprobs) == 0) return TE_OK;
-    l = te__plan_launch(p, "moe", "moe_loss_bwd");
-    k = TE__KARGS(p, l, te__moe_loss_kargs);
-    k->rows = te__rows(a->dprobs);
-    k->cols = te__cols(a->dprobs);
-    k->counts = te__data(a->tokens_per_expert);
-    k->total = (const long long *)te__data(a->total_device);
-    k->dloss = te__data(a->dloss);
-    k->out = te__data(a->dprobs);
-    k->total_host = (float)a->total_num_tokens;
-    k->factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
-    k->counts_dt = a->tokens_per_expert->dtype;
-    k->dloss_dt = a->dloss->dtype;
-    k->out_dt = a->dprobs->dtype;
-    te__launch_blocks(l, te__div_up(te__numel(a->dprobs), 1024), 256);
+    k.rows = te__rows(a->dprobs);
+    k.cols = te__cols(a->dprobs);
+    k.counts = te__data(a->tokens_per_expert);
+    k.total = (const long long *)te__data(a->total_device);
+    k.dloss = te__data(a->dloss);
+    k.out = te__data(a->dprobs);
+    k.total_host = (float)a->total_num_tokens;
+    k.factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k.counts_dt = a->tokens_per_expert->dtype;
+    k.dloss_dt = a->dloss->dtype;
+    k.out_dt = a->dprobs->dtype;
+    te__plan_with(p, "moe", "moe_loss_bwd", te__div_up(te__numel(a->dprobs), 1024), 256, &k, sizeof(k));
     return te__plan_why(p, "one value a column, written to all rows");
 }
 static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_grouped_column_sum_args *a) {
-    te__launch *l;
-    te__grouped_column_sum_kargs *k;
+    te__grouped_column_sum_kargs k = TE_ZERO;
     if (te__numel(a->out) == 0) return TE_OK;
-    l = te__plan_launch(p, "moe", "grouped_column_sum");
-    k = TE__KARGS(p, l, te__grouped_column_sum_kargs);
-    k->x = te__data(a->x);
-    k->sizes = te__data(a->sizes);
-    k->out = te__data(a->out);
-    k->m = te__rows(a->x);
-    k->n = te__cols(a->x);
-    k->groups = te__numel(a->sizes);
-    k->x_dt = a->x->dtype;
-    k->sizes_dt = a->sizes->dtype;
-    k->out_dt = a->out->dtype;
-    te__launch_blocks(l, k->groups * te__div_up(k->n, 32), 256);
+    k.x = te__data(a->x);
+    k.sizes = te__data(a->sizes);
+    k.out = te__data(a->out);
+    k.m = te__rows(a->x);
+    k.n = te__cols(a->x);
+    k.groups = te__numel(a->sizes);
+    k.x_dt = a->x->dtype;
+    k.sizes_dt = a->sizes->dtype;
+    k.out_dt = a->out->dtype;
+    te__plan_with(p, "moe", "grouped_column_sum", k.groups * te__div_up(k.n, 32), 256, &k, sizeof(k));
     return te__plan_why(p, "a block for 32 columns of a group");
 }

@@ -266,7 +266,6 @@ static te_result te__moe_check_loss(te_ctx *te, const char *op, const char *name
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, and num_experts %d; the last size must be a multiple of it",
                         op, name, te__shape_text(probs, text), experts);
     r = te__want_numel(te, op, "tokens_per_expert", counts, te__cols(probs));
-    if (r == TE_OK) r = te__want_numel(te, op, "total_device", total_device, 1);
     if (r == TE_OK && !total_device && total < 1)
         r = te__fail(te, TE_ERR_INVALID,
                      "%s: total_num_tokens is %lld, and total_device NULL; the number of tokens is needed", op,
@@ -274,14 +273,12 @@ static te_result te__moe_check_loss(te_ctx *te, const char *op, const char *name
     return r;
 }
 static te_result te__check_moe_aux_loss_fwd(te_ctx *te, te_op_moe_aux_loss_fwd_args *a) {
-    te_result r = te__moe_check_loss(te, "moe_aux_loss_fwd", "probs", a->probs, a->tokens_per_expert, a->total_device,
-                                     a->total_num_tokens, a->num_experts, a->topk);
-    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_fwd", "loss", a->loss, 1) : r;
+    return te__moe_check_loss(te, "moe_aux_loss_fwd", "probs", a->probs, a->tokens_per_expert, a->total_device,
+                              a->total_num_tokens, a->num_experts, a->topk);
 }
 static te_result te__check_moe_aux_loss_bwd(te_ctx *te, te_op_moe_aux_loss_bwd_args *a) {
-    te_result r = te__moe_check_loss(te, "moe_aux_loss_bwd", "dprobs", a->dprobs, a->tokens_per_expert, a->total_device,
-                                     a->total_num_tokens, a->num_experts, a->topk);
-    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_bwd", "dloss", a->dloss, 1) : r;
+    return te__moe_check_loss(te, "moe_aux_loss_bwd", "dprobs", a->dprobs, a->tokens_per_expert, a->total_device,
+                              a->total_num_tokens, a->num_experts, a->topk);
 }
 static te_result te__check_grouped_column_sum(te_ctx *te, te_op_grouped_column_sum_args *a) {
     char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];

@@ -66,8 +66,7 @@ static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args 
         r = te__mx_want_codes(te, op, "col", a->col, m, n);
         if (r == TE_OK) r = te__mx_want_scale(te, op, "col_scale", a->col_scale, m, n, true);
     }
-    if (r == TE_OK) r = te__want_one_format(te, op, "row", a->row, "col", a->col);
-    return r == TE_OK ? te__want_numel(te, op, "noop", a->noop, 1) : r;
+    return r == TE_OK ? te__want_one_format(te, op, "row", a->row, "col", a->col) : r;
 }
 
 static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_args *a) {

@@ -189,7 +189,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {
-        sum.partial = (float *)te__plan_workspace(p, blocks * kinds * n * (int64_t)sizeof(float));
+        sum.partial = te__plan_floats(p, blocks * kinds * n);
         if (p->result != TE_OK) return p->result;
         sum.dgamma = te__data(a->dgamma);
         sum.dbeta = te__data(a->dbeta);

@@ -40,23 +40,20 @@ static te_result te__cpu_l2normalize(te_ctx *te, te__l2_job *j) {
     return TE_OK;
 }
 static te_result te__cuda_plan_l2normalize(te__plan *p, const te__l2_job *j) {
-    te__launch *l;
-    te__l2normalize_kargs *k;
+    te__l2normalize_kargs k = TE_ZERO;
     int64_t m = te__rows(j->x), n = te__cols(j->x);
-    if (m == 0) return TE_OK;
-    l = te__plan_launch(p, "norm", "l2normalize"); /* also if rows have no elements: rnorm is written */
-    k = TE__KARGS(p, l, te__l2normalize_kargs);
-    k->x = te__data(j->x);
-    k->dy = te__data(j->dy);
-    k->y = te__data(j->y);
-    k->rnorm = j->rnorm;
-    k->m = m;
-    k->n = n;
-    k->eps = j->eps;
-    k->x_dt = j->x->dtype;
-    k->dy_dt = te__dtype_of(j->dy);
-    k->y_dt = j->y->dtype;
-    te__launch_blocks(l, te__min(te__div_up(m, 4), INT_MAX), 128);
+    if (m == 0) return TE_OK; /* also if rows have no elements: rnorm is written */
+    k.x = te__data(j->x);
+    k.dy = te__data(j->dy);
+    k.y = te__data(j->y);
+    k.rnorm = j->rnorm;
+    k.m = m;
+    k.n = n;
+    k.eps = j->eps;
+    k.x_dt = j->x->dtype;
+    k.dy_dt = te__dtype_of(j->dy);
+    k.y_dt = j->y->dtype;
+    te__plan_with(p, "norm", "l2normalize", te__min(te__div_up(m, 4), INT_MAX), 128, &k, sizeof(k));
     return te__plan_why(p, "a warp for each row");
 }
 

@@ -28,11 +28,9 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     if (a->y_amax && a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
     r = te__want_numel(te, op, "gamma", a->gamma, n);
     if (r == TE_OK) r = te__want_numel(te, op, "beta", a->beta, n);
-    if (r == TE_OK)
-        r = te__want_output(te, op, "y", a->y, a->y_col, "y_col", a->scale, a->scale_inv, a->amax, m, n, a->x);
+    if (r == TE_OK) r = te__want_output(te, op, "y", a->y, a->y_col, "y_col", a->scale, a->scale_inv, m, n, a->x);
     if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
-    if (r == TE_OK) r = te__want_numel(te, op, "rstd", a->rstd, m);
-    return r == TE_OK ? te__want_numel(te, op, "y_amax", a->y_amax, 1) : r;
+    return r == TE_OK ? te__want_numel(te, op, "rstd", a->rstd, m) : r;
 }
 
 static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layernorm) {

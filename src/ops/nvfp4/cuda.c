@@ -26,7 +26,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_ar
     if (args.pieces > 0) {
         int64_t blocks = te__min(te__div_up(args.pieces, 8), 3 * p->num_sms);
         te__launch *l;
-        args.row_part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
+        args.row_part = te__plan_floats(p, 2 * blocks);
         args.col_part = args.row_part + blocks;
         args.counter = te__plan_counter(p);
         l = te__plan_with(p, "nvfp4", "nvfp4_amax", blocks, 256, &args, sizeof(args));
@@ -88,7 +88,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     if (at_once) {
         k->out_row = te__f32_data(a->amax_row);
         k->out_col = te__f32_data(a->amax_col);
-        k->part = (float *)te__plan_workspace(p, 2 * blocks * (int64_t)sizeof(float));
+        k->part = te__plan_floats(p, 2 * blocks);
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
@@ -123,34 +123,33 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
 }
 
 static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_dequantize_args *a) {
+    te__nvfp4_dequantize_kargs k = TE_ZERO;
     te__launch *l;
-    te__nvfp4_dequantize_kargs *k;
     if (te__numel(a->y) == 0) return TE_OK;
-    l = te__plan_launch(p, "nvfp4", "nvfp4_dequantize");
-    k = TE__KARGS(p, l, te__nvfp4_dequantize_kargs);
-    k->q = te__u8_data(a->q);
-    k->scale = te__u8_data(a->scale);
-    k->amax = te__f32_data(a->amax);
-    k->y = te__data(a->y);
-    k->m = te__rows(a->y);
-    k->n = te__cols(a->y);
-    k->ld = te__cols(a->q);
-    k->groups = te__cols(a->scale);
-    k->tiles_n = (unsigned)te__div_up(k->n, a->columnwise ? 64 : 256);
-    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
-    k->y_dt = a->y->dtype;
-    k->group_of = te__int_data(a->groups);
-    k->count = a->groups ? (int)te__numel(a->amax) : 0;
-    k->per_row = !a->groups && te__nvfp4_is_vector(a->amax);
-    k->columnwise = a->columnwise;
-    k->rht = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
-    k->swizzled = a->swizzled;
-    k->vector_q = te__rows_aligned(a->q, k->ld, 8);
-    k->vector_y = te__rows_aligned(a->y, k->n, 16);
-    te__launch_option(l, "Y_DT", k->y_dt);
-    te__launch_option(l, "COLUMNWISE", k->columnwise);
-    te__launch_option(l, "RHT", k->rht);
-    te__launch_blocks(l, te__div_up(k->m, k->columnwise ? 64 : 32) * (int64_t)k->tiles_n, 256);
-    return te__plan_why(p, k->columnwise ? "tiles through shared memory, 16 bytes a store"
-                                  : "one pass, eight elements at a time");
+    k.q = te__u8_data(a->q);
+    k.scale = te__u8_data(a->scale);
+    k.amax = te__f32_data(a->amax);
+    k.y = te__data(a->y);
+    k.m = te__rows(a->y);
+    k.n = te__cols(a->y);
+    k.ld = te__cols(a->q);
+    k.groups = te__cols(a->scale);
+    k.tiles_n = (unsigned)te__div_up(k.n, a->columnwise ? 64 : 256);
+    k.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k.y_dt = a->y->dtype;
+    k.group_of = te__int_data(a->groups);
+    k.count = a->groups ? (int)te__numel(a->amax) : 0;
+    k.per_row = !a->groups && te__nvfp4_is_vector(a->amax);
+    k.columnwise = a->columnwise;
+    k.rht = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
+    k.swizzled = a->swizzled;
+    k.vector_q = te__rows_aligned(a->q, k.ld, 8);
+    k.vector_y = te__rows_aligned(a->y, k.n, 16);
+    l = te__plan_with(p, "nvfp4", "nvfp4_dequantize",
+                      te__div_up(k.m, k.columnwise ? 64 : 32) * (int64_t)k.tiles_n, 256, &k, sizeof(k));
+    te__launch_option(l, "Y_DT", k.y_dt);
+    te__launch_option(l, "COLUMNWISE", k.columnwise);
+    te__launch_option(l, "RHT", k.rht);
+    return te__plan_why(p, k.columnwise ? "tiles through shared memory, 16 bytes a store"
+                                        : "one pass, eight elements at a time");
 }

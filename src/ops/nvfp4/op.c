@@ -50,8 +50,7 @@ static te_result te__check_nvfp4_amax(te_ctx *te, te_op_nvfp4_amax_args *a) {
     if (a->groups)
         return te__nvfp4_check_groups(te, "nvfp4_amax", a->groups, te__rows(a->x), a->amax_row, a->amax_col, a->noop);
     result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
-    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x));
-    return result == TE_OK ? te__want_numel(te, "nvfp4_amax", "noop", a->noop, 1) : result;
+    return result == TE_OK ? te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x)) : result;
 }
 
 static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args *a) {
@@ -76,7 +75,6 @@ static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args 
         result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
         if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, n);
     }
-    if (result == TE_OK) result = te__want_numel(te, "nvfp4_quantize", "noop", a->noop, 1);
     if (result == TE_OK) result = te__want_rng(te, "nvfp4_quantize", a->rng);
     if (result != TE_OK) return result;
     if ((int)a->four_over_six < TE_4OVER6_OFF || (int)a->four_over_six > TE_4OVER6_MSE)

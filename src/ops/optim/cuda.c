@@ -93,8 +93,8 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
         entries++;
     }
     if (scales && all > 0) { /* every launch has its own part of these */
-        amax = (float *)te__plan_workspace(p, all * TE__STATES * (int64_t)sizeof(float));
-        factor = (float *)te__plan_workspace(p, (int64_t)entries * 2 * TE__STATES * (int64_t)sizeof(float));
+        amax = te__plan_floats(p, all * TE__STATES);
+        factor = te__plan_floats(p, (int64_t)entries * 2 * TE__STATES);
         if (p->result != TE_OK) return;
     }
     memset(&k, 0, sizeof(k));
@@ -243,9 +243,9 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     /* An empty tensor has one chunk too, because the block of a tensor's first chunk also records where the tensor
      * begins. */
     for (i = 0; i < a->num_tensors; i++) all += te__max(1, te__div_up(te__numel(a->tensors[i]), TE__NORM_CHUNK));
-    partial = (float *)te__plan_workspace(p, te__max(1, all) * 4);
+    partial = te__plan_floats(p, te__max(1, all));
     first_chunk = (unsigned *)te__plan_workspace(p, ((int64_t)a->num_tensors + 1) * 4);
-    total.tensor_sum = (float *)te__plan_workspace(p, te__max(1, a->num_tensors) * 4);
+    total.tensor_sum = te__plan_floats(p, te__max(1, a->num_tensors));
     for (i = 0; i < a->num_tensors; i++) {
         const te_tensor *x = a->tensors[i];
         int64_t more = te__max(1, te__div_up(te__numel(x), TE__NORM_CHUNK));

@@ -105,8 +105,6 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         if (result == TE_OK) result = te__optim_check_places(te, "adam", t->place, i, &places);
         if (result == TE_OK && t->own_numbers) result = te__adam_check_numbers(te, &t->numbers);
     }
-    if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
     if (result == TE_OK) result = te__optim_want_places(te, "adam", "lr_device", a->lr_device, places + 1, 1);
     if (result == TE_OK)
         result = te__optim_want_places(te, "adam", "bias_correction", a->bias_correction, places + 1, 2);
@@ -135,9 +133,7 @@ static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) 
 }
 
 static te_result te__check_store_state(te_ctx *te, te_op_store_state_args *a) {
-    te_result result = te__want_numel(te, "store_state", "state", a->state, te__numel(a->x));
-    if (result == TE_OK) result = te__want_numel(te, "store_state", "amax", a->amax, 1);
-    return result == TE_OK ? te__want_numel(te, "store_state", "scale", a->scale, 1) : result;
+    return te__want_numel(te, "store_state", "state", a->state, te__numel(a->x));
 }
 
 static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
@@ -155,8 +151,6 @@ static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
                 te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there",
                          (double)a->momentum, i);
     }
-    if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
-    if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
     if (result == TE_OK) result = te__optim_want_places(te, "sgd", "lr_device", a->lr_device, places + 1, 1);
     if (result != TE_OK) return result;
     if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
@@ -170,48 +164,35 @@ static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
 }
 
 static te_result te__check_l2norm(te_ctx *te, te_op_l2norm_args *a) {
-    te_result result = te__want_numel(te, "l2norm", "norm", a->norm, 1);
-    if (result == TE_OK) result = te__want_numel(te, "l2norm", "per_tensor", a->per_tensor, a->num_tensors);
-    if (result == TE_OK) result = te__want_numel(te, "l2norm", "clip", a->clip, 1);
-    if (result == TE_OK) result = te__want_numel(te, "l2norm", "inv_scale", a->inv_scale, 1);
-    if (result == TE_OK) result = te__want_numel(te, "l2norm", "found_inf", a->found_inf, 1);
+    te_result result = te__want_numel(te, "l2norm", "per_tensor", a->per_tensor, a->num_tensors);
     if (result == TE_OK && a->clip && !(a->max_norm > 0.0f))
         result = te__fail(te, TE_ERR_INVALID, "l2norm: clip is asked for with max_norm %g", (double)a->max_norm);
     return result;
 }
 
 static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
-    te_result result = te__want_numel(te, "multi_scale", "scale_device", a->scale_device, 1);
+    te_result result = TE_OK;
     int i;
-    if (result == TE_OK) result = te__want_numel(te, "multi_scale", "found_inf", a->found_inf, 1);
     for (i = 0; i < a->num_tensors && result == TE_OK; i++)
         result = te__optim_check_like(te, "multi_scale", "out", i, a->out[i], "in", a->in[i]);
     return result;
 }
 
 static te_result te__check_step_numbers(te_ctx *te, te_op_step_numbers_args *a) {
-    te_result result = te__want_numel(te, "step_numbers", "found_inf", a->found_inf, 1);
+    te_result result = TE_OK;
     char text[TE__SHAPE_TEXT];
-    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "skipped", a->skipped, 1);
-    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "step_device", a->step_device, 1);
-    if (result == TE_OK && a->betas && te__numel(a->betas) % 2)
-        result =
-            te__fail(te, TE_ERR_SHAPE, "step_numbers: betas are %s; pairs are needed", te__shape_text(a->betas, text));
-    if (result == TE_OK && a->betas)
+    if (a->betas && te__numel(a->betas) % 2)
+        return te__fail(te, TE_ERR_SHAPE, "step_numbers: betas are %s; pairs are needed",
+                        te__shape_text(a->betas, text));
+    if (a->betas)
         result = te__want_numel(te, "step_numbers", "bias_correction", a->bias_correction, te__numel(a->betas));
     if (result == TE_OK && !a->step_device && a->step < 1)
         result = te__fail(te, TE_ERR_INVALID, "step_numbers: step is %lld; the first one is 1", (long long)a->step);
     return result;
 }
 static te_result te__check_update_scale(te_ctx *te, te_op_update_scale_args *a) {
-    te_result result = te__want_numel(te, "update_scale", "scale", a->scale, 1);
-    if (result == TE_OK) result = te__want_numel(te, "update_scale", "inv_scale", a->inv_scale, 1);
-    if (result == TE_OK) result = te__want_numel(te, "update_scale", "growth_tracker", a->growth_tracker, 1);
-    if (result == TE_OK) result = te__want_numel(te, "update_scale", "found_inf", a->found_inf, 1);
-    if (result == TE_OK && !(a->growth_factor > 0.0f && a->backoff_factor > 0.0f && a->growth_interval > 0))
-        result = te__fail(
-            te, TE_ERR_INVALID,
-            "update_scale: growth_factor %g, backoff_factor %g, growth_interval %d; numbers above 0 are needed",
-            (double)a->growth_factor, (double)a->backoff_factor, a->growth_interval);
-    return result;
+    if (a->growth_factor > 0.0f && a->backoff_factor > 0.0f && a->growth_interval > 0) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID,
+                    "update_scale: growth_factor %g, backoff_factor %g, growth_interval %d; numbers above 0 are needed",
+                    (double)a->growth_factor, (double)a->backoff_factor, a->growth_interval);
 }

@@ -3,68 +3,62 @@
 
 static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_args *a) {
     int64_t tr = a->tile_rows, tc = a->tile_columns, blocks;
+    te__shard_amax_kargs k = TE_ZERO;
     te__launch *l;
-    te__shard_amax_kargs *k;
     if (te__numel(a->amax) == 0) return TE_OK;
-    l = te__plan_launch(p, "shard", "shard_amax");
-    k = TE__KARGS(p, l, te__shard_amax_kargs);
-    k->x = te__data(a->x);
-    k->amax = te__f32_data(a->amax);
-    k->rows = a->rows;
-    k->columns = a->columns;
-    k->start = a->start;
-    k->n = te__numel(a->x);
-    k->tiles_m = te__rows(a->amax);
-    k->tiles_n = te__cols(a->amax);
-    k->tile_rows = tr;
-    k->tile_columns = tc;
-    k->blocks_n = (unsigned)te__div_up(a->columns, 256);
-    k->x_dt = a->x->dtype;
-    k->vector = te__view_is_aligned(k->x, a->columns | a->start);
-    k->kind = tr == 128 && tc == 128 ? TE__SHARD_128X128
-              : tr == 16 && tc == 16 ? TE__SHARD_16X16
-              : tr == 1 && tc == 32  ? TE__SHARD_1X32
-              : tr == 32 && tc == 1  ? TE__SHARD_32X1
-                                     : TE__SHARD_ANY;
-    if (k->kind != TE__SHARD_ANY) {
-        te__launch_option(l, "X_DT", k->x_dt);
-        te__launch_option(l, "KIND", k->kind);
+    k.x = te__data(a->x);
+    k.amax = te__f32_data(a->amax);
+    k.rows = a->rows;
+    k.columns = a->columns;
+    k.start = a->start;
+    k.n = te__numel(a->x);
+    k.tiles_m = te__rows(a->amax);
+    k.tiles_n = te__cols(a->amax);
+    k.tile_rows = tr;
+    k.tile_columns = tc;
+    k.blocks_n = (unsigned)te__div_up(a->columns, 256);
+    k.x_dt = a->x->dtype;
+    k.vector = te__view_is_aligned(k.x, a->columns | a->start);
+    k.kind = tr == 128 && tc == 128 ? TE__SHARD_128X128
+             : tr == 16 && tc == 16 ? TE__SHARD_16X16
+             : tr == 1 && tc == 32  ? TE__SHARD_1X32
+             : tr == 32 && tc == 1  ? TE__SHARD_32X1
+                                    : TE__SHARD_ANY;
+    blocks = te__div_up(a->rows, k.kind == TE__SHARD_128X128 ? 128 : 32) * k.blocks_n;
+    if (k.kind == TE__SHARD_ANY) blocks = te__min(te__numel(a->amax), 65535);
+    l = te__plan_with(p, "shard", "shard_amax", blocks, 256, &k, sizeof(k));
+    if (k.kind != TE__SHARD_ANY) {
+        te__launch_option(l, "X_DT", k.x_dt);
+        te__launch_option(l, "KIND", k.kind);
     }
-    blocks = te__div_up(a->rows, k->kind == TE__SHARD_128X128 ? 128 : 32) * k->blocks_n;
-    if (k->kind == TE__SHARD_ANY) blocks = te__min(te__numel(a->amax), 65535);
-    te__launch_blocks(l, blocks, 256);
-    te__plan_why(p, k->kind == TE__SHARD_ANY ? "one block a tile" : "one pass; each amax is written once");
-    return TE_OK;
+    return te__plan_why(p, k.kind == TE__SHARD_ANY ? "one block a tile" : "one pass; each amax is written once");
 }
 
 static te_result te__cuda_plan_shard_scales(te__plan *p, const te_op_shard_scales_args *a) {
     const te_tensor *row = a->row_scale ? a->row_scale : a->multiplier;
     int64_t quads = ((row ? te__numel(row) : 0) + (a->col_scale ? te__numel(a->col_scale) : 0)) / 4;
-    te__launch *l;
-    te__shard_scales_kargs *k;
+    te__shard_scales_kargs k = TE_ZERO;
     if (quads == 0) return TE_OK;
-    l = te__plan_launch(p, "shard", "shard_scales");
-    k = TE__KARGS(p, l, te__shard_scales_kargs);
-    k->amax = te__f32_data(a->amax);
-    k->amax_col = te__f32_data(a->amax_col);
-    k->amax_tensor = te__f32_data(a->amax_tensor);
-    k->row_scale = te__data(a->row_scale);
-    k->col_scale = te__data(a->col_scale);
-    k->multiplier = te__f32_data(a->multiplier);
-    k->rows = a->rows;
-    k->columns = a->columns;
-    k->row_m = row ? te__rows(row) : 0;
-    k->row_n = row ? te__cols(row) : 0;
-    k->col_m = a->col_scale ? te__rows(a->col_scale) : 0;
-    k->col_n = a->col_scale ? te__cols(a->col_scale) : 0;
-    k->fp8_max = te__shard_fp8_max(a->dtype);
-    k->fp8_max_inverse = a->dtype == TE_F8E5M2 ? TE__E5M2_MAX_INVERSE : TE__E4M3_MAX_INVERSE;
-    k->epsilon = a->epsilon;
-    k->limit = a->amax_limit;
-    k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
-    k->scaling = a->scaling;
-    k->power_of_two = !a->fp32_scales;
-    te__launch_blocks(l, te__div_up(quads, 256), 256);
+    k.amax = te__f32_data(a->amax);
+    k.amax_col = te__f32_data(a->amax_col);
+    k.amax_tensor = te__f32_data(a->amax_tensor);
+    k.row_scale = te__data(a->row_scale);
+    k.col_scale = te__data(a->col_scale);
+    k.multiplier = te__f32_data(a->multiplier);
+    k.rows = a->rows;
+    k.columns = a->columns;
+    k.row_m = row ? te__rows(row) : 0;
+    k.row_n = row ? te__cols(row) : 0;
+    k.col_m = a->col_scale ? te__rows(a->col_scale) : 0;
+    k.col_n = a->col_scale ? te__cols(a->col_scale) : 0;
+    k.fp8_max = te__shard_fp8_max(a->dtype);
+    k.fp8_max_inverse = a->dtype == TE_F8E5M2 ? TE__E5M2_MAX_INVERSE : TE__E4M3_MAX_INVERSE;
+    k.epsilon = a->epsilon;
+    k.limit = a->amax_limit;
+    k.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
+    k.scaling = a->scaling;
+    k.power_of_two = !a->fp32_scales;
+    te__plan_with(p, "shard", "shard_scales", te__div_up(quads, 256), 256, &k, sizeof(k));
     return te__plan_why(p, "one thread for four scales");
 }
 

@@ -169,5 +169,5 @@ static te_result te__check_shard_cast(te_ctx *te, te_op_shard_cast_args *a) {
         result = te__shard_scale(te, op, "multiplier", a->multiplier, a->scaling, false, a->rows, a->columns);
     if (result == TE_OK && a->scaling == TE_SCALING_NVFP4)
         result = te__want_numel(te, op, "amax_tensor", a->amax_tensor, 1);
-    return result == TE_OK ? te__want_numel(te, op, "amax", a->amax, 1) : result;
+    return result;
 }

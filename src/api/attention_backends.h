@@ -50,9 +50,10 @@ typedef struct te_attn_module_desc {
 
 /* Makes a module of attention: for the backend te a DotProductAttention, for the other backends a module without
  * parameters. The caller owns the module until a parent takes it. `backend` 0 means te on CUDA, else sdpa.
- * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for tilelang, cudnn, magi and values outside the list.
- * TE_ERR_UNSUPPORTED for options that the backend does not have.
- * TE_ERR_INVALID for sizes that do not fit; for magi also where head sizes differ or are above 128.
+ * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for tilelang, cudnn, magi and values outside
+ * te_attn_backend. TE_ERR_UNSUPPORTED for options that the backend does not have.
+ * TE_ERR_INVALID for sizes that do not fit. For magi with head sizes that differ or are above 128 the error is
+ * TE_ERR_INVALID, too.
  * TE_ERR_STATE inside a graph's capture.
  * Source: initialize_attn_module_and_func. */
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc);
@@ -75,7 +76,7 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
  *   cu_seqlens_padded, cu_seqlens_q_padded, cu_seqlens_kv_padded   te, packed: where the sequences of cu_seqlens,
  *                   cu_seqlens_q, cu_seqlens_kv lie in memory
  *   max_seqlen      te, packed: the longest sequence, for queries and keys alike. Or give max_seqlen_q and
- *                   max_seqlen_kv. 0 => as long as all tokens
+ *                   max_seqlen_kv. 0 => the number of all tokens
  *   window          (left, 0): `left` is the number of keys that a query sees before its own; window.on false or `left`
  *                   -1 => all. For causal masks alone; see te_attn_module_desc.upstream_windows
  *   sink_weights    flex: f32 [H], one more logit in the denominator of each softmax of a head; differentiable
@@ -115,7 +116,7 @@ typedef struct te_attn_args {
  * sdpa and eager copy an attention_mask of two dimensions to the host, which waits for the device. They ignore a mask
  * without padding. With padding or a window they make a mask with one element per score, aligned at the bottom right:
  * the last query sees keys up to the last one. The context keeps the last four such masks, until the last module of
- * sdpa, flex and eager is destroyed. Inside a graph's capture calls that would copy the mask to the host are refused.
+ * sdpa, flex and eager is destroyed. Inside a graph's capture, a call that would copy the mask to the host fails.
  * Source: preprocess_args_and_kwargs_for_attn. */
 TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs *in, te_attn_args *out);
 /* Computes attention. Returns for te [b, s_q, H d_v] or [T, H d_v], as DotProductAttention does, and for sdpa, flex and
@@ -131,10 +132,10 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* Returns flex's block mask for causal attention, b sequences and `heads` heads: u8 [1, 1, ceil(s_q / 128), ceil(s_kv /
  * 128)]. window_keys is the number of keys in the window, the query's own included; -1 means no window. The first call
- * with these five numbers makes the mask; the context keeps it for later calls. The context keeps at most 64 masks. The
- * oldest goes first, and all go with the last module of sdpa, flex and eager; until then the mask is borrowed. NULL on
- * failure. Making a mask copies from host memory, which a graph's capture refuses: call this function once before the
- * capture. */
+ * with these five numbers makes the mask; the context keeps it for later calls. The context keeps at most 64 masks: a
+ * new one then replaces the oldest. All masks are released when the last module of sdpa, flex and eager is destroyed;
+ * until then the result is borrowed. NULL on failure. Making a mask copies from host memory, which a graph's capture
+ * refuses: call this function once before the capture. */
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
                                      int64_t s_kv);
 /* Returns the number of masks that the context keeps for te_flex_block_mask. */

@@ -38,8 +38,8 @@ TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
  *
  * Errors: TE_ERR_STATE if a parameter or activation that a backward function reads was written since the forward pass.
  * te_tensor_touch counts as a write. A weight that the forward pass read as a quantized copy may change, since the
- * backward pass reads that copy. After an error the gradients that this call began are dropped; to gradients that
- * existed before, the call may have added a part.
+ * backward pass reads that copy. After an error, gradients that did not exist before the call are dropped. To gradients
+ * that existed before, the call may have added a part.
  *
  * A backward function may call te_backward too: for functions that it has recorded itself after te_enable_grad_begin,
  * or for a part of the outer tape that the outer te_backward does not need any more (TE_ERR_STATE otherwise). A leaf
@@ -82,8 +82,8 @@ typedef struct te_checkpoint_desc {
     bool distribute_saved_activations; /* each rank of tp_group keeps only its part of the first input, and te_backward
                                         * gathers the parts. The first input must be plain and the same on all ranks,
                                         * and its number of elements a multiple of the number of ranks */
-    te_group *tp_group;       /* read with distribute_saved_activations: the ranks that keep the parts; all of them make
-                               * this call (borrowed until te_backward) */
+    te_group *tp_group;       /* read with distribute_saved_activations: the ranks that keep the parts; each of these
+                               * ranks must make this call (borrowed until te_backward) */
 } te_checkpoint_desc;
 /* Runs fn with activation checkpointing. fn first runs with nothing recorded on the tape, so that its activations are
  * freed at once. When te_backward reaches this call, it runs fn again from the inputs, records it, and runs the
@@ -105,8 +105,8 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *desc);
  * is called; right before the backward function reads the tensor, `unpack` is called. */
 typedef struct te_saved_tensors_hooks {
     /* Gets a tensor that a node saves (borrowed): a plain or quantized activation, never a parameter. Returns a handle,
-     * which the node keeps in place of the tensor, or NULL: the node keeps the tensor. Several nodes may save the same
-     * tensor. */
+     * which the node keeps in place of the tensor. If it returns NULL, the node keeps the tensor itself. Several nodes
+     * may save the same tensor. */
     void *(*pack)(void *user, te_tensor *x);
     /* Returns the tensor of a handle, in the shape and format that `pack` got. The tensor belongs to the innermost
      * scope, or the owner of the hooks retains it. Called once per handle. */
@@ -137,8 +137,8 @@ typedef struct te_cpu_offload_desc {
  * that the caller runs directly. If a module runs the layers (te_sequential_create, or a class of the user's), the
  * caller's scope does not hold their outputs. The bytes on the device are those that `fraction` does not offload, and
  * up to window_bytes more. The device waits where the link to the host is slower than the computation. The host waits
- * only for the driver to allocate pinned memory; it is kept for later calls until te_memory_trim. On the CPU backend
- * the copies are made as well.
+ * only while the driver allocates pinned memory. This memory is kept for later calls until te_memory_trim. On the CPU
+ * backend the copies are made as well.
  *
  * desc is copied; NULL means the defaults. Regions may be nested. Inside a region of te_saved_tensors_begin, this
  * region replaces its hooks. te_memory_get_stats counts the bytes.

@@ -9,7 +9,7 @@ typedef struct te_backend_capabilities {
     bool have_te;      /* TransformerEngine, which is te.h itself */
     bool have_deep_ep; /* DeepEP, an all-to-all of tokens; te.h has its own */
     bool have_gmm;     /* grouped GEMMs; te.h has its own */
-    bool have_uccl_ep; /* UCCL's EP, another name of the all-to-all of have_deep_ep */
+    bool have_uccl_ep; /* UCCL-EP, an all-to-all of tokens; in te.h it is the same as that of have_deep_ep */
     bool cuda;         /* the context runs on a GPU */
 } te_backend_capabilities;
 /* Returns the capabilities that te_backend_set_capabilities has set. Without such a call, all have_ fields are true,
@@ -36,7 +36,7 @@ typedef struct te_fp8_config {
 } te_fp8_config;
 /* Returns the recipe that a config selects: `storage`, which the call fills, or the config's `object`. Returns NULL
  * without an error if have_te is false, whatever the config says. NULL with TE_ERR_INVALID for a recipe outside the
- * list, and for TE_FP8_OBJECT without an object. With MXFP8 every call logs the warning. Source:
+ * list, and for TE_FP8_OBJECT without an object. With TE_FP8_MXFP8, every call logs a warning. Source:
  * TEFp8Config.build_recipe. */
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
 /* Runs te_autocast_begin with the recipe of the config and no group for amaxes. If config is NULL or have_te is false,
@@ -88,10 +88,10 @@ typedef struct te_backend_config {
                                        * te_rope_cos_sin; 0 => off. Unless keep_rope_fusion is set,
                                        * te_backend_config_validate sets it to off, with a warning if it was on, as
                                        * Automodel does */
-    bool keep_rope_fusion;            /* rope_fusion keeps its value, and 0 in it means on with CUDA. Automodel turns
-                                       * rope_fusion off so that log-probabilities agree with those of transformers and
-                                       * vLLM, whose tables are rounded to the model's format. te.h's own modules rotate
-                                       * by f32 cosines and sines in both cases */
+    bool keep_rope_fusion;            /* true => rope_fusion keeps its value, and if it is 0, it means on with CUDA.
+                                       * Automodel turns rope_fusion off so that log-probabilities agree with those of
+                                       * transformers and vLLM, whose tables are rounded to the model's format. te.h's
+                                       * own modules rotate by f32 cosines and sines in both cases */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
     int dispatcher_num_sms;           /* number of multiprocessors that communicate; 0 => 20 */
@@ -148,7 +148,8 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
  * mok.minibatch_size above. Spaces around names and values are ignored, and "cuda_graph=" is the empty list. The rules
  * of te_backend_config_validate are not applied.
  * TE_ERR_INVALID for a name that is unknown, given twice, or without a value, and for a value that is not possible. The
- * message has the field, the value, the possible values and the nearest of them. *config is then what it was before. */
+ * message has the field, the value, the possible values and the nearest of them. After an error *config is what it was
+ * before. */
 TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
 /* Returns the name of field number `index` in the list that te_backend_config_parse reads, counted from 0 (static
  * string); NULL outside the list. Writes the possible values of the field into `values` (truncated to fit; may be
@@ -161,8 +162,9 @@ TE_API size_t te_backend_config_print(const te_backend_config *config, char *buf
 /* Turns the name of a backend into its enumerator, in *value. `field` is "attn", "linear", "rms_norm", "rope",
  * "experts" or "dispatcher". Errors as te_backend_config_parse. */
 TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value);
-/* Returns the name of a value of one of the fields of te_backend_parse (static string). Returns "default" for 0, unless
- * 0 has a name of its own in that field, and "?" for a value outside the list or another field. */
+/* Returns the name of `value` in `field`, which is one of the fields that te_backend_parse takes (static string).
+ * Returns "default" for 0, unless 0 has a name of its own in that field. Returns "?" for a value outside the field's
+ * list, and for any other field. */
 TE_API const char *te_backend_name(const char *field, int value);
 
 /* ---- modules by backend ---- */
@@ -175,8 +177,8 @@ typedef struct te_linear_module_desc {
                                         * of TransformerEngine and of torch has a bias by default */
     te_params_device device;           /* device of the parameters; 0 => the context's */
     te_dtype dtype;                    /* format of the parameters: f32, f16 or bf16; 0 => bf16 */
-    te_init init;                      /* first values of the weight; the bias then starts at 0. Zero => first values as
-                                        * the class makes them, for weight and bias */
+    te_init init;                      /* initial values of the weight; the bias then starts at 0. Zero => weight and
+                                        * bias start with the initial values that the module's class has by default */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
 /* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. With te it is a Linear. With torch its
@@ -198,9 +200,10 @@ typedef struct te_rms_norm_module_desc {
 /* Makes a module that computes x / sqrt(mean of squares + eps) * weight. Parameter: weight [dim], ones at first. Every
  * backend runs te_op_rmsnorm_fwd and te_op_rmsnorm_bwd:
  *   te          an RMSNorm; inside a Sequential, a Linear that follows reads its quantized output
- *   torch_fp32  a Float32RMSNorm: the same results as te, but autocast does not quantize its output (nor that of torch)
+ *   torch_fp32  a Float32RMSNorm: the same results as te, but autocast does not quantize its output
  *   torch       the normalised row is rounded to x's format before it is multiplied by the weight (torch.nn.RMSNorm,
- *               transformers' LlamaRMSNorm); the gradient is that of the unrounded formula, in f32
+ *               transformers' LlamaRMSNorm); autocast does not quantize the output; the gradient is that of the
+ *               unrounded formula, in f32
  * TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID for a value outside the list.
  * Source: initialize_rms_norm_module. */
 TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
@@ -237,9 +240,9 @@ typedef struct te_rope_config {
                                    * (borrowed). NULL => there was none */
     size_t rope_parameters_size;  /* bytes of rope_parameters */
     char rope_type[32];           /* "yarn" and so on; "" if the file does not give it */
-    /* parameters of the types, under their names in config.json */
+    /* parameters of the rope types, under their names in config.json */
     double factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor, high_freq_factor;
-    bool no_truncate;             /* "truncate" is false */
+    bool no_truncate;             /* true => the file has "truncate": false */
     int64_t original_max_position_embeddings, max_position_embeddings; /* from the top level of the config;
                                                                         * original_max_position_embeddings also from
                                                                         * rope_parameters, if the top level lacks it */
@@ -257,10 +260,11 @@ TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_con
  * Errors as te_rope_config_read. */
 TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_rope_config *rope);
 /* Fills *rotary for the rotation of Automodel's models with experts; rope_type is ignored. If `factor` is above 1,
- * frequencies are YaRN's: between two pair numbers low and high, which may be fractions, they are interpolated, with
- * beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 => 4096); attention_factor is 0.1
- * ln(factor) + 1. Otherwise frequencies stay unchanged. TE_ERR_INVALID unless 0 < low < high < dim / 2 - 1, with dim =
- * floor(head_dim * partial_rotary_factor) even. Source: gpt_oss RotaryEmbedding. */
+ * frequencies are YaRN's, with beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 =>
+ * 4096). YaRN interpolates the frequencies of the pairs of channels whose numbers are between two bounds, low and high,
+ * which may be fractions here. attention_factor is then 0.1 ln(factor) + 1. Otherwise frequencies stay unchanged.
+ * TE_ERR_INVALID unless dim = floor(head_dim * partial_rotary_factor) is even and, with YaRN, 0 < low < high < dim / 2
+ * - 1. Source: gpt_oss RotaryEmbedding. */
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                            te_rotary_desc *rotary);
 /* Fills *rotary as transformers does for the rope_type: default, linear, dynamic, llama3, yarn or longrope. For
@@ -275,8 +279,8 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
  *
  * te_rope_cos_sin and te_rope_freqs read the fields base, rotary_percent, scaling and max_seqlen (0 => the largest
  * position + 1) of *rotary; NULL means defaults. dim is floor(head_dim * rotary_percent), which must be even; with dim
- * 0 the table has no columns. Each call computes the frequencies anew, so that a rounded copy in a model changes
- * nothing. Both functions compute on the host and allocate. NULL with TE_ERR_INVALID for sizes that are not possible,
+ * 0 the table has no columns. Each call computes the frequencies anew, in place of reading a copy that a model may have
+ * rounded. Both functions compute on the host and allocate. NULL with TE_ERR_INVALID for sizes that are not possible,
  * and for a negative position. */
 TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions,
                                   int64_t n);

@@ -44,11 +44,11 @@ TE_API int te_dtype_bits(te_dtype dtype);
  * for integers. */
 TE_API float te_dtype_max(te_dtype dtype);
 
-/* The result that most functions return which make no tensor. After a failure te_error returns its text. */
+/* The result of most functions that do not return a tensor. After a failure, te_error returns the text of the error. */
 typedef enum te_result {
     TE_OK = 0,            /* success */
     TE_ERR_INVALID,       /* an argument outside its documented range */
-    TE_ERR_SHAPE,         /* shapes do not fit each other; the message names both */
+    TE_ERR_SHAPE,         /* shapes do not fit each other; the message names the shapes */
     TE_ERR_DTYPE,         /* number formats do not fit each other */
     TE_ERR_UNSUPPORTED,   /* the call is legal, but te.h has no implementation for this device or these options; the
                            * message says which are possible */

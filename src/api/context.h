@@ -52,16 +52,17 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 /* Waits for the device and releases everything that was made in the context. Modules, groups, open files, tensors,
  * optimizers and quantizers that the caller still holds are released as well: the caller must neither use nor release
  * them afterwards. The call runs their destroy functions (of module classes) and release functions (of wrapped memory),
- * and logs a warning with their number. Graphs are not released: each needs its own te_graph_destroy. In a child made
- * by fork the call releases memory and does not touch threads and the GPU. Syncs. te may be NULL. */
+ * and logs a warning with the number of objects that the caller still held. Graphs are not released: each needs its own
+ * te_graph_destroy. In a child made by fork the call releases memory and does not touch threads and the GPU. Syncs. te
+ * may be NULL. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* Returns true while no call has failed since te_ctx_create or te_clear_error; false for NULL. In a model's first step,
  * calls can return while other threads still compile their kernels. te_ok, te_error, te_error_code and te_clear_error
  * wait for these threads, so the answer covers all calls before. */
 TE_API bool te_ok(const te_ctx *te);
-/* Returns the text of the first error; "" if there is none. The text names the call, both values, the module's path and
- * the remedy. Borrowed, valid until te_clear_error. */
+/* Returns the text of the first error; "" if there is none. The text names the call, the value that is wrong, the value
+ * that is needed, the module's path and the remedy. Borrowed, valid until te_clear_error. */
 TE_API const char *te_error(const te_ctx *te);
 /* Returns the code of the first error, or TE_OK. TE_ERR_STATE for NULL. */
 TE_API te_result te_error_code(const te_ctx *te);
@@ -120,8 +121,8 @@ TE_API void te_memory_trim(te_ctx *te);
 
 /* Opens a scope. Every tensor belongs to the innermost open scope. The end of the scope releases each tensor that was
  * not retained, and the tape nodes recorded inside. A tensor made outside of all scopes belongs to the context and
- * lives as long. (A program that calls te_backward a hundred times without a scope gets one warning.) Scopes may be
- * nested. */
+ * lives as long as the context. (A program that calls te_backward a hundred times without a scope gets one warning.)
+ * Scopes may be nested. */
 TE_API te_result te_scope_begin(te_ctx *te);
 /* Ends the innermost scope. TE_ERR_STATE (te_error_code) if none is open. */
 TE_API void te_scope_end(te_ctx *te);

@@ -5,8 +5,8 @@
  * in the same order. Tensors must be contiguous and belong to the rank's own context.
  *
  * Order. A collective runs in the order of the context's stream like any operation: it reads what earlier calls have
- * written, and later calls see its results. An implementation may only queue it on the stream (te_ctx_cu_stream) and
- * return before it has run; the group of threads waits.
+ * written, and later calls see its results. An implementation may queue the collective on the stream (te_ctx_cu_stream)
+ * and return before it has run. The group of threads does not: it returns when the collective has run.
  *
  * Bits. The group of threads adds the ranks' numbers in rank order (rank 0 + rank 1 + ...) in f32 and rounds once. So
  * all ranks get the same bits, in every run, on CPU and GPU. A custom group need only give the same bits again for the

@@ -101,8 +101,8 @@ typedef enum te_qkv_format {
 
 /* The keys j that query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,             /* in a module's options TE_MASK_CAUSAL, as in TransformerEngine; in a forward call
-                                      * the module's own mask */
+    TE_MASK_DEFAULT = 0,             /* in a module's options it means TE_MASK_CAUSAL, as in TransformerEngine; in a
+                                      * forward call it means the module's own mask */
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
@@ -136,7 +136,7 @@ typedef enum te_attn_bias {
     TE_ATTN_BIAS_NONE = 0,       /* nothing */
     TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */
     TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */
-    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
+    TE_ATTN_BIAS_ALIBI = 3       /* minus the head's slope times the distance between query and key */
 } te_attn_bias;
 
 /* How a router turns logits into scores. */

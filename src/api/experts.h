@@ -34,8 +34,8 @@
  * restores Automodel's rule). Fourth, if a gate runs again in the backward pass (checkpointing), its load is counted
  * once. */
 
-/* The function from logits to scores. Each also says how groups of experts are ranked, and whether the choice of
- * experts uses a bias (e_score_correction_bias), which is called the bias of the choice below. */
+/* The function from logits to scores. Each value also says how groups of experts are ranked, and whether experts are
+ * chosen by biased scores, that is, scores plus the buffer e_score_correction_bias. */
 typedef enum te_gate_score {
     TE_GATE_SOFTMAX = 0,           /* softmax over the chosen experts, or over all experts with softmax_before_topk;
                                     * uses no bias and no groups */
@@ -44,7 +44,7 @@ typedef enum te_gate_score {
     TE_GATE_SIGMOID_WITH_BIAS = 2, /* sigmoid; groups are ranked by the sum of their two best experts */
     TE_GATE_SOFTMAX_WITH_BIAS = 3, /* softmax over all experts; groups are ranked by the sum of their two best
                                     * experts */
-    TE_GATE_SQRTSOFTPLUS = 4       /* sqrt(log(1 + exp(x))); uses the bias, but no groups */
+    TE_GATE_SQRTSOFTPLUS = 4       /* sqrt(log(1 + exp(x))); uses e_score_correction_bias, but no groups */
 } te_gate_score;
 /* The activation between an expert's two linear layers. g and u are the two halves of the first layer's output. */
 typedef enum te_expert_activation {
@@ -64,7 +64,7 @@ typedef struct te_moe_config {
     int n_expert_groups;       /* number of groups of experts, of equal size; 0 => 1 */
     int n_limited_groups;      /* number of groups from which a token's experts come; 0 => 1 */
     bool no_train_gate;        /* the gate's weight and bias are frozen (Automodel: train_gate = False) */
-    float gate_bias_update_factor; /* step of te_gate_update_bias; 0 => there is no bias of the choice, unless
+    float gate_bias_update_factor; /* step of te_gate_update_bias; 0 => there is no e_score_correction_bias, unless
                                     * force_e_score_correction_bias is set */
     float aux_loss_coeff;      /* coefficient of the auxiliary loss; 0 => no auxiliary loss */
     te_gate_score score_func;  /* 0 => softmax */
@@ -74,8 +74,8 @@ typedef struct te_moe_config {
     bool norm_topk_prob;       /* with K > 1 the router weights are divided by their sum + 1e-20 */
     bool router_bias, expert_bias; /* the gate has a bias; experts, shared experts and latent projections have biases */
     te_expert_activation expert_activation; /* 0 => swiglu */
-    bool apply_router_weight_after_down; /* router weights multiply the f32 output of the second linear layer, bias
-                                          * included; false => the output of the activation */
+    bool apply_router_weight_after_down; /* true => router weights multiply the f32 output of the second linear layer,
+                                          * bias included; false => they multiply the output of the activation */
     float activation_alpha, activation_limit; /* alpha and limit of swigluoai and quick_geglu; 0 => 1.702 and 7; a limit
                                                * of INFINITY clamps nothing */
     float swiglu_limit;        /* clamp limit of swiglu; 0 => none */
@@ -86,7 +86,8 @@ typedef struct te_moe_config {
     bool shared_expert_gate;   /* the shared experts' output is multiplied by sigmoid(x w) */
     te_expert_activation shared_expert_activation; /* swiglu or relu2; 0 => swiglu */
     int64_t shared_expert_inter_dim; /* size inside one shared expert; 0 => moe_inter_dim */
-    bool force_e_score_correction_bias; /* the bias of the choice exists even if gate_bias_update_factor is 0 */
+    bool force_e_score_correction_bias; /* true => e_score_correction_bias exists even if gate_bias_update_factor is
+                                         * 0 */
     int64_t moe_latent_size;   /* routed experts read the tokens projected to this size; 0 => the tokens themselves. The
                                 * gate always reads the tokens */
     bool enable_routing_replay; /* not implemented: TE_ERR_UNSUPPORTED */
@@ -123,26 +124,26 @@ typedef struct te_moe_backend {
 
 /* Creates a Gate, which chooses experts and computes router weights for each token. Logits are x W^T + bias in
  * gate_precision. Scores are computed in f32. Router weights are in x's format, or f32 with router_weights_fp32. The
- * bias of the choice affects which experts are chosen, but not their weights. Parameters: weight [E, dim], bias [E];
- * buffer: e_score_correction_bias f32 [E]. Owned by the caller. In training with aux_loss_coeff, the auxiliary loss is
- * L = sum over experts e of f_e P_e. f_e = load_e E / (K max(N, 1)), where load_e is the number of tokens of expert e
- * and N is the number of all tokens without padding. P_e is the sum over all tokens of their score for e, divided by
- * max(N, 1). Loads, N and scores include all ranks of cp_group (borrowed; may be NULL). The backward pass of the router
- * weights adds the gradient of L (te_set_moe_aux_loss_scale).
+ * buffer e_score_correction_bias affects which experts are chosen, but not their weights. Parameters: weight [E, dim],
+ * bias [E]; buffer: e_score_correction_bias f32 [E]. Owned by the caller. In training with aux_loss_coeff, the
+ * auxiliary loss is L = sum over experts e of f_e P_e. f_e = load_e E / (K max(N, 1)), where load_e is the number of
+ * tokens of expert e and N is the number of all tokens without padding. P_e is the sum over all tokens of their score
+ * for e, divided by max(N, 1). Loads, N and scores include all ranks of cp_group (borrowed; may be NULL). The backward
+ * pass of the router weights adds the gradient of L (te_set_moe_aux_loss_scale).
  * TE_ERR_INVALID for gate_bias_update_factor with no_train_gate. Source: nemo_automodel.components.moe.layers.Gate. */
 TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group);
 /* Returns how many tokens each expert has had since the last te_gate_update_bias: f32 [E], borrowed from the module.
  * Tokens are counted only in training with gate_bias_update_factor. NULL if nothing has been counted, or if m is no
  * Gate. */
 TE_API te_tensor *te_gate_expert_load(te_module *m);
-/* Updates the bias of the choice: e_score_correction_bias += gate_bias_update_factor * sign(mean(load) - load), where
- * load is te_gate_expert_load summed over the ranks of `group` (NULL => this rank alone). Then sets the load to 0. All
- * ranks call it.
+/* Updates the buffer that biases the choice of experts: e_score_correction_bias += gate_bias_update_factor *
+ * sign(mean(load) - load), where load is te_gate_expert_load summed over the ranks of `group` (NULL => this rank
+ * alone). Then sets the load to 0. All ranks call it.
  * The update is in f32 even if the buffer was cast. Syncs. Does nothing for a FakeBalancedGate. TE_ERR_INVALID if
  * gate_bias_update_factor is 0; TE_ERR_STATE in evaluation, or if nothing has been counted. */
 TE_API te_result te_gate_update_bias(te_module *m, te_group *group);
-/* Sets the factor of the gradient of auxiliary losses in later backward passes of this context; 0 => 1. Automodel's
- * trainers set the size of the context-parallel group divided by the number of microbatches. Source:
+/* Sets the factor by which later backward passes of this context multiply the gradients of auxiliary losses; 0 => 1.
+ * Automodel's trainers set the size of the context-parallel group divided by the number of microbatches. Source:
  * MoEAuxLossAutoScaler.main_loss_backward_scale. */
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 
@@ -208,11 +209,11 @@ TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor
  * expert. TE_ERR_INVALID for arguments out of range. */
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count);
 /* Reads this rank's experts from files with Hugging Face names into m, a module of te_grouped_experts_..._create or an
- * MoE. The names are PREFIX + "experts.E.gate_proj.weight", "up_proj" and "down_proj" [out, in], and ".bias" with
- * expert_bias; prefix NULL => "". Formats are converted, and each tensor is copied straight to its place in the stack.
- * Other tensors of the files, such as "weight_scale_inv", are ignored. All tensors are checked before anything is
- * written.
- * TE_ERR_FORMAT if no file has some tensors; the message has up to five of their names.
+ * MoE. The names are PREFIX + "experts.E.gate_proj.weight", and the same with "up_proj" or "down_proj" in place of
+ * "gate_proj"; each weight is [out, in]. With expert_bias there are also names with ".bias" in place of ".weight".
+ * prefix NULL => "". Formats are converted, and each tensor is copied straight to its place in the stack. Other tensors
+ * of the files, such as "weight_scale_inv", are ignored. All tensors are checked before anything is written.
+ * TE_ERR_FORMAT if a tensor is in none of the files; the message names up to five such tensors.
  * TE_ERR_SHAPE for another shape.
  * TE_ERR_DTYPE for tensors of FP8 or FP4 codes.
  * TE_ERR_UNSUPPORTED for parameters that are stored quantized. */

@@ -25,8 +25,8 @@
  * error, they do nothing and the error stays.
  *
  * Shared tensors. A parameter that several modules share has several paths. The functions below use the first one in
- * the order of te_module_visit_tensors (PyTorch: named_parameters): they compare words with it, they count the
- * parameter as one of the module with that path alone, and snapshots store it under that path. Two functions differ, as
+ * the order of te_module_visit_tensors (PyTorch: named_parameters): they compare words with this path, they treat the
+ * parameter as one of the module on this path alone, and snapshots store it under this path. Two functions differ, as
  * in Automodel. te_cast_model_to_dtype ignores paths inside skip_modules, so it casts a parameter that also has a path
  * outside of them. te_restore_fp32_modules casts all tensors of a module whose path contains a word, even if the first
  * path of such a tensor is another one. A buffer that several modules share stays in f32, or as it is, if one of its
@@ -41,9 +41,9 @@
  * ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"). TE_ERR_INVALID for a word that is NULL.
  * Source: these attributes of transformers.PreTrainedModel. */
 TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict);
-/* Writes the words of m into `keywords`, at most `room` of them: strict words first, each word once. They are borrowed
- * until the next te_module_set_keep_in_fp32 of m. Returns the number of words that m has. Words that were set on
- * modules below m are not included. */
+/* Writes the words that te_module_set_keep_in_fp32 has set on m into `keywords`, at most `room` of them: strict words
+ * first, each word once. They are borrowed until the next te_module_set_keep_in_fp32 of m. Returns the number of words
+ * that m has. Words that were set on modules below m are not included. */
 TE_API int te_module_get_fp32_keywords(const te_module *m, const char **keywords, int room);
 /* Does the same as te_module_get_fp32_keywords for the strict words alone. */
 TE_API int te_module_get_strict_fp32_keywords(const te_module *m, const char **keywords, int room);
@@ -68,9 +68,9 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
 /* Copies of tensors in f32, by path. */
 typedef struct te_fp32_snapshots te_fp32_snapshots;
 /* Makes f32 copies of the floating parameters whose path contains one of parameter_keywords, and of the floating
- * buffers whose path contains one of buffer_keywords. Of a tensor with several paths, a parameter is stored under the
- * first, a buffer under each. The caller owns the result, and calls te_fp32_snapshots_destroy before te_ctx_destroy.
- * NULL on failure. Allocates. */
+ * buffers whose path contains one of buffer_keywords. If a parameter has several paths, its copy is stored under the
+ * first; a buffer has a copy under each of its paths. The caller owns the result, and calls te_fp32_snapshots_destroy
+ * before te_ctx_destroy. NULL on failure. Allocates. */
 TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords,
                                                    int num_parameter_keywords, const char *const *buffer_keywords,
                                                    int num_buffer_keywords);
@@ -87,8 +87,8 @@ TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s);
 TE_API te_tensor *te_fp32_snapshots_at(const te_fp32_snapshots *s, int index, const char **path, te_entry_kind *kind);
 /* Releases the copies. `s` may be NULL. */
 TE_API void te_fp32_snapshots_destroy(te_fp32_snapshots *s);
-/* Casts floating tensors to f32 if their own path, or the path of their module, contains one of the words. Bits that an
- * earlier cast has rounded away do not come back. */
+/* Casts floating tensors to f32 if their own path, or the path of their module, contains one of the `count` words in
+ * `keywords`. Bits that an earlier cast has rounded away do not come back. */
 TE_API te_result te_restore_fp32_modules(te_module *m, const char *const *keywords, int count);
 /* Casts to f32 as te_restore_fp32_modules does, but buffers alone. */
 TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywords, int count);
@@ -102,8 +102,8 @@ typedef struct te_fp32_scope_desc {
     te_dtype restore_dtype;        /* format of the whole model after the region; 0 => every tensor gets back the format
                                     * that it has now. (Automodel's default is that of restore_first_parameter) */
     bool restore_first_parameter;  /* read with restore_dtype 0: after the region the whole model gets the format of its
-                                    * first floating parameter, as in Automodel. If a word keeps that parameter in f32,
-                                    * the whole model becomes f32 */
+                                    * first floating parameter, as in Automodel. If a word of te_module_set_keep_in_fp32
+                                    * keeps that parameter in f32, the whole model becomes f32 */
 } te_fp32_scope_desc;
 /* Casts the whole model to f32, so that its first values can be drawn in f32 and rounded once. (A normal distribution
  * sampled in bf16 has another variance.) te_fp32_scope_close must follow, also after an error. The module must outlive

@@ -8,8 +8,8 @@
 /* Returns x + y; x and y have the same shape and format. */
 TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
 /* Returns x * y in x's shape and format, rounded once from f32. For x [.., N], y has the shape of x, or has one number
- * for each row of x: [..] or [.., 1]. y may have another format. With one number per row, its gradient is the sum over
- * the row of x times the result's gradient. */
+ * for each row of x: [..] or [.., 1]. y may have another format. With one number per row, the gradient of that number
+ * is the sum over the row of x times the result's gradient. */
 TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y);
 /* Returns x * factor. */
 TE_API te_tensor *te_scale(te_tensor *x, float factor);
@@ -97,9 +97,9 @@ typedef struct te_rope_scaling {
                                                * up to 1; 0 => not given */
     bool no_truncate;                         /* YARN: the pair numbers between which frequencies are interpolated may
                                                * be fractions; false => they are rounded outwards to whole numbers */
-    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => for YARN m(1) or the
-                                               * formula of mscale, for LONGROPE sqrt(1 + ln(factor) / ln(original)), or
-                                               * 1 for a factor up to 1 */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => for YARN the formula
+                                               * of mscale, or 0.1 ln(factor) + 1 without mscale; for LONGROPE sqrt(1 +
+                                               * ln(factor) / ln(original)); for both 1 if `factor` is at most 1 */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
@@ -118,8 +118,9 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by
                                                  * this factor; 0 => not divided */
-    int64_t pretrained_max_position_embeddings; /* positions of sequences longer than this times the factor are scaled
-                                                 * down into this range; 0 => positions stay as they are */
+    int64_t pretrained_max_position_embeddings; /* in sequences longer than this number times
+                                                 * seq_len_interpolation_factor, positions are scaled down into this
+                                                 * range; 0 => positions stay as they are */
     te_rope_scaling scaling;                    /* changes frequencies for longer contexts; 0 => unchanged */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the
@@ -141,7 +142,7 @@ typedef struct te_rotary_desc {
                                                  * for the call); modules set it to cu_seqlens of their call */
     int64_t max_seqlen;                         /* length of the longest sequence, which interpolation, TE_ROPE_DYNAMIC
                                                  * and TE_ROPE_LONGROPE read; 0 => position_offset plus the number of
-                                                 * tokens of a sequence in x (times cp_size), in modules the call's
+                                                 * tokens of a sequence in x (times cp_size); in modules 0 => the call's
                                                  * max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may

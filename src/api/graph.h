@@ -73,7 +73,7 @@ typedef struct te_graphed_desc {
  * required it. In evaluation, without gradients, inside te_checkpoint and inside other captures the module runs without
  * its graphs. The graphs keep the activations of one call, so its te_backward must come before the next te_forward.
  * TE_ERR_STATE if the microbatch (te_step_set_is_first_microbatch) is not the one of the capture, or if a parameter
- * requires a gradient that was frozen at the capture.
+ * that was frozen at the capture now requires a gradient.
  *
  * On failure no module gets graphs. Syncs.
  * TE_ERR_STATE while a forward pass waits for its te_backward.

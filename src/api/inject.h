@@ -58,8 +58,8 @@ typedef struct te_attn_stats {
 /* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) whenever their sum is a
  * multiple of $AUTOMODEL_TE_STATS_EVERY, which te_ctx_create reads. */
 TE_API te_attn_stats te_attn_get_stats(const te_ctx *te);
-/* Sets the counters to 0. The warning about a scale that is not the module's, which a context logs once, is not logged
- * again. */
+/* Sets the counters to 0. A context logs the warning about a scale that is not the module's only once, also if this
+ * function is called. */
 TE_API void te_attn_reset_stats(te_ctx *te);
 
 /* ---- masks ---- */
@@ -73,10 +73,11 @@ typedef struct te_mask_check {
                   * (te_tensor_wrap), results are kept only after the program has reported a write by te_tensor_touch */
 } te_mask_check;
 /* Returns whether `mask` is the mask of causal attention with `window` (left, 0). If window.on is false or window.left
- * is negative, there is no window. On true, *found (may be NULL) receives the window, or (-1, 0) for none. For a mask
- * of another format or number of dimensions, and for one that is empty or not square, the result is false, without an
- * error. check may be NULL. The call reads one number from the device, so it syncs. Inside a graph's capture the result
- * is false for a mask without a kept result; in a warm-up it is always true. Source: _detect_causal_mask. */
+ * is negative, there is no window. If the result is true, *found (may be NULL) receives the window, or (-1, 0) if there
+ * is none. For a mask of another format or number of dimensions, and for one that is empty or not square, the result is
+ * false, without an error. check may be NULL. The call reads one number from the device, so it syncs. Inside a graph's
+ * capture the result is false for a mask without a kept result; in a warm-up it is always true. Source:
+ * _detect_causal_mask. */
 TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found);
 
 /* ---- a module's attention ---- */
@@ -141,13 +142,14 @@ typedef struct te_make_te_sdpa_desc {
  *     a mask that is not [.., s_q, s_kv], or one that
  *         requires a gradient while mask.strict is set      desc->original computes it
  *     a mask for which te_detect_causal_mask gives false    desc->original computes it
- *     any other mask, whatever is_causal                    causal attention, with the window that was found
+ *     any other mask, with or without is_causal             causal attention, with the window that was found
  *     is_causal                                             causal attention, with window_size
  *     any other call                                        attention to all keys, without a window
  * If keys and values have more than num_kv_heads heads and enable_gqa is false, they are taken as repeated heads: with
- * n num_kv_heads heads, attn_module gets heads 0, n, 2n and so on. If the numbers of heads then do not fit attn_module,
- * desc->original computes the call. The caller owns the result and must call te_sdpa_patch_destroy. TE_ERR_INVALID if
- * attn_module is NULL, and if AUTOMODEL_TE_STATS_EVERY is not a whole number. Source: _make_te_sdpa. */
+ * n * num_kv_heads heads, attn_module gets heads 0, n, 2n and so on. If the numbers of heads then do not fit
+ * attn_module, desc->original computes the call. The caller owns the result and must call te_sdpa_patch_destroy.
+ * TE_ERR_INVALID if attn_module is NULL, and if AUTOMODEL_TE_STATS_EVERY is not a whole number. Source:
+ * _make_te_sdpa. */
 TE_API te_sdpa_patch *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
 /* Releases f, but not its attn_module. f may be NULL. */
 TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f);
@@ -171,8 +173,8 @@ typedef enum te_inject_reason {
     TE_INJECT_PROJECTIONS = 2, /* no q_proj, k_proj and v_proj */
     TE_INJECT_HEAD_DIM = 3,   /* the size of a head is not known, or is above 1024, the maximum of
                                * DotProductAttention */
-    TE_INJECT_HEADS = 4,      /* numbers of heads are not known, or that of keys does not divide that of queries, or
-                               * they do not fit the projections */
+    TE_INJECT_HEADS = 4,      /* the numbers of heads are not known, or do not fit the projections, or the number of key
+                               * heads does not divide the number of query heads */
     TE_INJECT_SOFTCAP = 5,    /* its `sdpa` has a softcap on the scores, which DotProductAttention lacks */
     TE_INJECT_FORMAT = 6      /* its `sdpa` takes packed sequences */
 } te_inject_reason;
@@ -186,8 +188,8 @@ typedef struct te_inject_desc {
      * found. false => te.h's rules: all rows are checked, DotProductAttention applies dropout_p, a NULL attribute
      * counts as absent, heads are compared, and a second run does not warn. */
     bool rules_of_automodel;
-    bool cache_masks;        /* te_mask_check.cache. If all layers of a model read the same mask, it waits once per step
-                              * instead of once per layer */
+    bool cache_masks;        /* te_mask_check.cache. If all layers of a model read the same mask, the host then waits
+                              * once per step instead of once per layer */
     te_parallel_options parallel; /* parallel options of each DotProductAttention. With cp_group, cp_comm_type is
                                    * TE_CP_ALL_GATHER in layers with a window and TE_CP_P2P in others. A call that would
                                    * go to the original attention then fails on all ranks, because that function sees

@@ -38,9 +38,9 @@ typedef struct te_safetensors_item {
 } te_safetensors_item;
 /* Writes a file. The data first goes to PATH.HOST.PROCESS.SERIAL.tmp in the same folder. That file is flushed to the
  * disk and renamed, so the previous file stays whole if anything fails. A process that is killed while it writes leaves
- * its temporary file. The next process that writes or opens the same path removes it; if it is from another host, only
- * an hour after its last write. If the path is a symbolic link, its target is replaced. A folder, a pipe or a device is
- * refused. Syncs. Errors are TE_ERR_IO and TE_ERR_INVALID. If the context already has an error, nothing is written and
- * that error is returned. */
+ * its temporary file. The next process that writes or opens the same path removes this file. A temporary file from
+ * another host is removed only if its last write was more than an hour ago. If the path is a symbolic link, its target
+ * is replaced. A folder, a pipe or a device is refused. Syncs. Errors are TE_ERR_IO and TE_ERR_INVALID. If the context
+ * already has an error, nothing is written and that error is returned. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);

@@ -157,17 +157,18 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  * gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha: their one
  * lora_A contains both, and the rows of lora_B for the other lora_A are 0. modules_to_save and biases of the config
  * become trained, with the file's values. With adapters of lm_head and embed_tokens, peft also writes the base weight
- * (base_layer.weight). It must be equal to the model's in the narrower of the two formats, and is not read. All other
- * parameters of the model are frozen. Syncs.
+ * (base_layer.weight). This base weight must be equal to the model's in the narrower of the two formats; it does not
+ * replace the model's. All other parameters of the model are frozen. Syncs.
  *
  * Nothing in the folder is trusted.
  * TE_ERR_IO if a file cannot be read.
  * TE_ERR_FORMAT for a damaged file, for a tensor that is no adapter of this model, if a tensor of an adapter or of
  * modules_to_save is missing, and for parameters of another base model.
  * TE_ERR_SHAPE if a shape does not fit the module.
- * TE_ERR_UNSUPPORTED for adapters of lm_head in a tied model, for a parameter to compare or train that is stored
- * quantized, and for options of the config that te.h does not have (such as init_lora_weights that change the weight,
- * target_parameters, several alphas within experts, or other syntax in alpha_pattern than that of te_lora_desc).
+ * TE_ERR_UNSUPPORTED for adapters of lm_head in a tied model, for a parameter that is stored quantized but must be
+ * compared or trained, and for options of the config that te.h does not have (such as init_lora_weights that change the
+ * weight, target_parameters, several alphas within experts, or other syntax in alpha_pattern than that of
+ * te_lora_desc).
  * Also the errors of te_lora_apply. After an error nothing has changed, with one exception: after TE_ERR_IO and
  * TE_ERR_OUT_OF_MEMORY, adapters and trained parameters that existed before may have new values. */
 TE_API te_result te_lora_load(te_module *model, const char *folder);

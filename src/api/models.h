@@ -48,8 +48,9 @@ typedef struct te_causal_lm_desc {
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
-    bool feedforward_norms;      /* more norms: behind the attention, and in front of and behind the MLP. The outputs of
-                                  * the norms behind them are added to the residual */
+    bool feedforward_norms;      /* true => a layer has four norms, one in front of and one behind the attention, and
+                                  * the same for the MLP. The outputs of the two norms behind are added to the
+                                  * residual */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
@@ -113,7 +114,7 @@ typedef struct te_hf_desc {
  * read and kept as well; a file of more than 256 MiB gives TE_ERR_IO.
  *
  * Nothing in the folder is trusted. On an error the result is NULL, and the message names the file, the key or tensor,
- * and both values.
+ * the value found and the value expected.
  * TE_ERR_IO if a file cannot be read.
  * TE_ERR_FORMAT if a file is damaged or files contradict each other (a tensor is missing, unexpected, or not in the
  * file that the index names).

@@ -1,8 +1,8 @@
 /* api/module.h: modules. A model is a tree of modules, of built-in classes and of the user's classes.
  *
  * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Optimizers,
- * checkpoints, printing and freezing all visit this tree. The built-in classes use only the functions of this file for
- * it. */
+ * checkpoints, printing and freezing all visit this tree. The built-in classes, too, handle the tree only by the
+ * functions of this file. */
 
 /* The output tensors of a module; NULL for those that it does not make. Borrowed from the innermost scope. */
 typedef struct te_outputs {
@@ -95,14 +95,15 @@ TE_API te_module *te_module_parent(const te_module *m);                /* return
  * "layers.3.self_attention.qkv"; for a root, its own name. Returns buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent`, which owns it from now on. `name` is its name in the parent (copied; without a dot; NULL
- * => the name that child has). The child becomes the last child, or takes the place of a destroyed child of the same
- * name (te_module_destroy). Returns child, also if it is NULL. TE_ERR_INVALID if child has a parent, is above `parent`
- * in its tree, belongs to another context, has the name of another child, or would be below level TE_MAX_MODULE_DEPTH;
- * the caller then keeps the child. */
+/* Gives `child` to `parent`, which owns it from now on. `name` is the name of the child in the parent (copied; without
+ * a dot; NULL => the name that child has). The child becomes the last child, or takes the place of a destroyed child of
+ * the same name (te_module_destroy). Returns child, also if it is NULL. TE_ERR_INVALID if child has a parent, is above
+ * `parent` in its tree, belongs to another context, has the name of another child, or would be below level
+ * TE_MAX_MODULE_DEPTH; the caller then keeps the child. */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
 /* Removes parent's child of the given name from the tree. The caller owns it from now on, and the parent is complete
- * without it. Returns the child, or NULL with TE_ERR_INVALID if there is none or a built-in class runs it. */
+ * without it. Returns the child. NULL with TE_ERR_INVALID if there is no such child, or if the parent is of a built-in
+ * class that runs it. */
 TE_API te_module *te_module_remove_child(te_module *parent, const char *name);
 TE_API int te_module_num_children(const te_module *m);            /* returns the number of direct children */
 TE_API te_module *te_module_child(const te_module *m, int index); /* returns child number `index`, in the order of

@@ -23,14 +23,14 @@ typedef enum te_map_type {
 } te_map_type;
 
 /* Copies each token of inp [T, H] once for each of its experts -> [num_out_tokens, H], ordered by expert and then by
- * token. Rows that no token fills are 0. num_out_tokens: with a mask map at least 1; with an index map 0 => T * topk,
- * and copies behind the first num_out_tokens are dropped. *row_id_map receives the map that te_moe_unpermute needs
- * (borrowed from the innermost scope). Source: transformer_engine.pytorch.moe_permute. */
+ * token. Rows that no token fills are 0. With a mask map, num_out_tokens must be at least 1. With an index map, 0 means
+ * T * topk, and copies behind the first num_out_tokens are dropped. *row_id_map receives the map that te_moe_unpermute
+ * needs (borrowed from the innermost scope). Source: transformer_engine.pytorch.moe_permute. */
 TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type,
                                  te_tensor **row_id_map);
 /* Permutes tokens as te_moe_permute does with a mask map, and also their probabilities: *permuted_probs
- * [num_out_tokens] receives, for each copy, its entry of probs [T, E]. It is differentiable. A copy whose probability
- * is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
+ * [num_out_tokens] receives, for each copy, its entry of probs [T, E]; it is differentiable in probs. A copy whose
+ * probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
 TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
                                             int64_t num_out_tokens, te_tensor **permuted_probs, te_tensor **row_id_map);
 /* The results of te_moe_permute_and_pad_with_probs besides the returned tensor. All tensors belong to the innermost
@@ -53,7 +53,8 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
 /* Options of te_moe_unpermute; all zero means a sum of copies that were made with a mask map. */
 typedef struct te_moe_unpermute_desc {
     te_tensor *merging_probs; /* factors of the copies: [T, E] with a mask map, [T, topk] with an index map; NULL => the
-                               * factors are 1, and with an index map each copy counts as a token of its own */
+                               * factors are 1, and with an index map nothing is summed: the result has one row for each
+                               * copy */
     te_map_type map_type;     /* form of the routing map that row_id_map was made from */
     te_tensor *pad_offsets;   /* pad_offsets from te_moe_permute_and_pad_with_probs; NULL => no padding */
 } te_moe_unpermute_desc;

@@ -127,7 +127,7 @@ typedef struct te_multihead_attention_desc {
     te_parallel_options parallel; /* options of all children */
     te_init output_layer_init;    /* initial values of proj */
     bool input_layernorm;         /* a norm runs before the first projection */
-    bool return_layernorm_output; /* the output of that norm is the output `ln_out` */
+    bool return_layernorm_output; /* the output of the norm of input_layernorm is the output `ln_out` */
     const char *name; /* copied; NULL => "self_attention" */
 } te_multihead_attention_desc;
 /* Creates a MultiheadAttention: projections to queries, keys and values, attention, and an output projection. */
@@ -145,7 +145,7 @@ typedef enum te_layer_type {
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size; /* last size of x and y; inner size of the MLP */
     te_attn_options attention; /* options of self attention; cross attention reads them too, except mask, window and
-                                * diagonal */
+                                * bottom_right_diagonal */
     te_norm_options norm;      /* options of all norms */
     te_gemm_options gemm;      /* options of all GEMMs with weights; return_bias is not read */
     te_parallel_options parallel; /* options of all children */
@@ -159,8 +159,8 @@ typedef struct te_transformer_layer_desc {
     float hidden_dropout;      /* probability of dropout; 0 => none. TransformerEngine's default is 0.1 */
     float drop_path_rate;      /* probability that self attention, or the MLP, is skipped, drawn for each index of the
                                 * input's first dimension (te_drop_path); 0 => never */
-    bool apply_residual_connection_post_layernorm; /* true => the residual is the output of the norm; false => its
-                                                    * input */
+    bool apply_residual_connection_post_layernorm; /* true => the residual is the output of the norm; false => the input
+                                                    * of the norm */
     bool output_layernorm;     /* true => a norm runs at the end of the layer and none before self attention; false =>
                                 * the opposite */
     bool parallel_attention_mlp; /* true => attention and MLP both read the layer's input, and their outputs are added.
@@ -199,10 +199,10 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
 /* Computes the weight gradients that te_backward has deferred in m and the modules below (delay_wgrad_compute), in the
- * order in which te_backward met them. The gradients are bit-identical to those without the delay, unless a weight is
- * also used elsewhere in between. Call it between te_backward and te_optimizer_step, which warns if gradients are still
- * deferred. A graph's capture that defers gradients must contain this call, too. TE_ERR_STATE for NULL. Source:
- * transformer_engine.pytorch, backward_dw. */
+ * order in which te_backward met them. The gradients are bit-identical to those without the delay, unless another use
+ * of the same weight adds to its gradient in between. Call it between te_backward and te_optimizer_step, which warns if
+ * gradients are still deferred. A graph's capture that defers gradients must contain this call, too. TE_ERR_STATE for
+ * NULL. Source: transformer_engine.pytorch, backward_dw. */
 TE_API te_result te_backward_dw(te_module *m);
 
 /* Options of te_embedding_create: a table of embeddings. Parameter: weight [num_embeddings, embedding_dim]. Forward:

@@ -47,6 +47,8 @@ static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     return n * te__row_bytes(dtype, ndim ? shape[ndim - 1] : 1);
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
+/* The same of a tensor that may be missing. Returns 0 if x is NULL. */
+static int64_t te__cols_of(const te_tensor *x) { return x ? te__cols(x) : 0; }
 /* Returns the number of rows of x, which is the product of all sizes except the last. A last size of 0 does not make it
  * 0. */
 static TE__NOINLINE int64_t te__rows(const te_tensor *x) {

@@ -203,7 +203,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
     j->format = j->out ? j->out->dtype : j->col->dtype;
     j->quantized = te__is_fp8(j->format);
     j->ld = j->out ? te__cols(j->out) : halves * j->n;
-    j->ldc = j->col ? te__cols(j->col) : 0;
+    j->ldc = te__cols_of(j->col);
     j->scale = scale ? *te__f32_data(scale) : 1.0f;
     if (j->n == 0 || (te__max(j->m, j->ldc) == 0 && !j->dbias)) return TE_OK;
     if (!j->gated && !bands && j->ld == j->n) { /* one long row */

@@ -39,7 +39,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     const bool gated = te_activation_is_gated(a->activation);
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n,
-            ldc = a->col ? te__cols(a->col) : 0;
+            ldc = te__cols_of(a->col);
     const int unit = te__eight_bytes(y->dtype);
     const te__eight_row rows[] = {{a->x, TE_DTYPE_NONE, 16}, {a->y, TE_DTYPE_NONE, unit}};
     const char *lacks;
@@ -92,7 +92,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     const bool gated = te_activation_is_gated(a->activation);
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width,
-            ldc = a->col ? te__cols(a->col) : 0;
+            ldc = te__cols_of(a->col);
     const int unit = te__eight_bytes(dx->dtype);
     const te__eight_row rows[] = {
         {a->dy, TE_DTYPE_NONE, 16}, {a->x, TE_DTYPE_NONE, 16}, {a->dx, TE_DTYPE_NONE, unit}};

@@ -221,8 +221,8 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args 
     j.a = a;
     j.m = te__rows(a->x);
     j.n = te__cols(a->x);
-    j.ld = a->row ? te__cols(a->row) : 0;
-    j.ldc = a->col ? te__cols(a->col) : 0;
+    j.ld = te__cols_of(a->row);
+    j.ldc = te__cols_of(a->col);
     j.tiles_m = te__div_up(te__max(j.m, j.ldc), TE__CAST_TILE);
     j.tiles_n = te__div_up(te__max(j.n, j.ld), TE__CAST_TILE);
     j.format = a->row ? a->row->dtype : a->col->dtype;
@@ -234,7 +234,7 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args 
     } else {
         j.scale = *te__f32_data(a->scale);
     }
-    j.group = a->groups ? (const int32_t *)te__data(a->groups) : NULL;
+    j.group = (const int32_t *)te__data(a->groups);
     j.amax = amax && !a->current && !a->groups;
     j.parts = (int)te__min(TE__COUNT(j.part), j.tiles_m * j.tiles_n);
     te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
@@ -257,7 +257,7 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args 
 
 static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
     const te_op_fp8_dequantize_args *a = (const te_op_fp8_dequantize_args *)user;
-    const int32_t *group = a->groups ? (const int32_t *)te__data(a->groups) : NULL;
+    const int32_t *group = (const int32_t *)te__data(a->groups);
     float v[TE__AMAX_PIECE];
     int64_t n = te__cols(a->y), ld = te__cols(a->q), row, at, i;
     for (row = begin; row < end; row++) {

@@ -114,10 +114,10 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_g
 /* Two functions: they return the number of tiles along m and along n. The tiles cover the padding too. There is at
  * least one tile, even for an empty x, since scale_inv is always written. */
 static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) {
-    return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128));
+    return te__max(1, te__div_up(te__max(te__rows(a->x), te__cols_of(a->col)), 128));
 }
 static int64_t te__cast_tiles_n(const te_op_fp8_quantize_args *a) {
-    return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64));
+    return te__max(1, te__div_up(te__max(te__cols(a->x), te__cols_of(a->row)), 64));
 }
 
 static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantize_args *a) {
@@ -148,8 +148,8 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     k->scale_inv = te__f32_data(a->scale_inv);
     k->amax = te__f32_data(a->amax);
     k->noop = te__f32_data(a->noop);
-    k->ld = a->row ? te__cols(a->row) : 0;
-    k->ldc = a->col ? te__cols(a->col) : 0;
+    k->ld = te__cols_of(a->row);
+    k->ldc = te__cols_of(a->col);
     k->x_dt = a->x->dtype;
     k->y_dt = a->row ? a->row->dtype : a->col->dtype;
     k->fp8_max = te_dtype_max(a->row ? a->row->dtype : a->col->dtype);

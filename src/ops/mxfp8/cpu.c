@@ -116,8 +116,8 @@ static te_result te__cpu_mxfp8_quantize(te_ctx *te, const te_op_mxfp8_quantize_a
     j.a = a;
     j.m = te__rows(a->x);
     j.n = te__cols(a->x);
-    j.ld = a->row ? te__cols(a->row) : 0;
-    j.ldc = a->col ? te__cols(a->col) : 0;
+    j.ld = te__cols_of(a->row);
+    j.ldc = te__cols_of(a->col);
     j.tiles_n = te__div_up(te__max(j.n, te__max(j.ld, j.ldc)), TE__MX_COLUMNS);
     j.row_layout = te__mx_layout_of(j.m, j.n, false, a->swizzled);
     j.col_layout = te__mx_layout_of(j.m, j.n, true, a->swizzled);

@@ -19,8 +19,8 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_op_mxfp8_qua
     args.noop = te__f32_data(a->noop);
     args.m = te__rows(a->x);
     args.n = te__cols(a->x);
-    args.ld = a->row ? te__cols(a->row) : 0;
-    args.ldc = a->col ? te__cols(a->col) : 0;
+    args.ld = te__cols_of(a->row);
+    args.ldc = te__cols_of(a->col);
     args.x_dt = a->x->dtype;
     args.y_dt = a->row ? a->row->dtype : a->col->dtype;
     args.two_dimensional = a->two_dimensional;

@@ -22,7 +22,7 @@ typedef struct te__nvfp4_row_groups {
 } te__nvfp4_row_groups;
 static te__nvfp4_row_groups te__nvfp4_groups_of(const te_tensor *groups, const te_tensor *amax) {
     te__nvfp4_row_groups g;
-    g.of_row = groups ? (const int32_t *)te__data(groups) : NULL;
+    g.of_row = (const int32_t *)te__data(groups);
     g.rows = groups ? te__numel(groups) : 0;
     g.count = amax ? te__numel(amax) : 0;
     return g;
@@ -332,8 +332,8 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_op_nvfp4_quantize_a
     j.by_group = te__nvfp4_groups_of(a->groups, te__nvfp4_row_amax(a));
     j.per_row = te__nvfp4_is_vector(te__nvfp4_row_amax(a));
     j.per_col = te__nvfp4_is_vector(te__nvfp4_col_amax(a));
-    strips = te__div_up(te__round_up(te__max(m, a->col ? te__cols(a->col) : 0), 128), 16);
-    j.groups = te__div_up(te__round_up(te__max(n, a->row ? te__cols(a->row) : 0), 128), 16);
+    strips = te__div_up(te__round_up(te__max(m, te__cols_of(a->col)), 128), 16);
+    j.groups = te__div_up(te__round_up(te__max(n, te__cols_of(a->row)), 128), 16);
     te__parallel_for(te, strips, te__max(1, 64 / te__max(1, j.groups)), te__nvfp4_strips, &j);
     return TE_OK;
 }

@@ -48,8 +48,8 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     bool at_once;
     te__launch *l;
     te__nvfp4_quantize_kargs *k;
-    reach_m = te__round_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128);
-    reach_n = te__round_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 128);
+    reach_m = te__round_up(te__max(te__rows(a->x), te__cols_of(a->col)), 128);
+    reach_n = te__round_up(te__max(te__cols(a->x), te__cols_of(a->row)), 128);
     tiles = reach_m / 128 * (reach_n / columns);
     amax_row = te__nvfp4_row_amax(a);
     amax_col = te__nvfp4_col_amax(a);

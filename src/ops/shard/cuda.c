@@ -48,9 +48,9 @@ static te_result te__cuda_plan_shard_scales(te__plan *p, const te_op_shard_scale
     k.rows = a->rows;
     k.columns = a->columns;
     k.row_m = row ? te__rows(row) : 0;
-    k.row_n = row ? te__cols(row) : 0;
+    k.row_n = te__cols_of(row);
     k.col_m = a->col_scale ? te__rows(a->col_scale) : 0;
-    k.col_n = a->col_scale ? te__cols(a->col_scale) : 0;
+    k.col_n = te__cols_of(a->col_scale);
     k.fp8_max = te__shard_fp8_max(a->dtype);
     k.fp8_max_inverse = a->dtype == TE_F8E5M2 ? TE__E5M2_MAX_INVERSE : TE__E4M3_MAX_INVERSE;
     k.epsilon = a->epsilon;

@@ -144,10 +144,10 @@ static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
 
 /* Two functions: they return the number of tiles along m and along n. The tiles cover the padding too. */
 static int64_t te__block_tiles_m(const te_op_block_quantize_args *a) {
-    return te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), TE__BLOCK);
+    return te__div_up(te__max(te__rows(a->x), te__cols_of(a->col)), TE__BLOCK);
 }
 static int64_t te__block_tiles_n(const te_op_block_quantize_args *a) {
-    return te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), TE__BLOCK);
+    return te__div_up(te__max(te__cols(a->x), te__cols_of(a->row)), TE__BLOCK);
 }
 
 static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_args *a) {
@@ -231,7 +231,7 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_qua
         k.ld_col_scale = te__cols(a->col_scale_inv);
         k.vector_col = te__rows_aligned(a->col, k.ldc, 16);
     }
-    k.noop = a->noop ? te__f32_data(a->noop) : NULL;
+    k.noop = te__f32_data(a->noop);
     k.epsilon = a->epsilon;
     k.limit = te__block_limit(a->x->dtype);
     k.tiles_n = (unsigned)tiles_n;

@@ -95,7 +95,8 @@ typedef struct te_attn_inputs {
 
 /* The arguments in the form that the backend takes; te_preprocess_args_for_attn fills them. */
 typedef struct te_attn_args {
-    te_tensor *q, *k, *v;         /* te: as given; sdpa, flex, eager: views of them, [b, H, s, d] */
+    te_tensor *q, *k, *v;         /* te: the tensors as given; sdpa, flex, eager: views of the given tensors, [b, H, s,
+                                   * d] */
     te_tensor *masked;            /* u8, 1 => masked: [b or 1, 1, s_q, s_kv], made for windows, padding and boolean
                                    * masks; for te the padding, [b, 1, 1, s]; NULL => no mask */
     te_tensor *added;             /* mask that is added to the scores; NULL => none */

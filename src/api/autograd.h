@@ -111,7 +111,8 @@ typedef struct te_saved_tensors_hooks {
     /* Returns the tensor of a handle, in the shape and format that `pack` got. The tensor belongs to the innermost
      * scope, or the owner of the hooks retains it. Called once per handle. */
     te_tensor *(*unpack)(void *user, void *handle);
-    /* Releases a handle if its node is dropped before its backward function ran; NULL => handles need no release. */
+    /* Releases the handle of a node that is dropped before the node's backward function has run. NULL => handles need
+     * no release. */
     void (*drop)(void *user, void *handle);
     void *user; /* handed to the three functions; must live until the nodes that were recorded in the region are gone */
 } te_saved_tensors_hooks;

@@ -35,13 +35,14 @@ typedef struct te_fp8_config {
     const te_recipe *object; /* read with TE_FP8_OBJECT (borrowed while the config is in use) */
 } te_fp8_config;
 /* Returns the recipe that a config selects: `storage`, which the call fills, or the config's `object`. Returns NULL
- * without an error if have_te is false, whatever the config says. NULL with TE_ERR_INVALID for a recipe outside the
- * list, and for TE_FP8_OBJECT without an object. With TE_FP8_MXFP8, every call logs a warning. Source:
- * TEFp8Config.build_recipe. */
+ * without an error if have_te of te_backend_get_capabilities is false, whatever the config says. NULL with
+ * TE_ERR_INVALID for a recipe outside the list, and for TE_FP8_OBJECT without an object. With TE_FP8_MXFP8, every call
+ * logs a warning. Source: TEFp8Config.build_recipe. */
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
-/* Runs te_autocast_begin with the recipe of the config and no group for amaxes. If config is NULL or have_te is false,
- * the region changes nothing, so an outer region stays in force. Automodel puts this region around the forward and
- * backward pass of each microbatch, in training and in validation. Source: TEFp8Config.maybe_te_autocast. */
+/* Runs te_autocast_begin with the recipe of the config and no group for amaxes. If config is NULL, or have_te of
+ * te_backend_get_capabilities is false, the region changes nothing, so an outer region stays in force. Automodel puts
+ * this region around the forward and backward pass of each microbatch, in training and in validation. Source:
+ * TEFp8Config.maybe_te_autocast. */
 TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config);
 /* Closes the region of te_fp8_maybe_autocast_begin. The same as te_autocast_end. */
 TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te);

@@ -1,9 +1,9 @@
 /* api/experts.h: mixtures of experts (MoE) as in NeMo Automodel (nemo_automodel.components.moe): gates that choose
  * experts, expert modules, dispatchers that bring tokens to the ranks of their experts, and weights in files with
- * Hugging Face names. They use the functions of api/moe.h. Below, T is the number of tokens, E of experts, K of experts
- * that each token uses. Inputs and outputs:
+ * Hugging Face names. They use the functions of api/moe.h. Below, T is the number of tokens, E the number of experts, K
+ * the number of experts that each token uses. Inputs and outputs:
  *
- *     args.input            x, [.., dim]                        Gate, FakeBalancedGate, MoE; [T, dim] of experts
+ *     args.input            x: [.., dim] for Gate, FakeBalancedGate and MoE, [T, dim] for expert modules
  *     args.attention.attention_mask   u8, one number per token; 1 => the token is padding and goes to no expert
  *                                     (Automodel: padding_mask, the opposite of token_mask); NULL => no padding
  *     args.topk_weights, args.topk_indices   read by expert modules: the two outputs of a gate, each [T, K]; the
@@ -71,7 +71,7 @@ typedef struct te_moe_config {
     float route_scale;         /* factor of the router weights; 0 => 1 */
     int64_t dim, inter_dim, moe_inter_dim; /* dim is the size of a token. inter_dim, the inner size of the model's dense
                                             * MLPs, is not read here. moe_inter_dim is the inner size of an expert */
-    bool norm_topk_prob;       /* with K > 1 the router weights are divided by their sum + 1e-20 */
+    bool norm_topk_prob;       /* true => with K > 1 the router weights are divided by their sum + 1e-20 */
     bool router_bias, expert_bias; /* the gate has a bias; experts, shared experts and latent projections have biases */
     te_expert_activation expert_activation; /* 0 => swiglu */
     bool apply_router_weight_after_down; /* true => router weights multiply the f32 output of the second linear layer,

@@ -104,9 +104,9 @@ typedef struct te_rope_scaling {
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
 } te_rope_scaling;
-/* Computes inv_freq [dim / 2] and *attention_factor for sequences of `length` tokens: the fields of te_rope_angles. dim
- * is even; base 0 => 10000; scaling may be NULL. TE_ERR_INVALID for a field that scaling->type reads and that is out of
- * its range. */
+/* Computes inv_freq [dim / 2] and *attention_factor, for sequences of `length` tokens. te_rope_angles has fields of
+ * these names. dim is even; base 0 => 10000; scaling may be NULL. TE_ERR_INVALID for a field that scaling->type reads
+ * and that is out of its range. */
 TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length,
                                      float *inv_freq, float *attention_factor);
 

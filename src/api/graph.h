@@ -18,8 +18,9 @@
  * - an optimizer's number of steps, and its learning rate as te_optimizer_set_lr last set it;
  * - the versions of written tensors, by which cached quantized weights and master weights notice a write.
  * All other decisions of the host are made once, in the capture: which modules run, shapes, recipes, te_microbatch,
- * te_module_train, factors and other numbers in args. (Raw operations read numbers that must change from tensors: rng,
- * lr_device, bias_correction.) The user's functions (modules, quantizers, backward functions) do not run again.
+ * te_module_train, factors and other numbers in args. (If a number must change between launches, give it to the raw
+ * operation in a tensor: rng, lr_device, bias_correction.) The user's functions (modules, quantizers, backward
+ * functions) do not run again.
  *
  * Memory. Tensors from before the capture stay at the same address, and the graph keeps their memory even if they are
  * released: write new data into them (te_tensor_copy_from_host, te_tensor_copy). Tensors made inside the capture belong

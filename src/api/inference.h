@@ -46,7 +46,7 @@ TE_API void te_inference_params_destroy(te_inference_params *c);
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m);
 /* Begins a step with the sequences seq_ids[0 .. n - 1]; sequence i has step_lens[i] new tokens, at least 1. An id that
  * the cache already has continues its sequence, and a new id begins one. Sequences that are not in the list have ended:
- * their memory is free, already for the sequences of this call.
+ * their memory is free, and the sequences of this call may use it.
  *
  * TE_ERR_STATE, with both numbers in the message, if a sequence would become longer than max_sequence_length, or if
  * there are too many sequences or too few pages. Nothing has changed then: call te_clear_error, then this function with

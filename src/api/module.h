@@ -46,8 +46,8 @@ typedef struct te_forward_args {
     bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
                                         * `out` is quantized by the recipe. fp8_grad => the gradient of the GEMM's input
                                         * is quantized. Modules take quantized inputs; other functions need
-                                        * te_dequantize first; the gradient of a leaf is decoded. DotProductAttention
-                                        * under a recipe with fp8_dpa takes fp8_output alone */
+                                        * te_dequantize first; if that input is a leaf, its gradient is decoded.
+                                        * DotProductAttention under a recipe with fp8_dpa takes fp8_output alone */
     te_microbatch
         is_first_microbatch; /* 0 => Linear and GroupedLinear use te_step_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* for a CausalLM: the keys and values of earlier calls; this call adds its own.

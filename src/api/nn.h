@@ -274,12 +274,12 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
  * Fusion. Neighbouring children are fused where TransformerEngine fuses them. A norm or an Activation in front of a
  * Linear writes its output quantized (delayed and current scaling, NVFP4 without the transform). An Activation behind a
  * Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results are
- * bit-identical to those of LayerNormLinear and LayerNormMLP, except the gradient of the output of a Linear in front of
- * an Activation, which is rounded where te.ops rounds it. For a Linear without a bias, and for GELU and ReLU, the amax
- * of this gradient is taken from f32 values before rounding, and under delayed scaling its codes are made from these
- * values, too. For other activations behind a Linear with a bias the gradient is rounded first. A child with its own
- * forward function, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint,
- * te_make_graphed_callables) is not fused.
+ * bit-identical to those of LayerNormLinear and LayerNormMLP, with one exception. If a Linear stands in front of an
+ * Activation, the gradient of the Linear's output is rounded at the same place as in te.ops. For a Linear without a
+ * bias, and for GELU and ReLU, the amax of this gradient is taken from f32 values before rounding, and under delayed
+ * scaling its codes are made from these values, too. For other activations behind a Linear with a bias the gradient is
+ * rounded first. A child with its own forward function, a checkpoint or captured graphs (te_module_set_forward,
+ * te_module_set_checkpoint, te_make_graphed_callables) is not fused.
  *
  * The Sequential takes ownership of the children; if it cannot be created, it destroys them. So children may be created
  * inside the argument list.

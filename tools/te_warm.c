@@ -208,7 +208,7 @@ int main(int argc, char **argv) {
             failed++;
         } else
             failed += compile_noted(&cache, nvrtc);
-        te__free(te, noted, (size_t)cap_noted * sizeof *noted);
+        te__free(te, noted);
         noted = NULL;
         cap_noted = 0;
         te->device = &te__cpu_device;

@@ -107,12 +107,11 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
     te_ctx *te;
     if (!cu_seqlens) return NULL;
     te = cu_seqlens->te;
-    if (cp_size < 1 || cp_rank < 0 || cp_rank >= cp_size || total_tokens < 0 || total_tokens % (2 * (int64_t)cp_size)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: rank %d of %d, and %lld tokens; ranks are 0 to cp_size - 1, and 2 * cp_size divides the tokens",
-                 who, cp_rank, cp_size, (long long)total_tokens);
-        return NULL;
-    }
+    if (cp_size < 1 || cp_rank < 0 || cp_rank >= cp_size || total_tokens < 0 || total_tokens % (2 * (int64_t)cp_size))
+        return te__no_tensor(
+            te, TE_ERR_INVALID,
+            "%s: rank %d of %d, and %lld tokens; ranks are 0 to cp_size - 1, and 2 * cp_size divides the tokens", who,
+            cp_rank, cp_size, (long long)total_tokens);
     te__frame_begin(te);
     map = te__context_map(te, &order, total_tokens, 1, cu_seqlens);
     return te__frame_return(
@@ -144,7 +143,7 @@ static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, 
     bytes = (size_t)(*n + 1) * sizeof(int32_t);
     host = (int32_t *)te__alloc(te, bytes);
     if (host && te_tensor_to_host(cu, host) != TE_OK) {
-        te__free(te, host, bytes);
+        te__free(te, host);
         return NULL;
     }
     for (b = 0; host && b <= *n; b++)
@@ -153,7 +152,7 @@ static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, 
                 te, TE_ERR_INVALID,
                 "%s: cu_seqlens[%lld] is %d, behind %d and of %lld tokens; starts do not descend, nor pass the end",
                 who, (long long)b, host[b], b ? host[b - 1] : 0, (long long)tokens);
-            te__free(te, host, bytes);
+            te__free(te, host);
             return NULL;
         }
     return host;
@@ -207,8 +206,8 @@ static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, 
         }
         y = te_tensor_from_host(te, x->dtype, 1, &total, to);
     }
-    te__free(te, from, from_bytes);
-    te__free(te, to, to_bytes);
+    te__free(te, from);
+    te__free(te, to);
     return y;
 }
 
@@ -217,10 +216,9 @@ static bool te__batch_ids_ok(const te_tensor *x, const char *name, int64_t token
     if (te__need_memory(x, who) != TE_OK) return false;
     if (te__is_index(x->dtype) && te__numel(x) == tokens && (x->ndim == 1 || (x->ndim == 2 && x->shape[0] == 1)))
         return true;
-    te__fail(x->te, te__is_index(x->dtype) ? TE_ERR_SHAPE : TE_ERR_DTYPE,
-             "%s: %s is %s %s; i32 or i64 [%lld] or [1, %lld] is needed", who, name, te_dtype_name(x->dtype),
-             te__shape_text(x, text), (long long)tokens, (long long)tokens);
-    return false;
+    return te__not_ok(x->te, te__is_index(x->dtype) ? TE_ERR_SHAPE : TE_ERR_DTYPE,
+                      "%s: %s is %s %s; i32 or i64 [%lld] or [1, %lld] is needed", who, name, te_dtype_name(x->dtype),
+                      te__shape_text(x, text), (long long)tokens, (long long)tokens);
 }
 
 TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens,
@@ -258,8 +256,8 @@ TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *la
     }
     complete = made[0] && made[1] && (made[2] || !labels);
     te__frame_end(te, made, complete ? 3 : 0);
-    te__free(te, padded, bytes);
-    te__free(te, starts, bytes);
+    te__free(te, padded);
+    te__free(te, starts);
     if (!complete) return te_error_code(te);
     out->cu_seqlens_padded = made[0];
     out->input_ids = made[1];
@@ -279,10 +277,8 @@ TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64
     if (!cu_seqlens) return NULL;
     te = cu_seqlens->te;
     if (!dtype) dtype = TE_I64;
-    if (!te__is_index(dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "%s: dtype is %s; i32 and i64 are possible", who, te_dtype_name(dtype));
-        return NULL;
-    }
+    if (!te__is_index(dtype))
+        return te__no_tensor(te, TE_ERR_DTYPE, "%s: dtype is %s; i32 and i64 are possible", who, te_dtype_name(dtype));
     starts = te__batch_starts(cu_seqlens, INT32_MAX, divisibility_factor, who, &n);
     if (!starts) return NULL;
     for (b = 0; b < n; b++) total += te__batch_padded(starts, b, divisibility_factor);
@@ -292,7 +288,7 @@ TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64
         for (i = te__batch_padded(starts, b, divisibility_factor); i > 0; i--, at++)
             te__batch_put(host, dtype, at, te__batch_padded(starts, b, divisibility_factor) - i);
     if (host) y = te_tensor_from_host(te, dtype, 1, &total, host);
-    te__free(te, host, bytes);
-    te__free(te, starts, (size_t)(n + 1) * sizeof(int32_t));
+    te__free(te, host);
+    te__free(te, starts);
     return y;
 }

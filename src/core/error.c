@@ -41,18 +41,15 @@ static void te__step_ends(te_ctx *te) {
 
 /* Keeps the first error and returns `code`. A later error is a consequence of the first one and goes only to the debug
  * log. */
-TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char *format, ...) {
+TE_PRINTF(3, 0) static te_result te__vfail(te_ctx *te, te_result code, const char *format, va_list args) {
     char text[4096];
     size_t used = 0, size;
-    va_list args;
     if (!te) return code;
     if (te->module_path[0]) {
         int n = snprintf(text, sizeof(text), "%s: ", te->module_path);
         used = n > 0 ? (size_t)te__min(n, (int64_t)sizeof(text) - 1) : 0;
     }
-    va_start(args, format);
     vsnprintf(text + used, sizeof(text) - used, format, args);
-    va_end(args);
     if (te->capture) te->capture->failed = true;
     if (code == TE_ERR_OUT_OF_MEMORY) te__step_fails(te);
     if (te->error_code != TE_OK) {
@@ -65,6 +62,36 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     if (te->error) memcpy(te->error, text, size);
     te__log(te, TE_LOG_INFO, "error: %s", text);
     return code;
+}
+TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    te__vfail(te, code, format, args);
+    va_end(args);
+    return code;
+}
+/* The next three functions are te__fail for callers that return no te_result. They return what such callers return
+ * after an error: NULL or false. */
+TE_PRINTF(3, 4) static te_tensor *te__no_tensor(te_ctx *te, te_result code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    te__vfail(te, code, format, args);
+    va_end(args);
+    return NULL;
+}
+TE_PRINTF(3, 4) static te_module *te__no_module(te_ctx *te, te_result code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    te__vfail(te, code, format, args);
+    va_end(args);
+    return NULL;
+}
+TE_PRINTF(3, 4) static bool te__not_ok(te_ctx *te, te_result code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    te__vfail(te, code, format, args);
+    va_end(args);
+    return false;
 }
 
 /* The next four functions make a call fail because a capture cannot record it. */
@@ -222,18 +249,17 @@ static TE__NOINLINE void *te__alloc_zero(te_ctx *te, size_t bytes) {
     if (p) memset(p, 0, bytes ? bytes : 1);
     return p;
 }
-/* Frees p, which was allocated with exactly `bytes`. */
-static void te__free(te_ctx *te, void *p, size_t bytes) {
+/* Frees p, which te__try_alloc or te__alloc has returned, or which is NULL. */
+static void te__free(te_ctx *te, void *p) {
     te__block *b;
     if (!p) return;
-    if (bytes == 0) bytes = 1;
     b = (te__block *)p - 1;
     *b->u.is.at = b->u.is.next;
     if (b->u.is.next) b->u.is.next->u.is.at = b->u.is.at;
-    te__raw_free(&te->host_allocator, b, sizeof(te__block) + bytes);
+    te__raw_free(&te->host_allocator, b, sizeof(te__block) + b->u.is.bytes);
 }
 static void te__free_all(te_ctx *te) {
-    while (te->blocks) te__free(te, te->blocks + 1, te->blocks->u.is.bytes);
+    while (te->blocks) te__free(te, te->blocks + 1);
 }
 
 /* ---- objects to close: see te__closable ---- */
@@ -262,7 +288,7 @@ static bool te__try_grow(te_ctx *te, void **array, int *capacity, int count, siz
     p = te__try_alloc(te, (size_t)more * element);
     if (!p) return false;
     if (*array) memcpy(p, *array, (size_t)count * element);
-    te__free(te, *array, (size_t)*capacity * element);
+    te__free(te, *array);
     *array = p;
     *capacity = more;
     return true;
@@ -277,7 +303,4 @@ static char *te__copy_string(te_ctx *te, const char *s) {
     char *p = (char *)te__alloc(te, n);
     if (p) memcpy(p, s, n);
     return p;
-}
-static void te__free_string(te_ctx *te, char *s) {
-    if (s) te__free(te, s, strlen(s) + 1);
 }

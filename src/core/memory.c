@@ -239,9 +239,9 @@ static void te__pool_free_lists(te_ctx *te, te__pool *pool) {
     te__free_block *b, *next;
     for (b = pool->spare; b; b = next) {
         next = b->next;
-        te__free(te, b, sizeof(*b));
+        te__free(te, b);
     }
-    te__free(te, pool->lists, (size_t)pool->cap_lists * sizeof(te__free_list));
+    te__free(te, pool->lists);
     pool->spare = NULL;
     pool->lists = NULL;
     pool->num_lists = pool->cap_lists = 0;
@@ -262,7 +262,7 @@ static te__arena *te__arena_create(te_ctx *te) {
     return a;
 }
 static void te__arena_drop(te_ctx *te, te__arena *a) {
-    if (a && --a->refs == 0) te__free(te, a, sizeof(*a));
+    if (a && --a->refs == 0) te__free(te, a);
 }
 /* Closes the arena of a graph that is gone; nothing may be running. Free blocks go to the context's pool now. Blocks in
  * use go there when they are released. */
@@ -323,7 +323,7 @@ static te__buffer *te__buffer_create(te_ctx *te, size_t bytes) {
         te__arena *arena = te->capture ? te->capture->arena : NULL;
         b->data = te__pool_alloc(te, arena, bytes, &b->capacity);
         if (!b->data) {
-            te__free(te, b, sizeof(*b));
+            te__free(te, b);
             return NULL;
         }
         b->arena = arena;
@@ -368,8 +368,8 @@ static void te__buffer_release(te__buffer *b) {
         b->release(b->user);
     }
     te->live_buffers--;
-    te__free(te, b->writes, (size_t)b->cap_writes * sizeof(te__write));
-    te__free(te, b, sizeof(*b));
+    te__free(te, b->writes);
+    te__free(te, b);
 }
 
 /* Records a write to the whole of b, or to a part whose range is not tracked. */

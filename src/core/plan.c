@@ -12,13 +12,13 @@ static void te__plan_begin(te__plan *p, te_ctx *te) {
 }
 
 static void te__plan_free_launches(te__plan *p) {
-    if (p->launch != p->own_launch) te__free(p->te, p->launch, (size_t)p->cap_launches * sizeof(te__launch));
+    if (p->launch != p->own_launch) te__free(p->te, p->launch);
 }
 static void te__plan_end(te__plan *p) {
     int i;
     for (i = 0; i < p->num_workspaces; i++) te__buffer_release(p->workspace[i]);
     for (i = 0; i < p->num_launches; i++)
-        if (p->launch[i].args_on_heap) te__free(p->te, p->launch[i].args, p->launch[i].args_bytes);
+        if (p->launch[i].args_on_heap) te__free(p->te, p->launch[i].args);
     te__plan_free_launches(p);
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;
@@ -53,7 +53,7 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
         if (p->result == TE_OK) p->result = TE_ERR_OUT_OF_MEMORY;
         p->num_launches--;
         if (p->launch[p->num_launches].args_on_heap)
-            te__free(p->te, p->launch[p->num_launches].args, p->launch[p->num_launches].args_bytes);
+            te__free(p->te, p->launch[p->num_launches].args);
     }
     l = &p->launch[p->num_launches++];
     memset(l, 0, sizeof(*l));

@@ -23,7 +23,7 @@ static te__event *te__event_create(te_ctx *te) {
         e = (te__event *)te__alloc_zero(te, sizeof(te__event));
         if (!e) return NULL;
         if (te->device->event_create(te, &e->handle) != TE_OK) {
-            te__free(te, e, sizeof(*e));
+            te__free(te, e);
             return NULL;
         }
         e->te = te;
@@ -92,7 +92,7 @@ static inline te__stream *te__stream_create(te_ctx *te) {
     s = (te__stream *)te__alloc_zero(te, sizeof(te__stream));
     if (!s) return NULL;
     if (te->device->stream_create(te, &s->handle) != TE_OK) {
-        te__free(te, s, sizeof(*s));
+        te__free(te, s);
         return NULL;
     }
     s->te = te;
@@ -112,7 +112,7 @@ static void te__stream_destroy(te__stream *s) {
         te->device->stream_synchronize(te, s);
         te->device->stream_destroy(te, s->handle);
     }
-    te__free(te, s, sizeof(*s));
+    te__free(te, s);
 }
 static te_result te__streams_synchronize(te_ctx *te) {
     te_result result = TE_OK;
@@ -144,7 +144,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     if (!p->data) {
         te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be allocated",
                  te->device_name, (unsigned long long)p->capacity);
-        te__free(te, p, sizeof(*p));
+        te__free(te, p);
         return NULL;
     }
     p->taken = true;
@@ -172,7 +172,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
         te__event_release(p->used);
         te->pool.stats.pinned -= p->capacity;
         if (!te__is_forked(te)) te->device->pinned_release(te, p->data, p->capacity);
-        te__free(te, p, sizeof(*p));
+        te__free(te, p);
     }
 }
 
@@ -185,6 +185,6 @@ static void te__events_close(te_ctx *te) {
     while ((e = te->spare_events) != NULL) {
         te->spare_events = e->next;
         if (!te__is_forked(te)) te->device->event_destroy(te, e->handle);
-        te__free(te, e, sizeof(*e));
+        te__free(te, e);
     }
 }

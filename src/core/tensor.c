@@ -179,7 +179,7 @@ static void te__var_release(te_ctx *te, te__var *v) {
     te_tensor_release(v->grad);
     te_tensor_release(v->main_grad);
     te_tensor_release(v->decoupled_grad);
-    te__free(te, v, sizeof(*v));
+    te__free(te, v);
 }
 
 static void te__tensor_free(te_tensor *x) {
@@ -187,8 +187,8 @@ static void te__tensor_free(te_tensor *x) {
     if (x->form) x->form->release(x);
     te__buffer_release(x->buffer);
     te__var_release(te, x->var);
-    te__free_string(te, x->name);
-    te__free(te, x, sizeof(*x));
+    te__free(te, x->name);
+    te__free(te, x);
 }
 
 TE_API TE__NOINLINE te_tensor *te_tensor_retain(te_tensor *x) {
@@ -226,33 +226,26 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
     int64_t n = 1;
     bool empty = false;
     if (!te) return NULL;
-    if (te_dtype_bits(dtype) == 0) {
-        te__fail(te, TE_ERR_DTYPE, "tensor: %d is not a number format (see te_dtype)", (int)dtype);
-        return NULL;
-    }
-    if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim > 0 && !shape)) {
-        te__fail(te, TE_ERR_SHAPE, "tensor: %d dimensions; 0 to %d are possible%s", ndim, TE_MAX_DIMS,
-                 shape ? "" : ", with a shape");
-        return NULL;
-    }
+    if (te_dtype_bits(dtype) == 0)
+        return te__no_tensor(te, TE_ERR_DTYPE, "tensor: %d is not a number format (see te_dtype)", (int)dtype);
+    if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim > 0 && !shape))
+        return te__no_tensor(te, TE_ERR_SHAPE, "tensor: %d dimensions; 0 to %d are possible%s", ndim, TE_MAX_DIMS,
+                             shape ? "" : ", with a shape");
     for (i = 0; i < ndim; i++) {
         /* division is slow: only products that could overflow are divided */
-        if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) {
-            te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count",
-                     te__dims_text(ndim, shape, text));
-            return NULL;
-        }
+        if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i]))
+            return te__no_tensor(te, TE_ERR_SHAPE,
+                                 "tensor: shape %s has a negative size or more elements than 64 bits can count",
+                                 te__dims_text(ndim, shape, text));
         if (shape[i] > 0) n *= shape[i];
         else empty = true;
     }
     /* can only happen with 32-bit addresses */
-    if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) {
-        te__fail(
+    if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX)
+        return te__no_tensor(
             te, TE_ERR_SHAPE,
             "tensor: %s of shape %s has more bytes than the %lld that a tensor can have where addresses have %d bits",
             te_dtype_name(dtype), te__dims_text(ndim, shape, text), (long long)PTRDIFF_MAX, (int)(8 * sizeof(void *)));
-        return NULL;
-    }
     if (!te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *))) return NULL;
     x = (te_tensor *)te__alloc_zero(te, sizeof(te_tensor));
     if (!x) return NULL;
@@ -361,7 +354,7 @@ static te_tensor *te__alias_any(const te_tensor *x) {
 /* ---- tape nodes ---- */
 
 static void te__path_release(te_ctx *te, te__path *path) {
-    if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
+    if (path && --path->refs == 0) te__free(te, path);
 }
 
 /* Drops the handles that the pack hooks returned for the saved tensors of a node (tape/saved.c). */
@@ -370,8 +363,8 @@ static void te__saved_free(te_ctx *te, te__node *node) {
     if (!node->packed) return;
     for (i = 0; i < node->num_saved; i++)
         if (node->packed[i] && node->hooks.drop) node->hooks.drop(node->hooks.user, node->packed[i]);
-    te__free(te, node->packed, (size_t)node->num_saved * sizeof(void *));
-    te__free(te, node->packed_as, (size_t)node->num_saved * sizeof(te__packed_as));
+    te__free(te, node->packed);
+    te__free(te, node->packed_as);
     node->packed = NULL;
 }
 
@@ -384,12 +377,12 @@ static void te__node_free(te_ctx *te, te__node *node) {
     for (i = 0; i < node->num_inputs; i++) te__var_release(te, node->inputs[i]);
     for (i = 0; i < node->num_outputs; i++) te__var_release(te, node->outputs[i]);
     for (i = 0; i < node->num_saved; i++) te_tensor_release(node->saved[i]);
-    te__free(te, node->inputs, (size_t)node->num_inputs * sizeof(te__var *));
-    te__free(te, node->outputs, (size_t)node->num_outputs * sizeof(te__var *));
-    te__free(te, node->saved, (size_t)node->num_saved * sizeof(te_tensor *));
+    te__free(te, node->inputs);
+    te__free(te, node->outputs);
+    te__free(te, node->saved);
     if (node->release) node->release(te, node->state);
-    te__free(te, node->state, node->state_size);
-    te__free(te, node, sizeof(*node));
+    te__free(te, node->state);
+    te__free(te, node);
 }
 /* Frees the nodes of s from index `first_node` on. */
 static void te__segment_cut(te_ctx *te, te__segment *s, int first_node) {

@@ -28,8 +28,8 @@ static te_result te__record_clear(te_ctx *te, void *dst, size_t bytes) {
 
 static void te__records_free(te_ctx *te, te_graph *g) {
     int i;
-    for (i = 0; i < g->num_records; i++) te__free(te, g->records[i].args, g->records[i].args_bytes);
-    te__free(te, g->records, (size_t)g->cap_records * sizeof(te__call));
+    for (i = 0; i < g->num_records; i++) te__free(te, g->records[i].args);
+    te__free(te, g->records);
     g->records = NULL;
     g->num_records = g->cap_records = 0;
 }
@@ -127,7 +127,10 @@ static te_result te__cpu_transfer(te_ctx *te, const te__stream *s, void *dst, co
     return TE_OK;
 }
 static void *te__cpu_pinned_alloc(te_ctx *te, size_t bytes) { return te__try_alloc(te, bytes); }
-static void te__cpu_pinned_release(te_ctx *te, void *host, size_t bytes) { te__free(te, host, bytes); }
+static void te__cpu_pinned_release(te_ctx *te, void *host, size_t bytes) {
+    (void)bytes;
+    te__free(te, host);
+}
 
 static const te__device te__cpu_device = {"cpu",
                                           te__cpu_mem_alloc,

@@ -61,8 +61,8 @@ static void te__threads_close(te_ctx *te) {
         te__cond_free(&t->work);
         te__cond_free(&t->done);
     }
-    te__free(te, t->thread, (size_t)te->cpu_threads * sizeof(te__thread));
-    te__free(te, t, sizeof(*t));
+    te__free(te, t->thread);
+    te__free(te, t);
     te->threads = NULL;
 }
 
@@ -76,7 +76,7 @@ static void te__threads_open(te_ctx *te) {
     memset(t, 0, sizeof(*t));
     t->thread = (te__thread *)te__try_alloc(te, (size_t)te->cpu_threads * sizeof(te__thread));
     if (!t->thread) {
-        te__free(te, t, sizeof(*t));
+        te__free(te, t);
         return;
     }
     te__mutex_init(&t->mutex);

@@ -323,9 +323,9 @@ static void te__cuda_device_close(te_ctx *te) {
         te__cuda_leave(pushed);
     }
     if (c->retained_context && !te__is_forked(te)) te__cu.DevicePrimaryCtxRelease(c->device);
-    te__free(te, c->maps, TE__MAP_SETS * sizeof(te__map_set));
-    te__free(te, c->memo, TE__MEMO_SLOTS * sizeof(te__memo_slot));
-    te__free(te, c, sizeof(*c));
+    te__free(te, c->maps);
+    te__free(te, c->memo);
+    te__free(te, c);
     te->cuda = NULL;
 }
 

@@ -406,7 +406,7 @@ static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int
         if (result == TE_OK) result = te__jit_finish(te, &jobs[i]);
         te__jit_job_free(&jobs[i]);
     }
-    te__free(te, jobs, (size_t)count * sizeof(te__jit_job));
+    te__free(te, jobs);
     return result;
 }
 

@@ -13,9 +13,9 @@ typedef struct te__warm_list {
 static void te__warm_list_free(te_ctx *te) {
     te__warm_list *w = te->cuda->warm_list;
     if (!w) return;
-    te__free(te, w->launches, (size_t)w->cap_launches * sizeof(te__launch));
-    te__free(te, w->baseline, (size_t)w->cap_baseline * sizeof(bool));
-    te__free(te, w, sizeof(*w));
+    te__free(te, w->launches);
+    te__free(te, w->baseline);
+    te__free(te, w);
     te->cuda->warm_list = NULL;
 }
 
@@ -40,7 +40,7 @@ static void te__cuda_close(te_ctx *te) {
         te__cuda_leave(pushed);
     }
     te__warm_list_free(te);
-    te__free(te, te->cuda->cache, sizeof(te__cache));
+    te__free(te, te->cuda->cache);
     te__cuda_device_close(te);
 }
 
@@ -154,7 +154,7 @@ static te_result te__cuda_warm(te_ctx *te) {
             compile[num_compile++] = &w->launches[i];
     }
     if (result == TE_OK && num_compile) result = te__jit_load(te, compile, num_compile);
-    te__free(te, compile, (size_t)w->count * sizeof(*compile));
+    te__free(te, compile);
     te__cuda_leave(pushed);
     te__warm_list_free(te);
     return result;

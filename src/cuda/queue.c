@@ -215,7 +215,7 @@ static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
         if (result != TE_OK && first_failure == TE_OK) first_failure = result;
         q->first = e->next;
         q->count--;
-        te__free(te, e, e->size);
+        te__free(te, e);
     }
     if (!q->first) q->last = NULL;
     q->sending = false;
@@ -241,13 +241,13 @@ static te_result te__queue_settle(te_ctx *te) {
         te__jit_order *o = q->orders;
         q->orders = o->next;
         te__jit_job_free(&o->job);
-        te__free(te, o, sizeof(*o));
+        te__free(te, o);
     }
     if (q->compiled) te->jit_stats.compile_seconds += te__time_now() - q->start;
     te__cond_free(&q->changed);
     te__mutex_free(&q->mutex);
     te->cuda->queue = NULL;
-    te__free(te, q, sizeof(*q));
+    te__free(te, q);
     return entered == TE_OK ? result : entered;
 }
 
@@ -336,7 +336,7 @@ static bool te__queue_add(te_ctx *te, te__plan *p) {
         while (made) {
             e = made;
             made = e->next;
-            te__free(te, e, e->size);
+            te__free(te, e);
         }
         return false;
     }

@@ -31,7 +31,7 @@ static void te__unit_free(void *value) {
             *at = u->next;
             break;
         }
-    te__free(te, u, sizeof(*u));
+    te__free(te, u);
 }
 
 /* ---- the exchange ---- */
@@ -61,7 +61,7 @@ static bool te__unit_list(te__unit_params *p, te_module *m) {
     return true;
 }
 static void te__unit_params_free(te_ctx *te, te__unit_params *p) {
-    te__free(te, p->list, (size_t)p->cap * sizeof(te_tensor *));
+    te__free(te, p->list);
 }
 
 /* Returns whether a gradient of u was written since u last exchanged. */
@@ -127,7 +127,7 @@ static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_te
         if (result == TE_OK && !grads[i]) result = te__var_add_grad(te, param->var, to);
     }
     result = te__leaves_own(te, fresh, result);
-    te__free(te, count, count ? ((size_t)p->n + 1) * sizeof(float) : 0);
+    te__free(te, count);
     return result;
 }
 static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
@@ -147,7 +147,7 @@ static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
     if (result == TE_OK) result = te__unit_spread(u, p, flat, grads, lacks, 1.0f / divide);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
-    te__free(te, grads, (size_t)p->n * sizeof(te_tensor *));
+    te__free(te, grads);
     return result;
 }
 /* Exchanges the unit's gradients now, if state.requires_gradient_sync is set. */

@@ -68,7 +68,7 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
         te__closable_add(te, &group->closable, "group", te__group_close, group);
         return group;
     }
-    te__free(te, group, sizeof(*group));
+    te__free(te, group);
     return NULL;
 }
 
@@ -79,8 +79,8 @@ TE_API void te_group_destroy(te_group *group) {
     te__closable_remove(&group->closable);
     /* in a forked child, the group still belongs to the parent */
     if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user);
-    te__free_string(te, group->name);
-    te__free(te, group, sizeof(*group));
+    te__free(te, group->name);
+    te__free(te, group);
 }
 
 static int te__group_rank(const te_group *group) { return group ? group->is.rank : 0; }
@@ -357,7 +357,7 @@ TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_
     if (r == TE_OK && !full) r = TE_ERR_OUT_OF_MEMORY;
     if (r != TE_OK) return te__refuse(group, TE__ALL_TO_ALL, r);
     r = te__all_to_all(group, x, send_counts, out, recv_counts, full);
-    te__free(x->te, full, bytes);
+    te__free(x->te, full);
     return r;
 }
 
@@ -452,7 +452,7 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
                           "all ranks the same modules, options and shapes, in the same order",
                           group->name, (const char *)all + 8, r, (const char *)other + 8);
     }
-    te__free(te, all, bytes);
+    te__free(te, all);
     return result;
 }
 

@@ -71,7 +71,7 @@ static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
 static te_result te__rank_end(te__thread_rank *me, te__post *post, te_result r) {
-    te__free(me->te, post->data, post->bytes);
+    te__free(me->te, post->data);
     post->data = NULL;
     return r;
 }
@@ -326,7 +326,7 @@ static void te__threads_leave(void *user) {
     te__cond_broadcast(&hub->cond);
     te__mutex_unlock(&hub->mutex);
     if (last) te__hub_free(hub);
-    te__free(me->te, me, sizeof(*me));
+    te__free(me->te, me);
 }
 
 static te_result te__threads_join(te_ctx *te, te_thread_hub *hub, int rank) {
@@ -406,6 +406,6 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
     }
     if (group) group->is.destroy = NULL; /* the rank has not joined, so it must not leave */
     te_group_destroy(group);
-    te__free(te, me, sizeof(*me));
+    te__free(te, me);
     return NULL;
 }

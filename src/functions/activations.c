@@ -79,9 +79,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
 static bool te__activation_fits(const te_tensor *x, te_activation activation, const char *function) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim >= 1 && !(te_activation_is_gated(activation) && te__cols(x) % 2)) return true;
-    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s; a gated activation needs an even last size", function,
-             te__shape_text(x, text));
-    return false;
+    return te__not_ok(x->te, TE_ERR_SHAPE, "%s: the input is %s; a gated activation needs an even last size", function,
+                      te__shape_text(x, text));
 }
 
 /* Returns the activation of x, quantized if `spec` is given. For current scaling and NVFP4, the amax is the amax of the
@@ -202,12 +201,11 @@ TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te
         !te__need_float(permuted_probs, who))
         return NULL;
     if (!te__activation_fits(x, activation, who)) return NULL;
-    if (te__numel(permuted_probs) != te__rows(x)) {
-        te__fail(x->te, TE_ERR_SHAPE,
-                 "%s: the input is %s and the probabilities are %s; one for each of its %lld rows is needed", who,
-                 te__shape_text(x, a), te__shape_text(permuted_probs, b), (long long)te__rows(x));
-        return NULL;
-    }
+    if (te__numel(permuted_probs) != te__rows(x))
+        return te__no_tensor(
+            x->te, TE_ERR_SHAPE,
+            "%s: the input is %s and the probabilities are %s; one for each of its %lld rows is needed", who,
+            te__shape_text(x, a), te__shape_text(permuted_probs, b), (long long)te__rows(x));
     te__frame_begin(x->te);
     in[0] = te_tensor_contiguous(x);
     in[1] = te_tensor_contiguous(te_tensor_cast(permuted_probs, x->dtype));

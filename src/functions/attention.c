@@ -199,11 +199,10 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
-    if (x->ndim != (format == TE_THD ? 3 : 4)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_apply_rotary_pos_emb: the input is %s; %s is needed", te__shape_text(x, text),
-                 format == TE_THD ? "[tokens, h, d]" : "[s, b, h, d] or [b, s, h, d]");
-        return NULL;
-    }
+    if (x->ndim != (format == TE_THD ? 3 : 4))
+        return te__no_tensor(x->te, TE_ERR_SHAPE, "te_apply_rotary_pos_emb: the input is %s; %s is needed",
+                             te__shape_text(x, text),
+                             format == TE_THD ? "[tokens, h, d]" : "[s, b, h, d] or [b, s, h, d]");
     x = te_tensor_contiguous(x);
     if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0],
                                  &s.args.angles, s.inv_freq) != TE_OK)
@@ -478,7 +477,7 @@ static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
     return true;
 }
 static void te__score_mod_drop(te_ctx *te, te_score_mod *m) {
-    te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m));
+    te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod));
 }
 
 typedef struct te__attention_state {
@@ -562,13 +561,12 @@ static bool te__attention_open(te_tensor *const parts[3], const te_attn_desc *de
         return false;
     packed = desc->format == TE_THD;
     packed_kv = packed && !desc->rule.kv_bshd && !desc->rule.page_table;
-    if (q->ndim != (packed ? 3 : 4) || k->ndim != (packed_kv ? 3 : 4) || v->ndim != (packed_kv ? 3 : 4)) {
-        te__fail(te, TE_ERR_SHAPE,
-                 "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD "
-                 "[tokens, heads, d]",
-                 te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
-        return false;
-    }
+    if (q->ndim != (packed ? 3 : 4) || k->ndim != (packed_kv ? 3 : 4) || v->ndim != (packed_kv ? 3 : 4))
+        return te__not_ok(
+            te, TE_ERR_SHAPE,
+            "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD "
+            "[tokens, heads, d]",
+            te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
     memcpy(shape, q->shape, sizeof(shape));
     shape[q->ndim - 1] = v->shape[v->ndim - 1];
     int64_t lse[3] = {packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1], q->shape[q->ndim - 2],

@@ -53,9 +53,8 @@ static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional
 static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!p || te__numel(p) == te__cols(x)) return true;
-    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it needs the input's last size", name,
-             te__shape_text(x, a), what, te__shape_text(p, b));
-    return false;
+    return te__not_ok(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it needs the input's last size", name,
+                      te__shape_text(x, a), what, te__shape_text(p, b));
 }
 
 /* Returns x as a matrix, recorded on the tape. Returns NULL if x is NULL. */
@@ -127,12 +126,10 @@ TE_API te_tensor *te_add(te_tensor *x, te_tensor *y) {
     te_tensor *in[2], *out;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || !te__operand(x, y, false, "te_add") || !te__need_float(x, "te_add")) return NULL;
-    if (!te__same_shape(x, y) || x->dtype != y->dtype) {
-        te__fail(x->te, te__same_shape(x, y) ? TE_ERR_DTYPE : TE_ERR_SHAPE,
-                 "te_add: %s %s and %s %s; both must be alike", te_dtype_name(x->dtype), te__shape_text(x, a),
-                 te_dtype_name(y->dtype), te__shape_text(y, b));
-        return NULL;
-    }
+    if (!te__same_shape(x, y) || x->dtype != y->dtype)
+        return te__no_tensor(x->te, te__same_shape(x, y) ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+                             "te_add: %s %s and %s %s; both must be alike", te_dtype_name(x->dtype),
+                             te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b));
     in[0] = te_tensor_contiguous(x);
     in[1] = te_tensor_contiguous(y);
     if (!in[0] || !in[1]) return NULL;
@@ -194,14 +191,13 @@ TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || !te__operand(x, y, false, "te_mul") || !te__need_float(x, "te_mul") || !te__need_float(y, "te_mul"))
         return NULL;
-    if (!te__same_shape(x, y) && !te__is_per_row(x, y)) {
-        te__fail(x->te, TE_ERR_SHAPE,
-                 "te_mul: %s and %s; the second has the first one's shape, or one number for each of its rows: its "
-                 "leading sizes, with or "
-                 "without a last one of 1",
-                 te__shape_text(x, a), te__shape_text(y, b));
-        return NULL;
-    }
+    if (!te__same_shape(x, y) && !te__is_per_row(x, y))
+        return te__no_tensor(
+            x->te, TE_ERR_SHAPE,
+            "te_mul: %s and %s; the second has the first one's shape, or one number for each of its rows: its "
+            "leading sizes, with or "
+            "without a last one of 1",
+            te__shape_text(x, a), te__shape_text(y, b));
     in[0] = te_tensor_contiguous(x);
     in[1] = te_tensor_contiguous(y);
     if (!in[0] || !in[1]) return NULL;
@@ -247,10 +243,7 @@ static te_tensor *te__sum(te_tensor *x, float scale, const char *name) {
 TE_API te_tensor *te_sum_all(te_tensor *x) { return x ? te__sum(x, 1.0f, "te_sum_all") : NULL; }
 TE_API te_tensor *te_mean_all(te_tensor *x) {
     if (!x) return NULL;
-    if (te__numel(x) == 0) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_mean_all: the tensor is empty");
-        return NULL;
-    }
+    if (te__numel(x) == 0) return te__no_tensor(x->te, TE_ERR_SHAPE, "te_mean_all: the tensor is empty");
     return te__sum(x, te__floats_divide(1.0, (double)te__numel(x)), "te_mean_all");
 }
 
@@ -318,11 +311,9 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
         if (!x[i] || !te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
     }
     if (dim < 0) dim += x[0]->ndim;
-    if (dim < 0 || dim >= x[0]->ndim) {
-        te__fail(te, TE_ERR_INVALID, "te_concat: dimension %d of tensors that have %d",
-                 dim < 0 ? dim - x[0]->ndim : dim, x[0]->ndim);
-        return NULL;
-    }
+    if (dim < 0 || dim >= x[0]->ndim)
+        return te__no_tensor(te, TE_ERR_INVALID, "te_concat: dimension %d of tensors that have %d",
+                             dim < 0 ? dim - x[0]->ndim : dim, x[0]->ndim);
     for (i = 1; i < n; i++)
         if (te__concat_fits(x[0], x[i], dim) != TE_OK) return NULL;
     s = (te__concat_state *)te__alloc_zero(te, te__concat_bytes(n));
@@ -332,7 +323,7 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     te__frame_begin(te);
     y = te__concat_copy(x, n, s);
     y = te__frame_return(te, te__record("concat", y, te__concat_backward, s, te__concat_bytes(n), x, n, NULL, 0));
-    te__free(te, s, te__concat_bytes(n));
+    te__free(te, s);
     return y;
 }
 
@@ -553,12 +544,11 @@ static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
     if (!table || !te__operand(table, ids, false, who)) return NULL;
-    if (table->ndim != 2 || ids->ndim + 1 > TE_MAX_DIMS) {
-        te__fail(table->te, TE_ERR_SHAPE,
-                 "%s: the table is %s and the ids %s; [vocabulary, width] and at most %d dimensions are needed", who,
-                 te__shape_text(table, text), te__shape_text(ids, more), TE_MAX_DIMS - 1);
-        return NULL;
-    }
+    if (table->ndim != 2 || ids->ndim + 1 > TE_MAX_DIMS)
+        return te__no_tensor(
+            table->te, TE_ERR_SHAPE,
+            "%s: the table is %s and the ids %s; [vocabulary, width] and at most %d dimensions are needed", who,
+            te__shape_text(table, text), te__shape_text(ids, more), TE_MAX_DIMS - 1);
     ids = te_tensor_contiguous(ids);
     if (!ids) return NULL;
     memcpy(shape, ids->shape, sizeof(shape));
@@ -650,12 +640,11 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     group = desc->dist_process_group;
     te = logits->te;
     if (te__group_allowed(te, group, "te_cross_entropy", "dist_process_group") != TE_OK) return NULL;
-    if (te__numel(target) != te__rows(logits)) {
-        te__fail(te, TE_ERR_SHAPE,
-                 "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
-                 te__shape_text(logits, a), te__shape_text(target, b));
-        return NULL;
-    }
+    if (te__numel(target) != te__rows(logits))
+        return te__no_tensor(
+            te, TE_ERR_SHAPE,
+            "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
+            te__shape_text(logits, a), te__shape_text(target, b));
     logits = te_tensor_contiguous(logits);
     target = te_tensor_contiguous(target);
     if (!logits || !target) return NULL;

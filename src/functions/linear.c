@@ -287,14 +287,13 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
  * one. */
 static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
     te_quantizer *q = weight->quantized->quantizer;
-    if (weight->quantized->cls != spec->cls) {
-        te__fail(weight->te, TE_ERR_STATE,
-                 "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under "
-                 "the recipe given to "
-                 "te_quantized_model_init_begin, or outside of autocast",
-                 weight->quantized->cls->name, spec->cls->name);
-        return NULL;
-    }
+    if (weight->quantized->cls != spec->cls)
+        return te__no_tensor(
+            weight->te, TE_ERR_STATE,
+            "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under "
+            "the recipe given to "
+            "te_quantized_model_init_begin, or outside of autocast",
+            weight->quantized->cls->name, spec->cls->name);
     /* from now on the module's own amax history scales this weight */
     if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale &&
         !te__quant_of(weight->te)->replaying) {
@@ -325,13 +324,12 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te__weight_cache *cache = c->cache;
     te__quant_spec spec;
     uint64_t capture = weight->te->capture ? weight->te->capture->id : 0;
-    if (c->microbatch == TE_MICROBATCH_LATER && !weight->quantized && (cache->copy ? cache->capture : 0) != capture) {
-        te__fail(weight->te, TE_ERR_STATE,
-                 "linear: is_first_microbatch is LATER %s a graph, and the kept weight is from %s; FIRST and its LATER "
-                 "belong to one capture",
-                 capture ? "inside" : "outside of", capture ? "outside" : "inside");
-        return NULL;
-    }
+    if (c->microbatch == TE_MICROBATCH_LATER && !weight->quantized && (cache->copy ? cache->capture : 0) != capture)
+        return te__no_tensor(
+            weight->te, TE_ERR_STATE,
+            "linear: is_first_microbatch is LATER %s a graph, and the kept weight is from %s; FIRST and its LATER "
+            "belong to one capture",
+            capture ? "inside" : "outside of", capture ? "outside" : "inside");
     if (c->microbatch == TE_MICROBATCH_LATER && cache->copy && !weight->quantized && cache->buffer == weight->buffer &&
         cache->offset == weight->offset && cache->version == te__buffer_version(weight->buffer) &&
         te__recipe_same(&cache->recipe, &c->quant->recipe) &&
@@ -421,14 +419,13 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     if (x->quantized) return gathers ? te__gather_any(c->parallel.group, x, TE_ROWWISE) : x;
     spec = te__product_spec(quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT,
                             TE_ROWWISE | (saves && !again ? keep : 0));
-    if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
-        te__fail(x->te, TE_ERR_INVALID,
-                 "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not "
-                 "be the same; leave "
-                 "the option off, or use another recipe",
-                 spec.stochastic ? "stochastic" : spec.cls->name);
-        return NULL;
-    }
+    if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic))
+        return te__no_tensor(
+            x->te, TE_ERR_INVALID,
+            "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not "
+            "be the same; leave "
+            "the option off, or use another recipe",
+            spec.stochastic ? "stochastic" : spec.cls->name);
     /* If the ranks gather x before it is quantized, there is no quantized copy of this rank's x alone. So the backward
      * pass quantizes x again. */
     if (gathers && !te__codes_gather(&spec, x)) again = true;

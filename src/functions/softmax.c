@@ -38,13 +38,11 @@ TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float 
 TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale) {
     char text[TE__SHAPE_TEXT];
     if (!x) return NULL;
-    if (x->ndim < 2 || x->shape[x->ndim - 1] != x->shape[x->ndim - 2]) {
-        te__fail(x->te, TE_ERR_SHAPE,
-                 "te_scaled_upper_triang_masked_softmax: x is %s; square matrices, [.., s, s], are needed: "
-                 "te_scaled_aligned_causal_masked_softmax takes others",
-                 te__shape_text(x, text));
-        return NULL;
-    }
+    if (x->ndim < 2 || x->shape[x->ndim - 1] != x->shape[x->ndim - 2])
+        return te__no_tensor(x->te, TE_ERR_SHAPE,
+                             "te_scaled_upper_triang_masked_softmax: x is %s; square matrices, [.., s, s], are needed: "
+                             "te_scaled_aligned_causal_masked_softmax takes others",
+                             te__shape_text(x, text));
     return te__softmax(x, NULL, scale, true, "te_scaled_upper_triang_masked_softmax");
 }
 TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale) {

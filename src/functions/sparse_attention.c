@@ -29,13 +29,11 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
     if (!q || !te__operand(q, kv, false, who) || !te__operand(q, indices, false, who) || !te__need_float(q, who))
         return NULL;
     te = q->te;
-    if (q->ndim != 4 || (desc && desc->v_dim < 0)) {
-        te__fail(
+    if (q->ndim != 4 || (desc && desc->v_dim < 0))
+        return te__no_tensor(
             te, TE_ERR_SHAPE,
             "te_sparse_attention: q is %s and v_dim %lld; [b, s_q, H, d] and at most d channels of a value are needed",
             te__shape_text(q, t), (long long)(desc ? desc->v_dim : 0));
-        return NULL;
-    }
     memcpy(shape, q->shape, sizeof(shape));
     if (desc && desc->v_dim) shape[3] = desc->v_dim;
     int64_t lse[3] = {q->shape[0], q->shape[2], q->shape[1]};
@@ -63,24 +61,22 @@ TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_de
     if (!te || !te__has_desc(te, d, "te_sparse_window_indices")) return NULL;
     first = d->first_compressed ? d->first_compressed : d->seq_len;
     if (d->batch < 0 || d->seq_len < 0 || d->seq_len > INT_MAX || d->window < 0 || d->num_compressed < 0 || first < 0 ||
-        d->num_compressed > INT_MAX - te__min(first, INT_MAX) || (d->num_compressed && d->ratio < 1)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_sparse_window_indices: batch %lld, seq_len %lld, window %lld, num_compressed %lld from row %lld "
-                 "on, ratio %lld; none may be negative, rows are below 2^31, and "
-                 "compressed keys need a ratio from 1 on",
-                 (long long)d->batch, (long long)d->seq_len, (long long)d->window, (long long)d->num_compressed,
-                 (long long)first, (long long)d->ratio);
-        return NULL;
-    }
+        d->num_compressed > INT_MAX - te__min(first, INT_MAX) || (d->num_compressed && d->ratio < 1))
+        return te__no_tensor(
+            te, TE_ERR_INVALID,
+            "te_sparse_window_indices: batch %lld, seq_len %lld, window %lld, num_compressed %lld from row %lld "
+            "on, ratio %lld; none may be negative, rows are below 2^31, and "
+            "compressed keys need a ratio from 1 on",
+            (long long)d->batch, (long long)d->seq_len, (long long)d->window, (long long)d->num_compressed,
+            (long long)first, (long long)d->ratio);
     in_window = te__min(d->window, te__max(d->seq_len, 1) - 1) + 1;
     int64_t shape[3] = {d->batch, d->seq_len, in_window + d->num_compressed};
-    if (d->batch && d->seq_len && shape[2] > INT_MAX / d->batch / d->seq_len) {
-        te__fail(te, TE_ERR_UNSUPPORTED,
-                 "te_sparse_window_indices: a list of %lld keys for each of %lld queries in %lld sequences; at most "
-                 "2^31 - 1 slots are possible",
-                 (long long)shape[2], (long long)d->seq_len, (long long)d->batch);
-        return NULL;
-    }
+    if (d->batch && d->seq_len && shape[2] > INT_MAX / d->batch / d->seq_len)
+        return te__no_tensor(
+            te, TE_ERR_UNSUPPORTED,
+            "te_sparse_window_indices: a list of %lld keys for each of %lld queries in %lld sequences; at most "
+            "2^31 - 1 slots are possible",
+            (long long)shape[2], (long long)d->seq_len, (long long)d->batch);
     bytes = (size_t)(shape[0] * shape[1] * shape[2]) * sizeof(int32_t) + 1;
     list = (int32_t *)te__alloc(te, bytes);
     if (!list) return NULL;
@@ -91,6 +87,6 @@ TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_de
         for (k = 0; k < d->num_compressed; k++) at[in_window + k] = k < (i + 1) / d->ratio ? (int32_t)(first + k) : -1;
     }
     out = te_tensor_from_host(te, TE_I32, 3, shape, list);
-    te__free(te, list, bytes);
+    te__free(te, list);
     return out;
 }

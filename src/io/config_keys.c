@@ -71,8 +71,7 @@ TE_PRINTF(3, 4) static bool te__hf_refuse(const te__json *j, te_result code, con
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    te__fail(j->te, code, "%s: %s", j->path, text);
-    return false;
+    return te__not_ok(j->te, code, "%s: %s", j->path, text);
 }
 /* Checks that a count is a whole number from `least` to INT_MAX. */
 static bool te__hf_count(const te__json *j, const char *name, int64_t value, int64_t least) {

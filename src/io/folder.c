@@ -31,6 +31,6 @@ static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tenso
 }
 static void te__hf_list_free(te__hf_list *l) {
     int i;
-    for (i = 0; i < l->n; i++) te__free_string(l->te, (char *)l->items[i].name);
-    te__free(l->te, l->items, (size_t)l->cap * sizeof(te_safetensors_item));
+    for (i = 0; i < l->n; i++) te__free(l->te, (char *)l->items[i].name);
+    te__free(l->te, l->items);
 }

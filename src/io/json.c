@@ -34,8 +34,8 @@ TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) 
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    te__fail(j->te, TE_ERR_FORMAT, "%s: byte %lld of %s: %s", j->path, (long long)(j->at - j->begin), j->part, text);
-    return false;
+    return te__not_ok(j->te, TE_ERR_FORMAT, "%s: byte %lld of %s: %s", j->path, (long long)(j->at - j->begin), j->part,
+                      text);
 }
 
 static void te__json_space(te__json *j) {

@@ -62,8 +62,7 @@ TE_PRINTF(3, 4) static bool te__st_fail(te_safetensors *f, te_result code, const
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    te__fail(f->te, code, "%s: %s", f->path, text);
-    return false;
+    return te__not_ok(f->te, code, "%s: %s", f->path, text);
 }
 
 static const te__st_dtype *te__st_dtype_named(const char *name) {
@@ -269,13 +268,13 @@ TE_API void te_safetensors_close(te_safetensors *f) {
     te = f->te;
     te__closable_remove(&f->closable);
     te__file_close(&f->file);
-    te__free_string(te, f->path);
-    te__free(te, f->header, f->header_size + 1);
-    te__free(te, f->entries, (size_t)f->cap_entries * sizeof(te__st_entry));
-    te__free(te, f->by_name, (size_t)f->num_entries * sizeof(te__st_name));
-    te__free(te, f->metadata, (size_t)f->cap_metadata * sizeof(te_metadata));
-    te__free(te, f->staging, te__st_staging_bytes(f));
-    te__free(te, f, sizeof(*f));
+    te__free(te, f->path);
+    te__free(te, f->header);
+    te__free(te, f->entries);
+    te__free(te, f->by_name);
+    te__free(te, f->metadata);
+    te__free(te, f->staging);
+    te__free(te, f);
 }
 
 static void te__st_close(void *owner) { te_safetensors_close((te_safetensors *)owner); }
@@ -446,10 +445,10 @@ typedef struct te__st_part {
 static void te__st_free_kept(te_ctx *te, te__st_part *list, int n) {
     int i;
     for (i = 0; i < n; i++) {
-        te__free_string(te, (char *)(uintptr_t)list[i].name);
-        te__free(te, list[i].data, (size_t)list[i].bytes);
+        te__free(te, (char *)(uintptr_t)list[i].name);
+        te__free(te, list[i].data);
     }
-    te__free(te, list, (size_t)n * sizeof(te__st_part));
+    te__free(te, list);
 }
 /* Copies tensor number `index` of a file into *to. *to must be zero, and must be freed even after an error. */
 static bool te__st_keep(te_safetensors *f, int index, te__st_part *to) {
@@ -575,7 +574,7 @@ static te_result te__st_write(te_ctx *te, const char *path, const te__st_part *p
         if (parts[i].tensor) result = te__st_store(te, &out, parts[i].tensor, staging);
         else te__file_out_write(&out, parts[i].data, (size_t)parts[i].bytes);
     }
-    te__free(te, staging, TE__ST_CHUNK);
+    te__free(te, staging);
     return te__st_end(te, &out, &why, result);
 }
 
@@ -627,7 +626,7 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     }
     if (num_kept) memcpy(parts + num_items, kept, (size_t)num_kept * sizeof(te__st_part));
     result = te__st_write_parts(te, path, parts, num_items + num_kept, metadata, num_metadata);
-    te__free(te, parts, bytes);
+    te__free(te, parts);
     return result;
 }
 

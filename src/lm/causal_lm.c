@@ -81,7 +81,7 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
 }
 static void te__decoder_attention_destroy(te_module *m) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
-    te__free(m->te, s->factors, (size_t)s->of.head_dim * sizeof(float));
+    te__free(m->te, s->factors);
 }
 static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention),
                                                             te__decoder_attention_forward,
@@ -155,7 +155,7 @@ static void te__carried_free(te_ctx *te, te__carried_file *f) {
     while (f) {
         te__carried_file *next = f->next;
         te__text_free(&f->bytes);
-        te__free(te, f, sizeof(*f));
+        te__free(te, f);
         f = next;
     }
 }
@@ -249,8 +249,8 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
 }
 static void te__causal_lm_destroy(te_module *m) {
     te__causal_lm *s = (te__causal_lm *)m->state;
-    te__free_string(m->te, s->config);
-    te__free_string(m->te, s->folder);
+    te__free(m->te, s->config);
+    te__free(m->te, s->folder);
     te__carried_free(m->te, s->carried);
     te__st_free_kept(m->te, s->kept, s->num_kept);
 }
@@ -386,12 +386,10 @@ static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d)
     return te__close_part(m, outer);
 }
 #ifdef TE_NO_MOE
-static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) {
-    te__fail(te, TE_ERR_UNSUPPORTED,
-             "te_causal_lm_create: num_local_experts is %d, and te.h was compiled with TE_NO_MOE; compile it without",
-             d->num_local_experts);
-    return NULL;
-}
+static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) return te__no_module(
+    te, TE_ERR_UNSUPPORTED,
+    "te_causal_lm_create: num_local_experts is %d, and te.h was compiled with TE_NO_MOE; compile it without",
+    d->num_local_experts);
 #else
 static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) {
     te__moe_block block = TE_ZERO;
@@ -456,10 +454,10 @@ static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *
 
 static bool te__lm_rotary_ok(te_ctx *te, const char *who, const char *which, int rotary_dim, int64_t head_dim) {
     if (rotary_dim >= 0 && rotary_dim <= head_dim && rotary_dim % 2 == 0) return true;
-    te__fail(te, TE_ERR_INVALID,
-             "%s: %s.rotary_dim is %d of %lld channels of a head; an even number of these is possible, 0 for all", who,
-             which, rotary_dim, (long long)head_dim);
-    return false;
+    return te__not_ok(
+        te, TE_ERR_INVALID,
+        "%s: %s.rotary_dim is %d of %lld channels of a head; an even number of these is possible, 0 for all", who,
+        which, rotary_dim, (long long)head_dim);
 }
 /* Fills in the defaults and checks the sizes. If the sizes do not fit, sets an error and returns false. */
 static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
@@ -471,40 +469,35 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
     if (!d->params_dtype) d->params_dtype = TE_BF16;
     if (d->num_hidden_layers < 1 || d->num_attention_heads < 1 || d->num_key_value_heads < 1 ||
         d->num_attention_heads % d->num_key_value_heads || d->head_dim < 1 ||
-        d->head_dim > TE__MAX_LAYER_SIZE / d->num_attention_heads) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: %d layers, hidden_size %lld, %d heads of %lld channels, %d of keys and values; there is at least "
-                 "one of each, the heads divide the hidden size (or head_dim is "
-                 "given), and those of keys and values divide the heads",
-                 who, d->num_hidden_layers, (long long)d->hidden_size, d->num_attention_heads, (long long)d->head_dim,
-                 d->num_key_value_heads);
-        return false;
-    }
+        d->head_dim > TE__MAX_LAYER_SIZE / d->num_attention_heads)
+        return te__not_ok(
+            te, TE_ERR_INVALID,
+            "%s: %d layers, hidden_size %lld, %d heads of %lld channels, %d of keys and values; there is at least "
+            "one of each, the heads divide the hidden size (or head_dim is "
+            "given), and those of keys and values divide the heads",
+            who, d->num_hidden_layers, (long long)d->hidden_size, d->num_attention_heads, (long long)d->head_dim,
+            d->num_key_value_heads);
     if (!te__lm_rotary_ok(te, who, "rotary", d->rotary.rotary_dim, d->head_dim) ||
         !te__lm_rotary_ok(te, who, "sliding_rotary", d->sliding_rotary.rotary_dim, d->head_dim))
         return false;
-    if (!te_activation_is_gated(d->activation)) {
-        te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who,
-                 (int)d->activation, (int)TE_SWIGLU);
-        return false;
-    }
+    if (!te_activation_is_gated(d->activation))
+        return te__not_ok(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who,
+                          (int)d->activation, (int)TE_SWIGLU);
     if (d->num_local_experts < 0 || d->num_local_experts > TE_MAX_GEMMS ||
-        d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: %d of %d experts for each token (num_experts_per_tok, num_local_experts); one at least and all "
-                 "at most of up to %d are possible",
-                 who, d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
-        return false;
-    }
+        d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts)
+        return te__not_ok(
+            te, TE_ERR_INVALID,
+            "%s: %d of %d experts for each token (num_experts_per_tok, num_local_experts); one at least and all "
+            "at most of up to %d are possible",
+            who, d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
     if (!te__is_switch(d->norm_topk_prob) || d->moe_intermediate_size < 0 ||
-        (!d->num_local_experts && (d->norm_topk_prob || d->moe_intermediate_size || d->dense_layers))) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: norm_topk_prob %d, moe_intermediate_size %lld, dense_layers %s and num_local_experts %d; the "
-                 "first is a te_switch, the second 0 or more, and without experts all stay 0",
-                 who, (int)d->norm_topk_prob, (long long)d->moe_intermediate_size, d->dense_layers ? "given" : "NULL",
-                 d->num_local_experts);
-        return false;
-    }
+        (!d->num_local_experts && (d->norm_topk_prob || d->moe_intermediate_size || d->dense_layers)))
+        return te__not_ok(
+            te, TE_ERR_INVALID,
+            "%s: norm_topk_prob %d, moe_intermediate_size %lld, dense_layers %s and num_local_experts %d; the "
+            "first is a te_switch, the second 0 or more, and without experts all stay 0",
+            who, (int)d->norm_topk_prob, (long long)d->moe_intermediate_size, d->dense_layers ? "given" : "NULL",
+            d->num_local_experts);
     return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) &&
            te__layer_desc_ok(te, who, d->hidden_size,
                              d->moe_intermediate_size ? d->moe_intermediate_size : d->intermediate_size,

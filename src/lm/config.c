@@ -117,19 +117,16 @@ static const struct {
 
 /* ---- reading ---- */
 
-/* Frees the text. Its size comes from the parser: strlen would stop early, because parsing in place writes 0 bytes. */
-static void te__lm_text_free(te__lm_config *c) { te__free(c->j.te, c->text, (size_t)(c->j.end - c->j.begin) + 1); }
 static void te__lm_config_close(te__lm_config *c) {
     te_ctx *te = c->j.te;
-    const size_t layers = (size_t)te__max(c->num_hidden_layers, 0);
     int i;
-    te__lm_text_free(c);
-    te__free(te, c->layer_types.items, (size_t)c->layer_types.cap * sizeof(int64_t));
-    te__free(te, c->mlp_only_layers.items, (size_t)c->mlp_only_layers.cap * sizeof(int64_t));
-    te__free(te, c->slides, layers);
-    te__free(te, c->dense, layers);
-    for (i = 0; i < TE__LM_ROWS && c->rows; i++) te__lm_text_free(&c->rows[i]);
-    te__free(te, c->rows, TE__LM_ROWS * sizeof(te__lm_config));
+    te__free(te, c->text);
+    te__free(te, c->layer_types.items);
+    te__free(te, c->mlp_only_layers.items);
+    te__free(te, c->slides);
+    te__free(te, c->dense);
+    for (i = 0; i < TE__LM_ROWS && c->rows; i++) te__free(te, c->rows[i].text);
+    te__free(te, c->rows);
 }
 
 /* Parses a RoPE object into `rope`. With `by_kind`, the entries "full_attention" and "sliding_attention" are RoPE

@@ -46,12 +46,12 @@ static void te__hf_folder_close(te__hf_folder *f) {
     int i;
     te__lm_config_close(&f->c);
     for (i = 0; i < f->num_shards; i++) {
-        if (f->shards[i].use) te__free(f->te, f->shards[i].use, (size_t)te_safetensors_count(f->shards[i].file));
+        if (f->shards[i].use) te__free(f->te, f->shards[i].use);
         te_safetensors_close(f->shards[i].file);
-        te__free_string(f->te, f->shards[i].name);
+        te__free(f->te, f->shards[i].name);
     }
-    te__free(f->te, f->shards, (size_t)f->cap_shards * sizeof(te__hf_shard));
-    te__free(f->te, f->places, (size_t)f->cap_places * sizeof(te__hf_place));
+    te__free(f->te, f->shards);
+    te__free(f->te, f->places);
     te__carried_free(f->te, f->carried);
     te__st_free_kept(f->te, f->kept, f->num_kept);
     te__text_free(&f->config);
@@ -71,8 +71,8 @@ static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, t
     if (!fine) te__fail(f->te, into->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(&why));
     te__text_free(&why);
     if (!fine || strlen(te__text_str(into)) == into->n) return fine;
-    te__fail(f->te, TE_ERR_FORMAT, "%s: byte %lld is 0; a text is expected", path->s, (long long)strlen(into->s));
-    return false;
+    return te__not_ok(f->te, TE_ERR_FORMAT, "%s: byte %lld is 0; a text is expected", path->s,
+                      (long long)strlen(into->s));
 }
 
 /* ---- the weights' files ---- */
@@ -88,7 +88,7 @@ static int te__hf_open_shard(te__hf_folder *f, const char *name) {
     s->file = te__hf_join(&path, f->te, f->path, name) ? te_safetensors_open(f->te, path.s) : NULL;
     te__text_free(&path);
     if (s->file) return f->num_shards++;
-    te__free_string(f->te, s->name);
+    te__free(f->te, s->name);
     return -1;
 }
 
@@ -113,13 +113,11 @@ static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
         p->tensor = tensor;
         p->shard = te__json_string(j);
         if (j->failed) return false;
-        if (!te__hf_is_plain_name(p->shard)) {
-            te__fail(f->te, TE_ERR_FORMAT,
-                     "%s: weight_map says that tensor " TE__ST_NAME
-                     " is in \"%.120s\"; the name of a file in the same folder is needed",
-                     j->path, p->tensor, p->shard);
-            return false;
-        }
+        if (!te__hf_is_plain_name(p->shard))
+            return te__not_ok(f->te, TE_ERR_FORMAT,
+                              "%s: weight_map says that tensor " TE__ST_NAME
+                              " is in \"%.120s\"; the name of a file in the same folder is needed",
+                              j->path, p->tensor, p->shard);
         f->num_places++;
     }
     return !j->failed;
@@ -148,15 +146,13 @@ static bool te__hf_open_shards(te__hf_folder *f) {
     int i, k;
     for (i = 0; i < f->num_places; i++) {
         for (k = 0; k < f->num_shards && strcmp(f->shards[k].name, f->places[i].shard) != 0; k++) {}
-        if (k == TE__HF_MAX_SHARDS) {
-            te__fail(f->te, TE_ERR_FORMAT, "%s: more than %d files", f->index_path.s, (int)TE__HF_MAX_SHARDS);
-            return false;
-        }
+        if (k == TE__HF_MAX_SHARDS)
+            return te__not_ok(f->te, TE_ERR_FORMAT, "%s: more than %d files", f->index_path.s, (int)TE__HF_MAX_SHARDS);
         if (k == f->num_shards && te__hf_open_shard(f, f->places[i].shard) < 0) return false;
         if (te_safetensors_find(f->shards[k].file, f->places[i].tensor)) continue;
-        te__fail(f->te, TE_ERR_FORMAT, "%s says that tensor " TE__ST_NAME " is in %s, which has no tensor of that name",
-                 f->index_path.s, f->places[i].tensor, f->places[i].shard);
-        return false;
+        return te__not_ok(f->te, TE_ERR_FORMAT,
+                          "%s says that tensor " TE__ST_NAME " is in %s, which has no tensor of that name",
+                          f->index_path.s, f->places[i].tensor, f->places[i].shard);
     }
     for (k = 0; k < f->num_shards; k++)
         for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
@@ -166,9 +162,8 @@ static bool te__hf_open_shards(te__hf_folder *f) {
             key.shard = NULL;
             p = (const te__hf_place *)bsearch(&key, f->places, (size_t)f->num_places, sizeof(key), te__hf_by_tensor);
             if (p && strcmp(p->shard, f->shards[k].name) == 0) continue;
-            te__fail(f->te, TE_ERR_FORMAT, "%s has tensor " TE__ST_NAME ", which by %s is in %s", f->shards[k].name,
-                     key.tensor, f->index_path.s, p ? p->shard : "no file");
-            return false;
+            return te__not_ok(f->te, TE_ERR_FORMAT, "%s has tensor " TE__ST_NAME ", which by %s is in %s",
+                              f->shards[k].name, key.tensor, f->index_path.s, p ? p->shard : "no file");
         }
     return true;
 }
@@ -353,7 +348,7 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
         at += (int64_t)n;
     }
     te__text_free(&why);
-    te__free(f->te, bytes, 2 * (size_t)CHUNK);
+    te__free(f->te, bytes);
     return at;
 }
 
@@ -391,11 +386,10 @@ static bool te__hf_has(te__hf_folder *f, const char *name, int ndim, const int64
     int shard;
     const te_safetensors_entry *e = te__hf_find(f, name, &shard);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!e) {
-        te__fail(f->te, TE_ERR_FORMAT, "%s has no tensor " TE__ST_NAME ", which a %s of %s needs",
-                 f->num_places ? f->index_path.s : f->shards[0].file->path, name, f->c.model_type, f->config_path.s);
-        return false;
-    }
+    if (!e)
+        return te__not_ok(f->te, TE_ERR_FORMAT, "%s has no tensor " TE__ST_NAME ", which a %s of %s needs",
+                          f->num_places ? f->index_path.s : f->shards[0].file->path, name, f->c.model_type,
+                          f->config_path.s);
     if (e->ndim != ndim || memcmp(e->shape, shape, (size_t)ndim * sizeof(int64_t)) != 0)
         return te__st_fail(f->shards[shard].file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and by %s it is %s",
                            name, te__dims_text(e->ndim, e->shape, a), f->config_path.s, te__dims_text(ndim, shape, b));
@@ -473,7 +467,7 @@ static te_result te__hf_load_group(te__hf_folder *f, const te__lm_group *g) {
     }
     if (result == TE_OK) result = te__lm_take_in(g, f->model, parts);
     te__frame_end(f->te, NULL, 0);
-    te__free(f->te, parts, (size_t)n * sizeof(te_tensor *));
+    te__free(f->te, parts);
     return result;
 }
 static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -549,16 +543,12 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
     te__hf_folder f;
     te_module *m;
     if (!te || te->error_code != TE_OK) return NULL;
-    if (!folder || !folder[0]) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_hf_open: folder is %s; the path of a model's folder is needed, \".\" for this one",
-                 folder ? "empty" : "NULL");
-        return NULL;
-    }
-    if (desc && desc->params_dtype && !te__is_float(desc->params_dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "te_hf_open: params_dtype is %s", te_dtype_name(desc->params_dtype));
-        return NULL;
-    }
+    if (!folder || !folder[0])
+        return te__no_module(te, TE_ERR_INVALID,
+                             "te_hf_open: folder is %s; the path of a model's folder is needed, \".\" for this one",
+                             folder ? "empty" : "NULL");
+    if (desc && desc->params_dtype && !te__is_float(desc->params_dtype))
+        return te__no_module(te, TE_ERR_DTYPE, "te_hf_open: params_dtype is %s", te_dtype_name(desc->params_dtype));
     memset(&f, 0, sizeof(f));
     f.te = te;
     f.path = folder;
@@ -600,7 +590,7 @@ static bool te__hf_list_group(void *user, te_module *m, const char *path, te_ten
     for (i = 0; i < n && result == TE_OK; i++)
         if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__hf_list_add(&w->list, m, name, parts[i], kind))
             result = te_error_code(te);
-    te__free(te, parts, (size_t)n * sizeof(te_tensor *));
+    te__free(te, parts);
     return result == TE_OK;
 }
 /* Returns true if the module has no LoRA adapters. The Hugging Face layout has no names for adapters. */

@@ -22,8 +22,8 @@ TE_API void te_kv_cache_destroy(te_kv_cache *c) {
         te_tensor_release(c->layers[i].k);
         te_tensor_release(c->layers[i].v);
     }
-    te__free(c->te, c->layers, (size_t)c->num_layers * sizeof(te__kv_layer));
-    te__free(c->te, c, sizeof(*c));
+    te__free(c->te, c->layers);
+    te__free(c->te, c);
 }
 TE_API int64_t te_kv_cache_length(const te_kv_cache *c) { return c ? c->length : 0; }
 TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {

@@ -108,9 +108,9 @@ static bool te__lm_is_complete(const te__lm_group *g, te_module *m) {
     int i;
     for (i = 0; i < g->count[TE__LM_MODEL]; i++) {
         if (te__lm_member(g, TE__LM_MODEL, i, name) && te__lm_parameter(m, name)) continue;
-        te__fail(m->te, TE_ERR_STATE,
-                 "the model has no parameter \"%.120s\" any more, and its file has it in one tensor with others", name);
-        return false;
+        return te__not_ok(
+            m->te, TE_ERR_STATE,
+            "the model has no parameter \"%.120s\" any more, and its file has it in one tensor with others", name);
     }
     return true;
 }
@@ -218,7 +218,7 @@ static te_result te__lm_put_out(const te__lm_group *g, te_module *m, te_tensor *
         if (!te__lm_is_whole(g)) members[i] = te__lm_matrix(members[i], false);
     }
     if (members) all = te__lm_joined(members, n);
-    te__free(te, members, (size_t)n * sizeof(te_tensor *));
+    te__free(te, members);
     for (i = 0; i < files && all; i++) {
         te_tensor *x = all;
         if (te__lm_is_whole(g)) parts[i] = all;

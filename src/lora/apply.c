@@ -5,15 +5,12 @@
 
 static bool te__lora_list_ok(te_ctx *te, const char *field, const char *const *names, int n) {
     int i;
-    if (n < 0 || (n > 0 && !names)) {
-        te__fail(te, TE_ERR_INVALID, "te_lora_apply: %d %s (%s); the number goes with a list of as many names", n,
-                 field, names ? "given" : "NULL");
-        return false;
-    }
+    if (n < 0 || (n > 0 && !names))
+        return te__not_ok(te, TE_ERR_INVALID, "te_lora_apply: %d %s (%s); the number goes with a list of as many names",
+                          n, field, names ? "given" : "NULL");
     for (i = 0; i < n && names[i]; i++) {}
     if (i == n) return true;
-    te__fail(te, TE_ERR_INVALID, "te_lora_apply: %s: name %d of %d is NULL", field, i, n);
-    return false;
+    return te__not_ok(te, TE_ERR_INVALID, "te_lora_apply: %s: name %d of %d is NULL", field, i, n);
 }
 /* Copies `desc` to *d, fills in the defaults and checks the options. If they are wrong, sets an error and returns
  * false. */
@@ -131,13 +128,12 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
 static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char *path) {
     const int chosen = te__experts_chosen(m);
     if (!c->desc->moe_rank_scaling) return true;
-    if (c->desc->dim < chosen) {
-        te__fail(m->te, TE_ERR_INVALID,
-                 "te_lora_apply: moe_rank_scaling: dim %d for the %d experts of each token of \"%s\" leaves rank 0; a "
-                 "dim of at least %d is needed",
-                 c->desc->dim, chosen, path, chosen);
-        return false;
-    }
+    if (c->desc->dim < chosen)
+        return te__not_ok(
+            m->te, TE_ERR_INVALID,
+            "te_lora_apply: moe_rank_scaling: dim %d for the %d experts of each token of \"%s\" leaves rank 0; a "
+            "dim of at least %d is needed",
+            c->desc->dim, chosen, path, chosen);
     if (c->desc->dim % chosen)
         te__warn(m->te,
                  "te_lora_apply: moe_rank_scaling: dim %d is no multiple of the %d experts of each token of \"%s\"; "
@@ -167,13 +163,12 @@ static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char
     te__lora_site s;
     s.owner = m;
     s.gemm = 0;
-    if (n > 0 && n < products) {
-        te__fail(m->te, TE_ERR_UNSUPPORTED,
-                 "te_lora_apply: the names mean %d of the %d Linears of experts \"%s\", whose adapters are of all of "
-                 "them together: name the experts, or all Linears",
-                 n, products, path);
-        return false;
-    }
+    if (n > 0 && n < products)
+        return te__not_ok(
+            m->te, TE_ERR_UNSUPPORTED,
+            "te_lora_apply: the names mean %d of the %d Linears of experts \"%s\", whose adapters are of all of "
+            "them together: name the experts, or all Linears",
+            n, products, path);
     if (others ? !block || n : !n && !(block && d->num_target_modules == 0)) return true;
     return te__lora_can(&s, path, d->use_dora) && te__lora_rank_ok(c, m, path) && te__lora_list_add(&c->sites, s);
 }
@@ -251,8 +246,8 @@ typedef struct te__lora_name {
 } te__lora_name;
 static void te__lora_name_free(void *value) {
     te__lora_name *n = (te__lora_name *)value;
-    te__free_string(n->te, n->text);
-    te__free(n->te, n, sizeof(*n));
+    te__free(n->te, n->text);
+    te__free(n->te, n);
 }
 static te_result te__lora_set_name(te_module *m, const char *text) {
     te__lora_name *n = (te__lora_name *)te__alloc_zero(m->te, sizeof(te__lora_name));

@@ -62,7 +62,7 @@ static te_result te__magnitude_reset(te_module *m) {
     if (result == TE_OK) result = value ? te_tensor_copy_from_host(value, host) : te_error_code(m->te);
     if (result == TE_OK) result = te_tensor_copy(weight, value);
     te__frame_end(m->te, NULL, 0);
-    te__free(m->te, host, bytes);
+    te__free(m->te, host);
     return result;
 }
 static const te_module_class te__magnitude_class = {"Magnitude", 0, te__magnitude_forward, NULL, te__magnitude_reset};
@@ -85,10 +85,7 @@ static bool te__magnitude_add(te_module *m, te_dtype dtype) {
 /* Returns the row factors magnitude / |V|, f32 [out], differentiable in the magnitude. */
 static te_tensor *te__dora_factors(te_module *m) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight"), *factors;
-    if (!weight) {
-        te__fail(m->te, TE_ERR_STATE, "%s: its child \"" TE__MAGNITUDE "\" is gone", m->cls->name);
-        return NULL;
-    }
+    if (!weight) return te__no_tensor(m->te, TE_ERR_STATE, "%s: its child \"" TE__MAGNITUDE "\" is gone", m->cls->name);
     factors = te__dora_normalize(te__dora_weight(m));
     const int64_t n = te__numel(weight);
     weight = factors ? te__view_2d(te_tensor_cast(weight, TE_F32), n, 1) : NULL;

@@ -194,13 +194,12 @@ static bool te__peft_list_trained(void *user, te_module *m) {
     const te__trained *t = te__trained_of(m);
     char name[TE__PEFT_NAME];
     int i;
-    if (t && t->n > 0 && m->parallel.size > 1) {
-        te__fail(m->te, TE_ERR_UNSUPPORTED,
-                 "te_lora_save: \"%s\" is shared by %d ranks, and each trains its part of it (modules_to_save, bias); "
-                 "te_model_save writes this rank's",
-                 te__path_below(w->root, m, name, sizeof(name)), m->parallel.size);
-        return false;
-    }
+    if (t && t->n > 0 && m->parallel.size > 1)
+        return te__not_ok(
+            m->te, TE_ERR_UNSUPPORTED,
+            "te_lora_save: \"%s\" is shared by %d ranks, and each trains its part of it (modules_to_save, bias); "
+            "te_model_save writes this rank's",
+            te__path_below(w->root, m, name, sizeof(name)), m->parallel.size);
     for (i = 0; t && i < t->n; i++) {
         const te__entry *e = &m->entries[t->items[i].entry];
         if (!te__hf_list_add(w->items, m, te__peft_parameter(w->root, m, e, name), e->tensor, TE_ENTRY_PARAMETER))

@@ -30,8 +30,8 @@ typedef struct te__peft {
 
 static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
     p->j.failed = true;
-    te__fail(p->j.te, TE_ERR_UNSUPPORTED, "%s: \"%s\" is %s, which te.h's LoRA does not know", p->j.path, key, what);
-    return false;
+    return te__not_ok(p->j.te, TE_ERR_UNSUPPORTED, "%s: \"%s\" is %s, which te.h's LoRA does not know", p->j.path, key,
+                      what);
 }
 
 /* ---- adapter_config.json ---- */
@@ -47,13 +47,12 @@ static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to
         to->path = key;
         return true;
     }
-    if (strlen(key) > TE__PATTERN_LENGTH || p->num_patterns++ == TE__PEFT_MAX_PATTERNS) {
-        te__fail(p->j.te, TE_ERR_FORMAT,
-                 "%s: the alpha_pattern has \"%.60s\"; regular expressions of up to %d bytes, and up to %d of them, "
-                 "are possible",
-                 p->j.path, key, (int)TE__PATTERN_LENGTH, (int)TE__PEFT_MAX_PATTERNS);
-        return false;
-    }
+    if (strlen(key) > TE__PATTERN_LENGTH || p->num_patterns++ == TE__PEFT_MAX_PATTERNS)
+        return te__not_ok(
+            p->j.te, TE_ERR_FORMAT,
+            "%s: the alpha_pattern has \"%.60s\"; regular expressions of up to %d bytes, and up to %d of them, "
+            "are possible",
+            p->j.path, key, (int)TE__PATTERN_LENGTH, (int)TE__PEFT_MAX_PATTERNS);
     snprintf(expression, sizeof(expression), "(.*\\.)?(%s)$", key);
     snprintf(who, sizeof(who), "%.480s: alpha_pattern", p->j.path);
     return te__pattern_open(&to->pattern, p->j.te, who, key, expression);
@@ -174,10 +173,10 @@ static bool te__peft_parse(te__peft *p, te__text *config) {
         if (!te__peft_take(p, key)) return false;
     if (!te__json_end(&p->j)) return false;
     if (fabsf(p->alpha) <= FLT_MAX && p->dropout >= 0.0f && p->dropout < 1.0f) return true;
-    te__fail(p->j.te, TE_ERR_FORMAT,
-             "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed",
-             p->j.path, (double)p->alpha, (double)p->dropout);
-    return false;
+    return te__not_ok(
+        p->j.te, TE_ERR_FORMAT,
+        "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed", p->j.path,
+        (double)p->alpha, (double)p->dropout);
 }
 
 /* ---- names of tensors in the file ---- */
@@ -343,7 +342,7 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
         else if (memcmp(host, host + bytes, te_tensor_bytes(a)) != 0) found = at;
         te__frame_end(te, NULL, 0);
     }
-    te__free(te, host, 2 * bytes);
+    te__free(te, host);
     return found;
 }
 /* Checks tensor `e` of the file, which was not trained. It must equal x of the model or, if `other` is given, tensor
@@ -535,7 +534,7 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     *bytes = x ? (size_t)te__numel(x) * sizeof(float) : 0;
     host = x ? (float *)te__alloc(p->j.te, *bytes) : NULL;
     if (host && te_tensor_to_f32(x, host) != TE_OK) {
-        te__free(p->j.te, host, *bytes);
+        te__free(p->j.te, host);
         host = NULL;
     }
     te__frame_end(p->j.te, NULL, 0);
@@ -554,8 +553,8 @@ static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path)
               *up = gate ? te__peft_values(p, s, path, n + TE__UP_PROJ, &bytes[1]) : NULL;
         if (!up) ranks = 0;
         else if (bytes[0] != bytes[1] || memcmp(gate, up, bytes[0]) != 0) ranks = 2;
-        te__free(p->j.te, gate, bytes[0]);
-        te__free(p->j.te, up, bytes[1]);
+        te__free(p->j.te, gate);
+        te__free(p->j.te, up);
     }
     return ranks;
 }
@@ -782,8 +781,8 @@ TE_API te_result te_lora_load(te_module *model, const char *folder) {
     te__lora_list_free(&p.all);
     te__trained_list_close(&p.trained, result != TE_OK);
     for (i = 0; i < p.num_alphas; i++) te__pattern_close(&p.alphas[i].pattern);
-    te__free(model->te, (void *)(uintptr_t)p.saved, (size_t)p.cap_saved * sizeof(const char *));
-    te__free(model->te, p.alphas, (size_t)p.cap_alphas * sizeof(te__peft_alpha));
+    te__free(model->te, (void *)(uintptr_t)p.saved);
+    te__free(model->te, p.alphas);
     te__text_free(&config);
     te__text_free(&path);
     te__text_free(&why);

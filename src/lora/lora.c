@@ -17,7 +17,7 @@ typedef struct te__lora {
 static te__lora *te__lora_of(const te_module *m) { return (te__lora *)te__attribute_of(m, TE__LORA); }
 static void te__lora_free(void *value) {
     te__lora *l = (te__lora *)value;
-    te__free(l->te, l, sizeof(*l));
+    te__free(l->te, l);
 }
 static float te__lora_factor(const te__lora *l) { return l->alpha / (float)l->dim; }
 
@@ -297,7 +297,7 @@ static bool te__lora_list_add(te__lora_list *l, te__lora_site s) {
     l->list[l->n++] = s;
     return true;
 }
-static void te__lora_list_free(te__lora_list *l) { te__free(l->te, l->list, (size_t)l->cap * sizeof(te__lora_site)); }
+static void te__lora_list_free(te__lora_list *l) { te__free(l->te, l->list); }
 
 static bool te__lora_collect(void *user, te_module *m) {
     return !te__lora_of(m) || te__lora_list_add((te__lora_list *)user, te__lora_site_of(m));

@@ -41,9 +41,9 @@ typedef struct te__pattern {
 
 static void te__pattern_close(te__pattern *p) {
     if (!p->te) return;
-    te__free(p->te, p->steps, (size_t)p->cap * sizeof(te__pattern_step));
-    te__free(p->te, p->ranges, (size_t)p->cap_ranges * sizeof(te__pattern_range));
-    te__free(p->te, p->places, 4 * (size_t)p->n * sizeof(int));
+    te__free(p->te, p->steps);
+    te__free(p->te, p->ranges);
+    te__free(p->te, p->places);
     memset(p, 0, sizeof(*p));
 }
 
@@ -258,11 +258,9 @@ static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const 
 static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, const char *name) {
     char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
     const char *in;
-    if (strlen(name) > TE__PATTERN_LENGTH) {
-        te__fail(te, TE_ERR_INVALID, "%s: the pattern \"%.60s...\" has %lld bytes; at most %d are possible", who, name,
-                 (long long)strlen(name), (int)TE__PATTERN_LENGTH);
-        return false;
-    }
+    if (strlen(name) > TE__PATTERN_LENGTH)
+        return te__not_ok(te, TE_ERR_INVALID, "%s: the pattern \"%.60s...\" has %lld bytes; at most %d are possible",
+                          who, name, (long long)strlen(name), (int)TE__PATTERN_LENGTH);
     *out++ = '^';
     for (in = name; *in; in++) {
         const bool stars = *in == '*' || (in[0] == '.' && in[1] == '*');
@@ -351,7 +349,7 @@ typedef struct te__name_list {
 static void te__name_list_close(te__name_list *l) {
     int i;
     for (i = 0; i < l->n && l->patterns; i++) te__pattern_close(&l->patterns[i]);
-    te__free(l->te, l->patterns, (size_t)l->n * sizeof(te__pattern));
+    te__free(l->te, l->patterns);
     l->patterns = NULL;
 }
 static bool te__name_list_open(te__name_list *l, te_ctx *te, const char *const *names, int n) {

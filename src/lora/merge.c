@@ -138,7 +138,7 @@ static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, t
     for (i = 0; zero && i < TE__EXPERTS_PRODUCTS && result == TE_OK; i++) result = te_tensor_fill(zero[i], 0.0);
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
-    te__free(te, sums, bytes);
+    te__free(te, sums);
     return result;
 }
 /* Merges the adapters of a site into its weights. Experts are merged one by one to save memory. After each expert its

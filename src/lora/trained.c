@@ -23,8 +23,8 @@ static void te__trained_free(void *value) {
     te__trained *t = (te__trained *)value;
     int i;
     for (i = 0; i < t->n; i++) te_tensor_release(t->items[i].before);
-    te__free(t->te, t->items, (size_t)t->cap * sizeof(te__trained_item));
-    te__free(t->te, t, sizeof(*t));
+    te__free(t->te, t->items);
+    te__free(t->te, t);
 }
 static bool te__is_trained(const te__trained *t, int entry) {
     int i;
@@ -140,7 +140,7 @@ static te_result te__trained_list_give(te__trained_list *l, te_module *m, bool w
 static void te__trained_list_close(te__trained_list *l, bool failed) {
     for (; failed && l->n > 0; l->n--)
         te__trained_cut(l->list[l->n - 1].m, l->list[l->n - 1].n, l->list[l->n - 1].whole);
-    te__free(l->te, l->list, (size_t)l->cap * sizeof(te__trained_change));
+    te__free(l->te, l->list);
 }
 
 /* Casts the original tensors of m to the dtype that their trained copies have now. */

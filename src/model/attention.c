@@ -183,10 +183,9 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
     char t[TE__SHAPE_TEXT];
     if (x->ndim < 4 && x->shape[x->ndim - 1] % heads == 0)
         return te__as_heads(x, x->ndim - 1, heads, x->shape[x->ndim - 1] / heads);
-    te__fail(m->te, TE_ERR_SHAPE,
-             "te_postprocess_output_for_attn: the input is %s; [.., %lld heads of one size] is needed",
-             te__shape_text(x, t), (long long)heads);
-    return NULL;
+    return te__no_tensor(m->te, TE_ERR_SHAPE,
+                         "te_postprocess_output_for_attn: the input is %s; [.., %lld heads of one size] is needed",
+                         te__shape_text(x, t), (long long)heads);
 }
 
 /* ---- sdpa ---- */
@@ -201,7 +200,7 @@ static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     int64_t i, j;
     *all = true;
     if (tokens && te_tensor_to_host(x, host) != TE_OK) {
-        te__free(x->te, tokens, (size_t)(b * s_kv) + 1);
+        te__free(x->te, tokens);
         tokens = NULL;
     }
     for (i = 0; tokens && i < b; i++)
@@ -209,7 +208,7 @@ static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
             tokens[i * s_kv + j] = host[i * columns + (columns - s_kv) + j] != 0;
             *all = *all && tokens[i * s_kv + j];
         }
-    te__free(x->te, host, bytes);
+    te__free(x->te, host);
     return tokens;
 }
 
@@ -237,7 +236,7 @@ static te_result te__attn_elements(const te__attn_backend *row, te_module *m, co
         out->is_causal = false;
         if (!out->masked) r = te_error_code(m->te);
     }
-    te__free(m->te, tokens, (size_t)(b * s_kv) + 1);
+    te__free(m->te, tokens);
     return r;
 }
 
@@ -434,15 +433,14 @@ static te_module *te__attn_create(te_ctx *te, const te__attn_backend *b, const t
     if (!b->attend) return te__dpa_create(te, core, &d->parallel, NULL);
     core.v_channels = d->num_v_channels;
     if (d->qkv_format == TE_THD || d->softmax_type ||
-        (d->attn_mask_type != TE_MASK_NONE && d->attn_mask_type != TE_MASK_CAUSAL) || d->parallel.tp_group) {
-        te__fail(te, TE_ERR_UNSUPPORTED,
-                 "te_initialize_attn_module: qkv_format %d, softmax_type %d, attn_mask_type %d, parallel.tp_group %s: "
-                 "sdpa, flex and eager have TE_BSHD (%d), softmax_type 0, "
-                 "TE_MASK_NONE (%d) or TE_MASK_CAUSAL (%d), and no group; TE_ATTN_TE has the others",
-                 (int)d->qkv_format, (int)d->softmax_type, (int)d->attn_mask_type,
-                 d->parallel.tp_group ? "given" : "NULL", (int)TE_BSHD, (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL);
-        return NULL;
-    }
+        (d->attn_mask_type != TE_MASK_NONE && d->attn_mask_type != TE_MASK_CAUSAL) || d->parallel.tp_group)
+        return te__no_module(
+            te, TE_ERR_UNSUPPORTED,
+            "te_initialize_attn_module: qkv_format %d, softmax_type %d, attn_mask_type %d, parallel.tp_group %s: "
+            "sdpa, flex and eager have TE_BSHD (%d), softmax_type 0, "
+            "TE_MASK_NONE (%d) or TE_MASK_CAUSAL (%d), and no group; TE_ATTN_TE has the others",
+            (int)d->qkv_format, (int)d->softmax_type, (int)d->attn_mask_type, d->parallel.tp_group ? "given" : "NULL",
+            (int)TE_BSHD, (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL);
     m = te__attn_core_create(te, &b->core, NULL, core);
     if (!m) return NULL;
     te__masks_of(te)->mask_users++;
@@ -550,8 +548,7 @@ TE_API te_tensor *te_postprocess_output_for_attn(te_module *m, te_tensor *x) {
     if (!row) return NULL;
     if (!row->attend) return te__attn_te_postprocess(m, x);
     if (x->ndim == 4) return te__attn_turned(x);
-    te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s; [b, H, s, d] is needed", who, te__shape_text(x, t));
-    return NULL;
+    return te__no_tensor(m->te, TE_ERR_SHAPE, "%s: the input is %s; [b, H, s, d] is needed", who, te__shape_text(x, t));
 }
 TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in) {
     te_attn_args a = TE_ZERO;

@@ -24,7 +24,7 @@ static te__mask_state *te__masks_of(const te_ctx *te) {
 }
 
 static void te__kept_mask_drop(te_ctx *te, te__kept_mask *m) {
-    te__free(te, m->content, m->bytes);
+    te__free(te, m->content);
     te_tensor_release(m->mask);
     memset(m, 0, sizeof(*m));
 }
@@ -72,30 +72,27 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
     if (!d.mask) d.mask = TE_MASK_CAUSAL;
     if (!d.window.on) d.window.left = d.window.right = -1;
     if (d.batch < 1 || d.heads < 1 || d.s_q < 0 || d.s_kv < 0 || d.s_q > most || d.s_kv > most || d.batch > most ||
-        d.heads > most) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_create_block_mask: batch %lld, heads %lld, s_q %lld, s_kv %lld; numbers up to 2^28 are possible, "
-                 "none negative",
-                 (long long)d.batch, (long long)d.heads, (long long)d.s_q, (long long)d.s_kv);
-        return NULL;
-    }
+        d.heads > most)
+        return te__no_tensor(
+            te, TE_ERR_INVALID,
+            "te_create_block_mask: batch %lld, heads %lld, s_q %lld, s_kv %lld; numbers up to 2^28 are possible, "
+            "none negative",
+            (long long)d.batch, (long long)d.heads, (long long)d.s_q, (long long)d.s_kv);
     if ((int)d.mask < (int)TE_MASK_NONE || d.mask > TE_MASK_CAUSAL_BOTTOM_RIGHT || d.window.left < -1 ||
-        d.window.right < -1) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_create_block_mask: mask %d, window (%lld, %lld); TE_MASK_NONE (%d) to TE_MASK_CAUSAL_BOTTOM_RIGHT "
-                 "(%d), and numbers of keys or -1, are possible",
-                 (int)d.mask, (long long)d.window.left, (long long)d.window.right, (int)TE_MASK_NONE,
-                 (int)TE_MASK_CAUSAL_BOTTOM_RIGHT);
-        return NULL;
-    }
+        d.window.right < -1)
+        return te__no_tensor(
+            te, TE_ERR_INVALID,
+            "te_create_block_mask: mask %d, window (%lld, %lld); TE_MASK_NONE (%d) to TE_MASK_CAUSAL_BOTTOM_RIGHT "
+            "(%d), and numbers of keys or -1, are possible",
+            (int)d.mask, (long long)d.window.left, (long long)d.window.right, (int)TE_MASK_NONE,
+            (int)TE_MASK_CAUSAL_BOTTOM_RIGHT);
     int64_t shape[4] = {d.batch, d.heads, te__div_up(d.s_q, size), te__div_up(d.s_kv, size)};
-    if (shape[2] && shape[3] && d.batch > INT_MAX / d.heads / shape[2] / shape[3]) {
-        te__fail(te, TE_ERR_UNSUPPORTED,
-                 "te_create_block_mask: batch %lld, heads %lld, s_q %lld and s_kv %lld are more than 2^31 - 1 blocks; "
-                 "make one that is alike for all heads (heads 1)",
-                 (long long)d.batch, (long long)d.heads, (long long)d.s_q, (long long)d.s_kv);
-        return NULL;
-    }
+    if (shape[2] && shape[3] && d.batch > INT_MAX / d.heads / shape[2] / shape[3])
+        return te__no_tensor(
+            te, TE_ERR_UNSUPPORTED,
+            "te_create_block_mask: batch %lld, heads %lld, s_q %lld and s_kv %lld are more than 2^31 - 1 blocks; "
+            "make one that is alike for all heads (heads 1)",
+            (long long)d.batch, (long long)d.heads, (long long)d.s_q, (long long)d.s_kv);
     beyond = d.s_q + d.s_kv + 1;
     te__attn_diagonals((int)te__min(d.window.left, beyond), (int)te__min(d.window.right, beyond),
                        d.mask != TE_MASK_NONE, d.mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? (int)(d.s_kv - d.s_q) : 0,
@@ -110,7 +107,7 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
                     blocks[at++] = (uint8_t)te__block_of(&d, lo, hi, b, h, i, te__min(i + size, d.s_q) - 1, j,
                                                          te__min(j + size, d.s_kv) - 1);
     mask = te_tensor_from_host(te, TE_U8, 4, shape, blocks);
-    te__free(te, blocks, bytes);
+    te__free(te, blocks);
     return mask;
 }
 
@@ -153,13 +150,12 @@ TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b,
     int64_t key[5] = {window_keys, b, heads, s_q, s_kv};
     mask = te__mask_kept(te__masks_of(te)->block_masks, TE__BLOCK_MASKS, key, NULL, 0);
     if (mask) return mask;
-    if (window_keys < -1 || window_keys == 0) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_flex_block_mask: window_keys is %lld; a query sees its own key: numbers from 1 on, or -1 for all "
-                 "before it, are possible",
-                 (long long)window_keys);
-        return NULL;
-    }
+    if (window_keys < -1 || window_keys == 0)
+        return te__no_tensor(
+            te, TE_ERR_INVALID,
+            "te_flex_block_mask: window_keys is %lld; a query sees its own key: numbers from 1 on, or -1 for all "
+            "before it, are possible",
+            (long long)window_keys);
     d.s_q = s_q;
     d.s_kv = s_kv;
     d.window.on = window_keys > 0;
@@ -206,6 +202,6 @@ static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s
     mask = te__mask_keep(te, te__masks_of(te)->element_masks, TE__ELEMENT_MASKS, key, tokens,
                          tokens ? (size_t)(b * s_kv) : 0, te_tensor_from_host(te, TE_U8, 4, shape, masked));
     te__frame_end(te, NULL, 0);
-    te__free(te, masked, bytes);
+    te__free(te, masked);
     return mask;
 }

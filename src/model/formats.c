@@ -15,9 +15,9 @@ typedef struct te__words {
 static void te__words_destroy(void *value) {
     te__words *w = (te__words *)value;
     int i;
-    for (i = 0; i < w->count; i++) te__free_string(w->te, w->word[i]);
-    te__free(w->te, w->word, ((size_t)w->count + 1) * sizeof(char *));
-    te__free(w->te, w, sizeof(*w));
+    for (i = 0; i < w->count; i++) te__free(w->te, w->word[i]);
+    te__free(w->te, w->word);
+    te__free(w->te, w);
 }
 /* Returns the words that m has as attribute `key`. NULL if there is no attribute, or if the program has set another
  * value. */
@@ -29,11 +29,10 @@ static bool te__words_ok(te_module *m, const char *const *keywords, int count, c
     int i;
     for (i = 0; i < count && keywords && keywords[i]; i++) {}
     if (count >= 0 && i == count) return true;
-    te__fail(m->te, TE_ERR_INVALID, "%s: %d words for %s, and %s; give as many texts", who, count, m->name,
-             count < 0  ? "no number of words is below 0"
-             : keywords ? "one of them is NULL"
-                        : "the list is NULL");
-    return false;
+    return te__not_ok(m->te, TE_ERR_INVALID, "%s: %d words for %s, and %s; give as many texts", who, count, m->name,
+                      count < 0  ? "no number of words is below 0"
+                      : keywords ? "one of them is NULL"
+                                 : "the list is NULL");
 }
 static bool te__word_matches(const char *const *keywords, int count, const char *path) {
     int i;
@@ -141,7 +140,7 @@ static bool te__firsts_add(te__firsts *f, const te_module *m) {
     return true;
 }
 static void te__firsts_close(te__firsts *f) {
-    te__free(f->te, f->item, (size_t)f->cap * sizeof(te__first));
+    te__free(f->te, f->item);
     memset(f, 0, sizeof(*f));
 }
 /* Collects the first entry of each parameter of the tree m. The modules of the tree must not change until
@@ -348,8 +347,8 @@ static void te__scope_free(te_fp32_scope *s) {
     int i;
     te__closable_remove(&s->closable);
     for (i = 0; i < s->num; i++) te_tensor_release(s->entry[i].x);
-    te__free(te, s->entry, (size_t)s->cap * sizeof(te__scope_entry));
-    te__free(te, s, sizeof(*s));
+    te__free(te, s->entry);
+    te__free(te, s);
 }
 static void te__scope_close(void *owner) { te__scope_free((te_fp32_scope *)owner); }
 static bool te__scope_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {

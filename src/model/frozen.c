@@ -97,6 +97,6 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
         ok = te__frozen_list(&f, m, false, false);
         te__firsts_close(&f.cast.firsts);
     }
-    te__free(m->te, f.mark, (size_t)f.num);
+    te__free(m->te, f.mark);
     return te__recast_run(&f.cast.list, ok);
 }

@@ -50,11 +50,11 @@ static void te__sdpa_count(te_sdpa_patch *f, size_t counter) {
 
 static bool te__stats_every_ok(te_ctx *te, const char *who) {
     if (!te__sdpa_of(te)->bad_every[0]) return true;
-    te__fail(te, TE_ERR_INVALID,
-             "%s: AUTOMODEL_TE_STATS_EVERY was \"%s\" when the context was made; a whole number of calls is needed, 0 "
-             "for no lines in the log",
-             who, te__sdpa_of(te)->bad_every);
-    return false;
+    return te__not_ok(
+        te, TE_ERR_INVALID,
+        "%s: AUTOMODEL_TE_STATS_EVERY was \"%s\" when the context was made; a whole number of calls is needed, 0 "
+        "for no lines in the log",
+        who, te__sdpa_of(te)->bad_every);
 }
 
 /* ---- the replacement ---- */
@@ -63,7 +63,7 @@ static void te__te_sdpa_close(void *owner) { te_sdpa_patch_destroy((te_sdpa_patc
 TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f) {
     if (!f) return;
     te__closable_remove(&f->closable);
-    te__free(f->te, f, sizeof(*f));
+    te__free(f->te, f);
 }
 TE_API te_sdpa_patch *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc) {
     te_sdpa_patch *f;
@@ -236,7 +236,7 @@ typedef struct te__attn_attributes {
     te_ctx *te;
 } te__attn_attributes;
 static void te__attn_attributes_free(void *value) {
-    te__free(((te__attn_attributes *)value)->te, value, sizeof(te__attn_attributes));
+    te__free(((te__attn_attributes *)value)->te, value);
 }
 TE_API te_result te_module_set_attn_attributes(te_module *m, const te_attn_attributes *attributes) {
     te__attn_attributes *a;

@@ -93,7 +93,7 @@ static te_tensor *te__forward_cast(te_module *m, te_tensor *x, te_dtype dtype) {
         te_tensor_release(c.item[i].x);
         te_tensor_release(c.item[i].cast);
     }
-    te__free(m->te, c.item, (size_t)c.cap * sizeof(te__stand_in));
+    te__free(m->te, c.item);
     return te__frame_return(m->te, y);
 }
 

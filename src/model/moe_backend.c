@@ -21,18 +21,15 @@ static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_line
     te_module *m, *outer;
     int64_t inter;
     if ((int)c->shared_expert_activation < 0 || c->shared_expert_activation >= TE_EXPERT_ACTIVATION_COUNT ||
-        !te__expert_activations[c->shared_expert_activation].shared) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_moe_create: shared_expert_activation %d; swiglu (%d) and relu2 (%d) are possible",
-                 (int)c->shared_expert_activation, (int)TE_EXPERT_SWIGLU, (int)TE_EXPERT_RELU2);
-        return NULL;
-    }
-    if (each > TE__MAX_LAYER_SIZE / c->n_shared_experts) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_moe_create: n_shared_experts is %d, each of size %lld; their product must be less than 2^62",
-                 c->n_shared_experts, (long long)each);
-        return NULL;
-    }
+        !te__expert_activations[c->shared_expert_activation].shared)
+        return te__no_module(te, TE_ERR_INVALID,
+                             "te_moe_create: shared_expert_activation %d; swiglu (%d) and relu2 (%d) are possible",
+                             (int)c->shared_expert_activation, (int)TE_EXPERT_SWIGLU, (int)TE_EXPERT_RELU2);
+    if (each > TE__MAX_LAYER_SIZE / c->n_shared_experts)
+        return te__no_module(
+            te, TE_ERR_INVALID,
+            "te_moe_create: n_shared_experts is %d, each of size %lld; their product must be less than 2^62",
+            c->n_shared_experts, (long long)each);
     inter = c->n_shared_experts * each;
     if (gated) state.gate = "gate_proj";
     state.up = "up_proj";
@@ -53,11 +50,10 @@ static te_module *te__moe_experts_create(te_ctx *te, const te_moe_config *c, con
     const int world = b.world_size ? b.world_size : te__group_size(b.ep_group);
     const te_backend_capabilities has = te_backend_get_capabilities(te);
     const te_backend_config defaults = te_backend_config_defaults(&has);
-    if (world < 1) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_moe_create: world_size is %d; the number of all ranks is needed, or 0: those of ep_group", world);
-        return NULL;
-    }
+    if (world < 1)
+        return te__no_module(
+            te, TE_ERR_INVALID,
+            "te_moe_create: world_size is %d; the number of all ranks is needed, or 0: those of ep_group", world);
     if (!b.dispatcher) b.dispatcher = defaults.dispatcher;
     if (!b.experts) b.experts = defaults.experts;
     if (b.dispatcher == TE_DISPATCHER_MOK) {
@@ -71,13 +67,11 @@ static te_module *te__moe_experts_create(te_ctx *te, const te_moe_config *c, con
         return NULL;
     }
     if ((int)b.dispatcher < TE_DISPATCHER_TORCH || b.dispatcher > TE_DISPATCHER_HYBRIDEP ||
-        (int)b.experts < TE_EXPERTS_TORCH || b.experts > TE_EXPERTS_TE) {
-        te__fail(
+        (int)b.experts < TE_EXPERTS_TORCH || b.experts > TE_EXPERTS_TE)
+        return te__no_module(
             te, TE_ERR_INVALID,
             "te_moe_create: dispatcher %d and experts %d; te_dispatcher_backend and te_experts_backend have the names",
             (int)b.dispatcher, (int)b.experts);
-        return NULL;
-    }
     if (b.dispatcher == TE_DISPATCHER_TORCH) return te_grouped_experts_create(te, c, &b);
     if (world == 1) {
         te__warn(te,

@@ -99,8 +99,8 @@ static te_result te__patches_add(te_ctx *te, struct te__patches *all, const te_p
     p->patch.name = te__copy_string(te, patch->name);
     p->patch.fixed_in = patch->fixed_in ? te__copy_string(te, patch->fixed_in) : NULL;
     if (!p->patch.name || (patch->fixed_in && !p->patch.fixed_in)) {
-        te__free_string(te, (char *)p->patch.name);
-        te__free_string(te, (char *)p->patch.fixed_in);
+        te__free(te, (char *)p->patch.name);
+        te__free(te, (char *)p->patch.fixed_in);
         return te_error_code(te);
     }
     snprintf(p->why, sizeof(p->why), "te_apply_patches has not looked at it");
@@ -121,8 +121,8 @@ static struct te__patches *te__patches_of(te_ctx *te) {
     own.apply = te__adam_patch_apply;
     own.undo = te__adam_patch_undo;
     if (te__patches_add(te, all, &own) != TE_OK) {
-        te__free(te, all->list, (size_t)all->cap * sizeof(te__patch));
-        te__free(te, all, sizeof(*all));
+        te__free(te, all->list);
+        te__free(te, all);
         return NULL;
     }
     return te__automodel_of(te)->patches = all;

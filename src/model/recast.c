@@ -152,7 +152,7 @@ static void te__recast_commit(te__recast_item *e) {
         e->grad->is_gradient = true;
     }
     if (e->init) {
-        te__free(x->te, q->init_value, q->init_bytes);
+        te__free(x->te, q->init_value);
         q->init_value = e->init;
         q->init_bytes = te__shape_bytes(e->dtype, x->ndim, x->shape);
         e->init = NULL;
@@ -198,9 +198,8 @@ static te_result te__recast_run(te__recast *r, bool ok) {
     }
     for (i = 0; i < r->num; i++) /* left over after a failure */
         if (r->item[i].init)
-            te__free(r->te, r->item[i].init,
-                     te__shape_bytes(r->item[i].dtype, r->item[i].x->ndim, r->item[i].x->shape));
-    te__free(r->te, r->item, (size_t)r->cap * sizeof(te__recast_item));
+            te__free(r->te, r->item[i].init);
+    te__free(r->te, r->item);
     memset(r, 0, sizeof(*r));
     return result;
 }

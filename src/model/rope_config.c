@@ -89,7 +89,7 @@ static te_result te__rope_read(te_ctx *te, const char *who, const char *config, 
         const te__hf_rope *r = t->parameters.given ? &t->parameters : &t->scaling;
         te__rope_fill(first, r, t, r->theta, isnan(r->partial_rotary_factor) ? (double)NAN : r->partial_rotary_factor);
     }
-    te__free(te, copy, n + 1);
+    te__free(te, copy);
     return result;
 }
 static te_result te__rope_positive(te_ctx *te, const char *who, const char *name, double value) {
@@ -123,7 +123,7 @@ static te_result te__rope_config_get(te_ctx *te, const char *who, const char *co
     if (result == TE_OK) result = te__rope_positive(te, who, "rope_theta", from->rope_theta);
     if (result == TE_OK) result = te__rope_positive(te, who, "partial_rotary_factor", from->partial_rotary_factor);
     if (result == TE_OK) *rope = *from;
-    te__free(te, t, sizeof(te__rope_text));
+    te__free(te, t);
     return result;
 }
 TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_config *rope) {
@@ -261,7 +261,7 @@ static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_des
 /* Copies `table` to y, frees `table` and returns y. */
 static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
     te_result result = te_tensor_copy_from_host(y, table);
-    te__free(y->te, table, te_tensor_bytes(y));
+    te__free(y->te, table);
     return te__checked(y, result);
 }
 TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions,
@@ -273,11 +273,9 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
     int dim, k;
     if (!te) return NULL;
     for (i = 0; positions && i < n; i++) {
-        if (positions[i] < 0 || positions[i] > INT_MAX) {
-            te__fail(te, TE_ERR_INVALID, "te_rope_cos_sin: positions[%lld] is %lld; 0 to %d are possible", (long long)i,
-                     (long long)positions[i], INT_MAX);
-            return NULL;
-        }
+        if (positions[i] < 0 || positions[i] > INT_MAX)
+            return te__no_tensor(te, TE_ERR_INVALID, "te_rope_cos_sin: positions[%lld] is %lld; 0 to %d are possible",
+                                 (long long)i, (long long)positions[i], INT_MAX);
         longest = te__max(longest, positions[i] + 1);
     }
     dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);

@@ -55,13 +55,11 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
     int64_t shape[4] = {1, 1, 1, 1};
     char text[TE__SHAPE_TEXT];
     int i;
-    if (mask->ndim > 4) {
-        te__fail(
+    if (mask->ndim > 4)
+        return te__no_tensor(
             mask->te, TE_ERR_SHAPE,
             "te_scaled_dot_product_attention: attn_mask is %s; [b, H, s_q, s_kv], or what broadcasts to it, is needed",
             te__shape_text(mask, text));
-        return NULL;
-    }
     for (i = 0; mask && i < mask->ndim; i++)
         if (mask->stride[i] == 0 && mask->shape[i] > 1 && i < mask->ndim - 1) mask = te_tensor_narrow(mask, i, 0, 1);
     if (!mask || mask->ndim == 4) return mask;
@@ -98,26 +96,23 @@ static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const
         !te__operand(q, mask, true, "te_scaled_dot_product_attention"))
         return NULL;
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 ||
-        (!args->enable_gqa && (q->shape[1] != k->shape[1] || q->shape[1] != v->shape[1]))) {
-        te__fail(q->te, TE_ERR_SHAPE,
-                 "te_scaled_dot_product_attention: q is %s, k %s, v %s; [b, heads, s, d] each, of as many heads unless "
-                 "enable_gqa is set",
-                 te__shape_text(q, s), te__shape_text(k, t), te__shape_text(v, u));
-        return NULL;
-    }
-    if (mask && args->is_causal) {
-        te__fail(q->te, TE_ERR_INVALID,
-                 "te_scaled_dot_product_attention: attn_mask %s and is_causal are both given; leave one of them out",
-                 te__shape_text(mask, s));
-        return NULL;
-    }
-    if (mask && mask->dtype != TE_U8 && !te__is_float(mask->dtype)) {
-        te__fail(q->te, TE_ERR_DTYPE,
-                 "te_scaled_dot_product_attention: attn_mask is %s; u8 (0 => the key is masked), f32, f16 or bf16 "
-                 "(added to the scores) is needed",
-                 te_dtype_name(mask->dtype));
-        return NULL;
-    }
+        (!args->enable_gqa && (q->shape[1] != k->shape[1] || q->shape[1] != v->shape[1])))
+        return te__no_tensor(
+            q->te, TE_ERR_SHAPE,
+            "te_scaled_dot_product_attention: q is %s, k %s, v %s; [b, heads, s, d] each, of as many heads unless "
+            "enable_gqa is set",
+            te__shape_text(q, s), te__shape_text(k, t), te__shape_text(v, u));
+    if (mask && args->is_causal)
+        return te__no_tensor(
+            q->te, TE_ERR_INVALID,
+            "te_scaled_dot_product_attention: attn_mask %s and is_causal are both given; leave one of them out",
+            te__shape_text(mask, s));
+    if (mask && mask->dtype != TE_U8 && !te__is_float(mask->dtype))
+        return te__no_tensor(
+            q->te, TE_ERR_DTYPE,
+            "te_scaled_dot_product_attention: attn_mask is %s; u8 (0 => the key is masked), f32, f16 or bf16 "
+            "(added to the scores) is needed",
+            te_dtype_name(mask->dtype));
     a.format = TE_BSHD;
     a.rule.softmax_scale = args->scale;
     a.rule.dropout_p = args->dropout_p;

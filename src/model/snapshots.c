@@ -20,11 +20,11 @@ TE_API void te_fp32_snapshots_destroy(te_fp32_snapshots *s) {
     te = s->te;
     te__closable_remove(&s->closable);
     for (i = 0; i < s->num; i++) {
-        te__free_string(te, s->copy[i].path);
+        te__free(te, s->copy[i].path);
         te_tensor_release(s->copy[i].value);
     }
-    te__free(te, s->copy, (size_t)s->cap * sizeof(te__fp32_copy));
-    te__free(te, s, sizeof(*s));
+    te__free(te, s->copy);
+    te__free(te, s);
 }
 static void te__snapshots_close(void *owner) { te_fp32_snapshots_destroy((te_fp32_snapshots *)owner); }
 

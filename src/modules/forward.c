@@ -42,11 +42,11 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
 static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
     if (!output && !grad) return true;
-    te__fail(m->te, TE_ERR_UNSUPPORTED,
-             "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: "
-             "leave it false",
-             m->cls->name, output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
-    return false;
+    return te__not_ok(
+        m->te, TE_ERR_UNSUPPORTED,
+        "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: "
+        "leave it false",
+        m->cls->name, output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
 }
 
 /* Runs `forward` or, if it is NULL, the module's own function. The temporaries of the forward pass are released with
@@ -269,8 +269,10 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (args) memset(&args->outputs, 0, sizeof(args->outputs)); /* clears the outputs of an earlier call */
     te = m ? m->te : first ? first->te : NULL;
     if (!m || !first) { /* NULL follows from an error that is recorded already */
-        te__fail(te, TE_ERR_STATE, "te_forward_with: %s is NULL", !m ? "the module" : args ? "the input" : "args");
-        return NULL;
+        return te__no_tensor(te, TE_ERR_STATE, "te_forward_with: %s is NULL",
+                             !m     ? "the module"
+                             : args ? "the input"
+                                    : "args");
     }
     random = te__rng_now(te);
     if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;

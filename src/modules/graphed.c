@@ -37,8 +37,8 @@ static void te__graphed_release(te__graphed *g) {
         te_tensor_release(g->dx[i]);
     }
     for (i = 0; i < g->num_frozen; i++) te_tensor_release(g->frozen[i]);
-    te__free(g->te, g->frozen, (size_t)g->cap_frozen * sizeof(te_tensor *));
-    te__free(g->te, g, sizeof(*g));
+    te__free(g->te, g->frozen);
+    te__free(g->te, g);
 }
 
 /* ---- running ---- */

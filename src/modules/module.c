@@ -100,11 +100,11 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         te__refuse_capture(te, "te_module_create", "make modules before te_graph_begin");
         return NULL;
     }
-    if (!cls || !cls->name || !cls->forward) {
-        te__fail(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function",
-                 !cls ? "cls is NULL" : !cls->name ? "the class has no name" : "the class has no forward function");
-        return NULL;
-    }
+    if (!cls || !cls->name || !cls->forward)
+        return te__no_module(te, TE_ERR_INVALID, "te_module_create: %s; a class needs a name and a forward function",
+                             !cls         ? "cls is NULL"
+                             : !cls->name ? "the class has no name"
+                                          : "the class has no forward function");
     m = (te_module *)te__alloc_zero(te, sizeof(te_module));
     if (!m) return NULL;
     m->te = te;
@@ -115,9 +115,9 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     m->named = name != NULL;
     m->state = te__alloc_zero(te, cls->state_size);
     if (!m->name || !m->state) {
-        te__free_string(te, m->name);
-        te__free(te, m->state, cls->state_size);
-        te__free(te, m, sizeof(*m));
+        te__free(te, m->name);
+        te__free(te, m->state);
+        te__free(te, m);
         return NULL;
     }
     te__closable_add(te, &m->closable, "module", te__module_close, m);
@@ -148,7 +148,7 @@ static te__gone *te__gone_create(te_ctx *te, const char *name) {
     return x;
 }
 static void te__gone_free(te_ctx *te, te__gone *x) {
-    if (x) te__free(te, x, te__gone_bytes(x->name));
+    if (x) te__free(te, x);
 }
 /* Removes the record of the destroyed child `name` from m's list and returns it. Returns NULL if there is none. */
 static te__gone *te__gone_take(te_module *m, const char *name) {
@@ -223,17 +223,17 @@ TE_API void te_module_destroy(te_module *m) {
     }
     for (i = 0; i < m->num_entries; i++) {
         te_tensor_release(m->entries[i].tensor);
-        te__free_string(te, m->entries[i].name);
+        te__free(te, m->entries[i].name);
     }
     while (m->gone) te__gone_free(te, te__gone_take(m, m->gone->name));
     te__gone_free(te, m->mark);
-    te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
-    te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
-    te__free(te, m->attributes, (size_t)m->cap_attributes * sizeof(te__attribute));
-    te__free(te, m->recipe, sizeof(*m->recipe));
-    te__free(te, m->state, m->cls->state_size);
-    te__free_string(te, m->name);
-    te__free(te, m, sizeof(*m));
+    te__free(te, m->children);
+    te__free(te, m->entries);
+    te__free(te, m->attributes);
+    te__free(te, m->recipe);
+    te__free(te, m->state);
+    te__free(te, m->name);
+    te__free(te, m);
 }
 
 static void te__module_unhold(te_module *m) {
@@ -291,31 +291,27 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     int i, depth = 0, height;
     if (!parent || !child) return NULL;
     for (up = parent; up; up = up->parent, depth++)
-        if (up == child || child->parent || child->te != parent->te) {
-            te__fail(parent->te, TE_ERR_INVALID,
-                     "te_module_add_child: %s cannot become a child of %s: it has a parent, is above it, or is of "
-                     "another context",
-                     child->name, parent->name);
-            return NULL;
-        }
+        if (up == child || child->parent || child->te != parent->te)
+            return te__no_module(
+                parent->te, TE_ERR_INVALID,
+                "te_module_add_child: %s cannot become a child of %s: it has a parent, is above it, or is of "
+                "another context",
+                child->name, parent->name);
     height = te__module_height(child);
     if (depth + height > TE_MAX_MODULE_DEPTH) { /* walks of the tree recurse once a level */
-        te__fail(parent->te, TE_ERR_INVALID,
-                 "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d "
-                 "(TE_MAX_MODULE_DEPTH)",
-                 name ? name : child->name, height, height == 1 ? "" : "s", parent->name, depth, TE_MAX_MODULE_DEPTH);
-        return NULL;
+        return te__no_module(parent->te, TE_ERR_INVALID,
+                             "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d "
+                             "(TE_MAX_MODULE_DEPTH)",
+                             name ? name : child->name, height, height == 1 ? "" : "s", parent->name, depth,
+                             TE_MAX_MODULE_DEPTH);
     }
-    if (name && (strchr(name, '.') || !name[0])) {
-        te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: \"%s\": a name is not empty and has no dot", name);
-        return NULL;
-    }
+    if (name && (strchr(name, '.') || !name[0]))
+        return te__no_module(parent->te, TE_ERR_INVALID,
+                             "te_module_add_child: \"%s\": a name is not empty and has no dot", name);
     for (i = 0; i < parent->num_children; i++)
-        if (strcmp(parent->children[i]->name, name ? name : child->name) == 0) {
-            te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has a child named \"%s\" already",
-                     parent->name, name ? name : child->name);
-            return NULL;
-        }
+        if (strcmp(parent->children[i]->name, name ? name : child->name) == 0)
+            return te__no_module(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has a child named \"%s\" already",
+                                 parent->name, name ? name : child->name);
     if (!te__grow(parent->te, (void **)&parent->children, &parent->cap_children, parent->num_children,
                   sizeof(te_module *)))
         return NULL;
@@ -324,11 +320,11 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     mark = te__gone_take(parent, copy); /* the new child gets the place of a destroyed one with the same name */
     place = mark ? mark->place : parent->places;
     if (!mark && !parent->built_in && !parent->takes_any && !(mark = te__gone_create(parent->te, copy))) {
-        te__free_string(parent->te, copy);
+        te__free(parent->te, copy);
         return NULL;
     }
     parent->places += place == parent->places;
-    te__free_string(parent->te, child->name);
+    te__free(parent->te, child->name);
     child->name = copy;
     child->mark = mark;
     child->place = place;
@@ -357,12 +353,10 @@ TE_API te_module *te_module_remove_child(te_module *parent, const char *name) {
     te_module *child = name && name[0] && !strchr(name, '.') ? te_module_find(parent, name) : NULL;
     if (!parent) return NULL;
     if (te__refuse_hook(parent->te, "te_module_remove_child") != TE_OK) return NULL;
-    if (!child || (parent->built_in && child->mark)) {
-        te__fail(parent->te, TE_ERR_INVALID, "te_module_remove_child: %s %s \"%s\"%s", parent->name,
-                 child ? "runs its child" : "has no child", name ? name : "(NULL)",
-                 child ? "; te_module_destroy and te_module_add_child put another in its place" : "");
-        return NULL;
-    }
+    if (!child || (parent->built_in && child->mark))
+        return te__no_module(parent->te, TE_ERR_INVALID, "te_module_remove_child: %s %s \"%s\"%s", parent->name,
+                             child ? "runs its child" : "has no child", name ? name : "(NULL)",
+                             child ? "; te_module_destroy and te_module_add_child put another in its place" : "");
     te__gone_free(parent->te, child->mark);
     child->mark = NULL;
     te__module_leave(child);
@@ -394,18 +388,14 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (te__refuse_hook(m->te, "te_module_add_parameter") != TE_OK ||
         !te__same_ctx(tensor, m->te, "te_module_add_parameter"))
         return NULL;
-    if (!name || !name[0]) {
-        te__fail(m->te, TE_ERR_INVALID, "%s: a parameter or buffer needs a name", m->name);
-        return NULL;
-    }
+    if (!name || !name[0])
+        return te__no_tensor(m->te, TE_ERR_INVALID, "%s: a parameter or buffer needs a name", m->name);
     if (!tensor->name && !te_tensor_set_name(tensor, name)->name) return NULL; /* for messages */
     for (i = 0; i < m->num_entries; i++)
         if (strcmp(m->entries[i].name, name) == 0) {
-            if (m->entries[i].kind != kind) {
-                te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a %s already", m->name, name,
-                         kind == TE_ENTRY_BUFFER ? "parameter" : "buffer");
-                return NULL;
-            }
+            if (m->entries[i].kind != kind)
+                return te__no_tensor(m->te, TE_ERR_INVALID, "%s: \"%s\" is a %s already", m->name, name,
+                                     kind == TE_ENTRY_BUFFER ? "parameter" : "buffer");
             te_tensor_retain(tensor);
             te_tensor_release(m->entries[i].tensor);
             m->entries[i].tensor = tensor;
@@ -425,7 +415,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
 static void te__module_remove_last(te_module *m) {
     te__entry *e = &m->entries[--m->num_entries];
     te_tensor_release(e->tensor);
-    te__free_string(m->te, e->name);
+    te__free(m->te, e->name);
 }
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor) {
     tensor = te__module_add(m, name, tensor, TE_ENTRY_PARAMETER);
@@ -507,7 +497,7 @@ TE_API void te_module_remove_attribute(te_module *m, const char *key) {
     if (!a) return;
     gone = *a;
     *a = m->attributes[--m->num_attributes];
-    te__free_string(m->te, gone.key);
+    te__free(m->te, gone.key);
     if (gone.destroy) gone.destroy(gone.value);
 }
 

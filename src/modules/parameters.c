@@ -315,25 +315,23 @@ static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_par
     te__parallel *p = &m->parallel;
     te_ctx *te = m->te;
     int size = o->tp_group ? te__group_size(o->tp_group) : o->tp_size;
-    if (o->tp_size < 0 || (o->tp_group && o->tp_size > 1 && o->tp_size != size)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the "
-                 "number of ranks",
-                 m->cls->name, o->tp_size, te__group_size(o->tp_group), te__group_size(o->tp_group) == 1 ? "" : "s");
-        return false;
-    }
+    if (o->tp_size < 0 || (o->tp_group && o->tp_size > 1 && o->tp_size != size))
+        return te__not_ok(
+            te, TE_ERR_INVALID,
+            "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the "
+            "number of ranks",
+            m->cls->name, o->tp_size, te__group_size(o->tp_group), te__group_size(o->tp_group) == 1 ? "" : "s");
     if (te__group_allowed(te, o->tp_group, m->cls->name, "tp_group") != TE_OK ||
         te__ranks_allowed(te, size, m->cls->name, "tp_size") != TE_OK)
         return false;
     if ((int)o->parallel_mode < 0 || o->parallel_mode > TE_PARALLEL_ROW || (int)o->symmetric_ar_type < 0 ||
-        o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: parallel_mode %d, symmetric_ar_type %d; TE_PARALLEL_NONE to TE_PARALLEL_ROW (0 to 2) and "
-                 "TE_SYMMETRIC_AR_NONE to "
-                 "TE_SYMMETRIC_AR_ONE_SHOT (0 to 3) are possible",
-                 m->cls->name, (int)o->parallel_mode, (int)o->symmetric_ar_type);
-        return false;
-    }
+        o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT)
+        return te__not_ok(
+            te, TE_ERR_INVALID,
+            "%s: parallel_mode %d, symmetric_ar_type %d; TE_PARALLEL_NONE to TE_PARALLEL_ROW (0 to 2) and "
+            "TE_SYMMETRIC_AR_NONE to "
+            "TE_SYMMETRIC_AR_ONE_SHOT (0 to 3) are possible",
+            m->cls->name, (int)o->parallel_mode, (int)o->symmetric_ar_type);
     p->mode = mode;
     if (mode == TE_PARALLEL_NONE || size < 2) return true;
     p->group = o->tp_group;
@@ -344,9 +342,8 @@ static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_par
 /* Checks that the ranks divide `size` evenly. */
 static bool te__divides(te_module *m, const char *name, int64_t size) {
     if (m->parallel.size < 2 || size % m->parallel.size == 0) return true;
-    te__fail(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name, name,
-             (long long)size, m->parallel.size);
-    return false;
+    return te__not_ok(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name,
+                      name, (long long)size, m->parallel.size);
 }
 static int64_t te__per_rank(const te_module *m, int64_t size) {
     return m->parallel.size > 1 ? size / m->parallel.size : size;
@@ -496,12 +493,12 @@ static te_tensor *te__join(te_module *m, int at, int count) {
         if (x->quantized || x->ndim != first->ndim || x->ndim < 1 || x->dtype != first->dtype ||
             (x->ndim == 2 && x->shape[1] != first->shape[1])) {
             char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-            te__fail(m->te, TE_ERR_SHAPE,
-                     "%s: the parameter \"%s\" is %s%s %s and \"%s\" %s %s; the parts of one matrix are plain, of one "
-                     "format and one number of columns",
-                     m->name, m->entries[at + i].name, x->quantized ? "quantized, " : "", te_dtype_name(x->dtype),
-                     te__shape_text(x, a), m->entries[at].name, te_dtype_name(first->dtype), te__shape_text(first, b));
-            return NULL;
+            return te__no_tensor(
+                m->te, TE_ERR_SHAPE,
+                "%s: the parameter \"%s\" is %s%s %s and \"%s\" %s %s; the parts of one matrix are plain, of one "
+                "format and one number of columns",
+                m->name, m->entries[at + i].name, x->quantized ? "quantized, " : "", te_dtype_name(x->dtype),
+                te__shape_text(x, a), m->entries[at].name, te_dtype_name(first->dtype), te__shape_text(first, b));
         }
         together = together && x->buffer == first->buffer && x->offset == next && te__is_contiguous(x);
         next += te__numel(x) * te__dtype_size(x->dtype);

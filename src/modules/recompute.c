@@ -16,7 +16,7 @@ typedef struct te__checkpoint_state {
 
 static void te__checkpoint_release(te_ctx *te, void *state) {
     te__checkpoint_state *s = (te__checkpoint_state *)state;
-    if (s->user_size) te__free(te, s->user, s->user_size);
+    if (s->user_size) te__free(te, s->user);
     te__snapshot_free(te, s->snapshot);
     te__module_unhold(s->module);
 }

@@ -151,7 +151,7 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     for (e = 0; e < n; e++)
         for (i = 0; i < sizes[e]; i++) host[at++] = e;
     y = te_tensor_from_host(te, TE_I32, 1, &rows, host);
-    te__free(te, host, bytes);
+    te__free(te, host);
     return y;
 }
 
@@ -278,7 +278,7 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
     }
     /* both exchanges succeeded but recording failed: the other ranks wait in the exchange that brings results back */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
-    te__free(te, s, bytes);
+    te__free(te, s);
     if (got) *got = recorded ? p : NULL;
     return recorded ? y : NULL;
 }
@@ -322,7 +322,7 @@ static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     d->back_sizes = te_tensor_from_host(te, TE_I64, 1, &shape, sizes);
     d->back_order = te_tensor_from_host(te, TE_I64, 1, &shape, back);
     order = te_tensor_from_host(te, TE_I64, 1, &shape, there);
-    te__free(te, sizes, 3 * (size_t)experts * sizeof(int64_t));
+    te__free(te, sizes);
     return d->back_sizes && d->back_order ? order : NULL;
 }
 /* Dispatchers "deepep", "uccl_ep" and "hybridep": fills *r with the rows of this rank's experts, which all ranks

@@ -43,13 +43,12 @@ static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
                half = te__expert_is_gated(s->config.expert_activation) && proj != TE__DOWN_PROJ;
     te_tensor *x = linears ? te__te_parameter(m, which, i) : te_module_parameter(m, te_experts_tensor_name(which)), *y;
     if (!x || te__need_memory(x, te_experts_tensor_name(which)) != TE_OK) return NULL;
-    if (x->quantized) {
-        te__fail(m->te, TE_ERR_UNSUPPORTED,
-                 "\"%s\": its weights are stored quantized, which files with Hugging Face's names do not have; "
-                 "te_model_save and te_model_load know them",
-                 m->name);
-        return NULL;
-    }
+    if (x->quantized)
+        return te__no_tensor(
+            m->te, TE_ERR_UNSUPPORTED,
+            "\"%s\": its weights are stored quantized, which files with Hugging Face's names do not have; "
+            "te_model_save and te_model_load know them",
+            m->name);
     y = linears ? te__alias(x) : te__of_expert(x, i);
     if (y && !bias && !linears) te__turn(y); /* stacks store [in, out] */
     if (y && half) te__proj_rows(s, y, proj);

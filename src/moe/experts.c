@@ -161,7 +161,7 @@ static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way wa
         y = te__record("experts", y, te__expert_mm_backward, s, bytes, in, 3, saved, 3);
     else
         y = NULL;
-    te__free(te, s, bytes);
+    te__free(te, s);
     return y;
 }
 

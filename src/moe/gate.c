@@ -16,11 +16,11 @@ static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_siz
 /* Checks that `backend`, which chooses the kernels of experts, is not NULL. The error names the function `who`. */
 static bool te__has_moe_backend(te_ctx *te, const te_moe_backend *backend, const char *who) {
     if (backend) return true;
-    te__fail(te, TE_ERR_INVALID,
-             "%s: backend is NULL; a zeroed te_moe_backend has the defaults, and te_moe_backend_of makes one of a "
-             "te_backend_config",
-             who);
-    return false;
+    return te__not_ok(
+        te, TE_ERR_INVALID,
+        "%s: backend is NULL; a zeroed te_moe_backend has the defaults, and te_moe_backend_of makes one of a "
+        "te_backend_config",
+        who);
 }
 /* Checks `given` and copies it to *c, with the defaults filled in. Each create function in moe/ calls this first. */
 static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *given, te_moe_config *c) {
@@ -62,11 +62,9 @@ static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *
 static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     char text[TE__SHAPE_TEXT];
     if (!te__need_float(x, m->cls->name)) return NULL;
-    if (x->ndim < 1 || te__cols(x) != size) {
-        te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s; [.., %lld] is needed", m->cls->name,
-                 te__shape_text(x, text), (long long)size);
-        return NULL;
-    }
+    if (x->ndim < 1 || te__cols(x) != size)
+        return te__no_tensor(m->te, TE_ERR_SHAPE, "%s: the input is %s; [.., %lld] is needed", m->cls->name,
+                             te__shape_text(x, text), (long long)size);
     x = te_tensor_contiguous(x);
     return x && x->ndim != 2 ? te__view_2d(x, te__rows(x), size) : x;
 }
@@ -77,12 +75,10 @@ static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t t
     *padding = NULL;
     if (!x) return true;
     if (!te__same_ctx(x, m->te, m->cls->name)) return false;
-    if (x->dtype != TE_U8 || te__numel(x) != tokens) {
-        te__fail(m->te, TE_ERR_SHAPE,
-                 "%s: attention_mask is %s %s; the padding of %lld tokens is needed, u8, one number for each",
-                 m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), (long long)tokens);
-        return false;
-    }
+    if (x->dtype != TE_U8 || te__numel(x) != tokens)
+        return te__not_ok(m->te, TE_ERR_SHAPE,
+                          "%s: attention_mask is %s %s; the padding of %lld tokens is needed, u8, one number for each",
+                          m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), (long long)tokens);
     *padding = te_tensor_contiguous(x);
     return *padding != NULL;
 }
@@ -312,14 +308,14 @@ static te_result te__gate_reset(te_module *m) {
     te_result result = te__init_weight(m, te_module_parameter(m, "weight"), &s->init, TE_PARALLEL_NONE, NULL);
     if (result == TE_OK && row) result = te_tensor_fill(row, 0.0);
     if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
+    te__free(m->te, s->master);
     s->master = NULL;
     return result;
 }
 static void te__gate_destroy(te_module *m) {
     te__gate_module *s = (te__gate_module *)m->state;
     te_tensor_release(s->load);
-    te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
+    te__free(m->te, s->master);
 }
 static const te_module_class te__gate_class = {"Gate", sizeof(te__gate_module), te__gate_forward, te__gate_destroy,
                                                te__gate_reset};
@@ -356,19 +352,17 @@ TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dty
     te_moe_config c;
     te_init init = TE_ZERO;
     if (!te__moe_config_ok(te, "te_gate_create", config, &c)) return NULL;
-    if (gate_precision && !te__is_float(gate_precision)) {
-        te__fail(te, TE_ERR_DTYPE,
-                 "te_gate_create: gate_precision is %s; f32, f16 and bf16 are possible, or 0: the tokens' format",
-                 te_dtype_name(gate_precision));
-        return NULL;
-    }
-    if (c.gate_bias_update_factor > 0.0f && c.no_train_gate) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_gate_create: gate_bias_update_factor is %g and no_train_gate is set; only the bias of a gate that "
-                 "is trained is updated: leave one of them 0",
-                 (double)c.gate_bias_update_factor);
-        return NULL;
-    }
+    if (gate_precision && !te__is_float(gate_precision))
+        return te__no_module(
+            te, TE_ERR_DTYPE,
+            "te_gate_create: gate_precision is %s; f32, f16 and bf16 are possible, or 0: the tokens' format",
+            te_dtype_name(gate_precision));
+    if (c.gate_bias_update_factor > 0.0f && c.no_train_gate)
+        return te__no_module(
+            te, TE_ERR_INVALID,
+            "te_gate_create: gate_bias_update_factor is %g and no_train_gate is set; only the bias of a gate that "
+            "is trained is updated: leave one of them 0",
+            (double)c.gate_bias_update_factor);
     init.std = c.init_std;
     return te__gate_create(te, &c, &init, false, gate_precision, cp_group);
 }
@@ -447,7 +441,7 @@ TE_API te_result te_gate_update_bias(te_module *m, te_group *group) {
     if (result == TE_OK) result = te_tensor_fill(s->load, 0.0);
     if (result == TE_OK) s->load_cleared = te_tensor_version(s->load);
     te__frame_end(te, NULL, 0);
-    te__free(te, host, bytes);
+    te__free(te, host);
     return result;
 }
 
@@ -537,8 +531,8 @@ static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
             made[0] = te_tensor_from_f32(te, x->dtype, 2, shape, weights);
             made[1] = te_tensor_from_host(te, TE_I32, 2, shape, indices);
         }
-        te__free(te, weights, bytes);
-        te__free(te, indices, bytes);
+        te__free(te, weights);
+        te__free(te, indices);
         if (!made[0] || !made[1]) return te_error_code(te);
         args->outputs.topk_indices = made[1];
         if (s->noise <= 0.0f && !te->capture) { /* memory of a captured graph must not be cached */
@@ -569,20 +563,18 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
     te__fake_gate *s;
     if (!te__moe_config_ok(te, "te_fake_balanced_gate_create", config, &c)) return NULL;
     if (skip_first_n_experts < 0 || skip_first_n_experts >= c.n_routed_experts ||
-        !(noise >= 0.0f && noise <= FLT_MAX)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_fake_balanced_gate_create: skip_first_n_experts is %d of %d, and noise %g; 0 to %d, and a noise "
-                 "that is finite and not negative, are needed",
-                 skip_first_n_experts, c.n_routed_experts, (double)noise, c.n_routed_experts - 1);
-        return NULL;
-    }
-    if (noise > 0.0f && c.n_activated_experts > c.n_routed_experts - skip_first_n_experts) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_fake_balanced_gate_create: with noise, %d different experts of %d are chosen for a token; a "
-                 "smaller skip_first_n_experts is needed",
-                 c.n_activated_experts, c.n_routed_experts - skip_first_n_experts);
-        return NULL;
-    }
+        !(noise >= 0.0f && noise <= FLT_MAX))
+        return te__no_module(
+            te, TE_ERR_INVALID,
+            "te_fake_balanced_gate_create: skip_first_n_experts is %d of %d, and noise %g; 0 to %d, and a noise "
+            "that is finite and not negative, are needed",
+            skip_first_n_experts, c.n_routed_experts, (double)noise, c.n_routed_experts - 1);
+    if (noise > 0.0f && c.n_activated_experts > c.n_routed_experts - skip_first_n_experts)
+        return te__no_module(
+            te, TE_ERR_INVALID,
+            "te_fake_balanced_gate_create: with noise, %d different experts of %d are chosen for a token; a "
+            "smaller skip_first_n_experts is needed",
+            c.n_activated_experts, c.n_routed_experts - skip_first_n_experts);
     m = te__module_named(te, &te__fake_gate_class, c.name, "gate");
     if (!m) return NULL;
     s = (te__fake_gate *)m->state;

@@ -152,9 +152,9 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
     } else
         for (i = 0; i < made; i++) te__linear_release(te, &all[i].state);
     for (i = 0; i < made; i++) te__release_all(all[i].saved, 3);
-    te__free(te, all, made_bytes);
-    te__free(te, state, state_bytes);
-    te__free(te, list, list_bytes);
+    te__free(te, all);
+    te__free(te, state);
+    te__free(te, list);
     return result;
 }
 
@@ -268,7 +268,7 @@ static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *c
         result = g->a && g->b && (!scale[0] || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
     }
     te__frame_end(te, NULL, 0);
-    te__free(te, list, bytes);
+    te__free(te, list);
     return result;
 }
 /* Computes matrix i of g->d as dy^T x over the rows of group i, for each group. */
@@ -444,7 +444,7 @@ static te_result te__all_wgrad_run(te_ctx *te, void *state) {
     result = te__all_wgrad_product(te, g, dw);
     for (i = 0; i < g->n && result == TE_OK; i++)
         if (dw[i] && te__wgrad_vars(g)[i]) result = te__var_add_grad(te, te__wgrad_vars(g)[i], dw[i]);
-    te__free(te, dw, bytes);
+    te__free(te, dw);
     return result;
 }
 
@@ -483,7 +483,7 @@ static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_ten
         result = te__defer(te, s->delays, te__all_wgrad_run, te__all_wgrad_release, g, bytes);
     } else
         result = te__all_wgrad_product(te, g, dx + 1);
-    te__free(te, g, bytes);
+    te__free(te, g);
     return result;
 }
 
@@ -676,6 +676,6 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
                                1 + n + (c->biases ? n : 0), saved, n + 2))
             result = te_error_code(te);
     }
-    te__free(te, list, bytes);
+    te__free(te, list);
     return result;
 }

@@ -206,7 +206,7 @@ static te_tensor *te__te_experts_compute(te_module *m, te__experts_call *c) {
     if (!padded) return NULL;
     if (te__pad_rows(m, c, padded) == TE_OK)
         y = te__experts_child(m, c, "fp8_unpadding", te__experts_compute(m, c), c->rows.host, NULL);
-    te__free(m->te, padded, bytes);
+    te__free(m->te, padded);
     return y;
 }
 static te_result te__experts_run(te_module *m, te_forward_args *args, te__experts_add_fn add) {
@@ -223,7 +223,7 @@ static te_result te__experts_run(te_module *m, te_forward_args *args, te__expert
         te_tensor *y = on_host ? te__te_experts_compute(m, &c) : te__experts_compute(m, &c);
         result = te__experts_back(m, args, &d, y, &c.rows);
     }
-    te__free(m->te, d.host, d.bytes);
+    te__free(m->te, d.host);
     return result;
 }
 static te_result te__experts_forward(te_module *m, te_forward_args *args) { return te__experts_run(m, args, NULL); }
@@ -269,15 +269,12 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     int ranks;
     if (!te__moe_config_ok(te, who, config, &c) || !te__has_moe_backend(te, backend, who)) return NULL;
     ranks = te__group_size(backend->ep_group);
-    if (backend->ep_group && backend->ep_group->te != te) {
-        te__fail(te, TE_ERR_INVALID, "%s: ep_group belongs to another context", who);
-        return NULL;
-    }
-    if (c.n_routed_experts % ranks) {
-        te__fail(te, TE_ERR_INVALID, "%s: n_routed_experts is %d, and ep_group has %d ranks; they must divide it", who,
-                 c.n_routed_experts, ranks);
-        return NULL;
-    }
+    if (backend->ep_group && backend->ep_group->te != te)
+        return te__no_module(te, TE_ERR_INVALID, "%s: ep_group belongs to another context", who);
+    if (c.n_routed_experts % ranks)
+        return te__no_module(te, TE_ERR_INVALID,
+                             "%s: n_routed_experts is %d, and ep_group has %d ranks; they must divide it", who,
+                             c.n_routed_experts, ranks);
     m = te__module_named(te, cls, c.name, "experts");
     if (!m) return NULL;
     s = (te__experts_module *)m->state;
@@ -340,13 +337,12 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     te_module *m, *outer;
     te__experts_module *s;
     te_fp8_padding_desc pad = TE_ZERO;
-    if (te && config && config->apply_router_weight_after_down) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: apply_router_weight_after_down; GroupedLinears take the weights before: use other experts "
-                 "(torch_mm, gmm), or leave it false",
-                 who);
-        return NULL;
-    }
+    if (te && config && config->apply_router_weight_after_down)
+        return te__no_module(
+            te, TE_ERR_INVALID,
+            "%s: apply_router_weight_after_down; GroupedLinears take the weights before: use other experts "
+            "(torch_mm, gmm), or leave it false",
+            who);
     m = te__experts_create(te, who, &te__te_experts_class, config, backend);
     if (!m) return NULL;
     s = (te__experts_module *)m->state;

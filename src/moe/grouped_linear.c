@@ -115,14 +115,14 @@ static te_result te__grouped_forward(te_module *m, te_forward_args *args) {
     if (!call.weights) return TE_ERR_OUT_OF_MEMORY;
     call.biases = call.s->desc.gemm.no_bias ? NULL : call.weights + call.s->desc.num_gemms;
     result = te__grouped_run(&call, args);
-    te__free(m->te, call.weights, bytes);
+    te__free(m->te, call.weights);
     return result;
 }
 static void te__grouped_destroy(te_module *m) {
     te__grouped_module *s = (te__grouped_module *)m->state;
     int i;
     for (i = 0; s->caches && i < s->desc.num_gemms; i++) te__weight_cache_close(&s->caches[i]);
-    te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
+    te__free(m->te, s->caches);
     te__scaling_leave(s->scaling);
 }
 static te_result te__grouped_reset(te_module *m) {
@@ -168,22 +168,20 @@ static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, in
 
 static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     if (n >= 1 && n <= TE_MAX_GEMMS) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
-    return false;
+    return te__not_ok(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
 }
 
 /* Replaces in_features or out_features of *d by the size of this rank's shard. Returns false with an error recorded. */
 static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
     const te_parallel_mode mode = d->parallel.parallel_mode;
     if (!te__parallel_open(m, &d->parallel, mode)) return false;
-    if (mode == TE_PARALLEL_ROW && m->parallel.size > 1 && !d->gemm.no_bias && !d->gemm.return_bias) {
-        te__fail(m->te, TE_ERR_INVALID,
-                 "te_grouped_linear_create: parallel_mode %d (by row) over %d ranks, and a bias: each rank has a "
-                 "summand of the output, and the bias belongs behind the "
-                 "sum; set no_bias, or return_bias and add it there",
-                 (int)mode, m->parallel.size);
-        return false;
-    }
+    if (mode == TE_PARALLEL_ROW && m->parallel.size > 1 && !d->gemm.no_bias && !d->gemm.return_bias)
+        return te__not_ok(
+            m->te, TE_ERR_INVALID,
+            "te_grouped_linear_create: parallel_mode %d (by row) over %d ranks, and a bias: each rank has a "
+            "summand of the output, and the bias belongs behind the "
+            "sum; set no_bias, or return_bias and add it there",
+            (int)mode, m->parallel.size);
     if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features",
                      mode == TE_PARALLEL_ROW ? d->in_features : d->out_features))
         return false;

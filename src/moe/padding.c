@@ -61,9 +61,9 @@ static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc
                                      const char *who, const char *name) {
     if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
     if (desc->align_size < 0 || desc->align_size > INT32_MAX) { /* maps store row numbers as i32 */
-        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible",
-                 who, (long long)desc->align_size);
-        return NULL;
+        return te__no_module(te, TE_ERR_INVALID,
+                             "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible", who,
+                             (long long)desc->align_size);
     }
     return te__module_built(te__module_with_desc(te, cls, desc, desc->name, name));
 }

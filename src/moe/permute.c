@@ -154,12 +154,10 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
 static te_tensor *te__token_matrix(te_tensor *inp, const char *name, bool moved) {
     char text[TE__SHAPE_TEXT];
     if (!(moved && inp->quantized) && !te__need_float(inp, name)) return NULL;
-    if (inp->ndim != 2) {
-        te__fail(inp->te, TE_ERR_SHAPE,
-                 "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name,
-                 te__shape_text(inp, text));
-        return NULL;
-    }
+    if (inp->ndim != 2)
+        return te__no_tensor(inp->te, TE_ERR_SHAPE,
+                             "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name,
+                             te__shape_text(inp, text));
     return inp->quantized ? inp : te_tensor_contiguous(inp);
 }
 static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) { return te__token_matrix(inp, name, false); }
@@ -168,11 +166,10 @@ static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) { return te__
 static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!te__operand(inp, routing, false, name)) return NULL;
-    if (routing->ndim != 2 || routing->shape[0] != inp->shape[0]) {
-        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s and routing_map %s; it needs a row for each token", name,
-                 te__shape_text(inp, a), te__shape_text(routing, b));
-        return NULL;
-    }
+    if (routing->ndim != 2 || routing->shape[0] != inp->shape[0])
+        return te__no_tensor(inp->te, TE_ERR_SHAPE,
+                             "%s: the input is %s and routing_map %s; it needs a row for each token", name,
+                             te__shape_text(inp, a), te__shape_text(routing, b));
     return te_tensor_contiguous(routing);
 }
 /* Returns the index map that sorts copies of tokens by expert number. If num_out_tokens is 0, the map keeps all
@@ -202,17 +199,15 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
     if (row_id_map) *row_id_map = NULL;
     if (!inp) return NULL;
     te = inp->te;
-    if (map_type != TE_MAP_MASK && !index) {
-        te__fail(te, TE_ERR_INVALID, "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible",
-                 (int)map_type);
-        return NULL;
-    }
-    if (num_out_tokens < (index ? 0 : 1)) {
-        te__fail(te, TE_ERR_INVALID, "te_moe_permute: num_out_tokens is %lld; %s", (long long)num_out_tokens,
-                 index ? "0 means all copies"
-                       : "a mask map does not say how many copies there are: tokens * topk is a bound");
-        return NULL;
-    }
+    if (map_type != TE_MAP_MASK && !index)
+        return te__no_tensor(te, TE_ERR_INVALID,
+                             "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible",
+                             (int)map_type);
+    if (num_out_tokens < (index ? 0 : 1))
+        return te__no_tensor(te, TE_ERR_INVALID, "te_moe_permute: num_out_tokens is %lld; %s",
+                             (long long)num_out_tokens,
+                             index ? "0 means all copies"
+                                   : "a mask map does not say how many copies there are: tokens * topk is a bound");
     inp = te__token_matrix(inp, "te_moe_permute", true);
     routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
     if (!routing_map) return NULL;
@@ -239,11 +234,9 @@ static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor 
     inp = te__token_matrix(inp, name, true);
     routing_map = inp ? te__moe_routing(inp, routing_map, name) : NULL;
     if (!routing_map || !te__operand(inp, probs, false, name) || !te__need_float(probs, name)) return NULL;
-    if (!te__same_shape(probs, routing_map)) {
-        te__fail(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name,
-                 te__shape_text(probs, a), te__shape_text(routing_map, b));
-        return NULL;
-    }
+    if (!te__same_shape(probs, routing_map))
+        return te__no_tensor(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name,
+                             te__shape_text(probs, a), te__shape_text(routing_map, b));
     probs = te_tensor_contiguous(probs);
     if (!probs) return NULL;
     te__frame_begin(te);
@@ -262,12 +255,11 @@ TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te
     if (permuted_probs) *permuted_probs = NULL;
     if (row_id_map) *row_id_map = NULL;
     if (!inp) return NULL;
-    if (num_out_tokens < 1) {
-        te__fail(inp->te, TE_ERR_INVALID,
-                 "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound",
-                 (long long)num_out_tokens);
-        return NULL;
-    }
+    if (num_out_tokens < 1)
+        return te__no_tensor(
+            inp->te, TE_ERR_INVALID,
+            "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound",
+            (long long)num_out_tokens);
     return te__permute_probs("te_moe_permute_with_probs", inp, probs, routing_map, NULL, num_out_tokens, permuted_probs,
                              row_id_map);
 }
@@ -318,7 +310,7 @@ static int64_t te__moe_sum(const te_tensor *x, const char *who) {
                  who, (long long)i, (long long)host[i], (long long)sum);
         sum = -1;
     }
-    te__free(x->te, host, bytes);
+    te__free(x->te, host);
     return sum;
 }
 
@@ -334,10 +326,10 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
     if (!inp) return NULL;
     te = inp->te;
     if (align_size < 1 || align_size > INT32_MAX || num_out_tokens < 0) { /* maps store row numbers as i32 */
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: align_size is %lld and num_out_tokens %lld; 1 to 2^31 - 1, and at least 0, are needed", name,
-                 (long long)align_size, (long long)num_out_tokens);
-        return NULL;
+        return te__no_tensor(
+            te, TE_ERR_INVALID,
+            "%s: align_size is %lld and num_out_tokens %lld; 1 to 2^31 - 1, and at least 0, are needed", name,
+            (long long)align_size, (long long)num_out_tokens);
     }
     if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
     if (!num_out_tokens && te->capture) {
@@ -413,20 +405,17 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     te = inp->te;
     probs = desc->merging_probs;
     offsets = desc->pad_offsets;
-    if (probs && (!te__need_float(probs, "te_moe_unpermute") || probs->ndim != 2)) {
-        te__fail(
+    if (probs && (!te__need_float(probs, "te_moe_unpermute") || probs->ndim != 2))
+        return te__no_tensor(
             te, TE_ERR_SHAPE,
             "te_moe_unpermute: merging_probs are %s; [tokens, experts], or [tokens, topk] of an index map, is needed",
             te__shape_text(probs, text));
-        return NULL;
-    }
-    if (desc->map_type != TE_MAP_INDEX && row_id_map->ndim != 2) {
-        te__fail(te, TE_ERR_SHAPE,
-                 "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which "
-                 "one it is)",
-                 te__shape_text(row_id_map, text));
-        return NULL;
-    }
+    if (desc->map_type != TE_MAP_INDEX && row_id_map->ndim != 2)
+        return te__no_tensor(
+            te, TE_ERR_SHAPE,
+            "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which "
+            "one it is)",
+            te__shape_text(row_id_map, text));
     probs = te_tensor_contiguous(probs);
     row_id_map = te_tensor_contiguous(row_id_map);
     offsets = te_tensor_contiguous(offsets);
@@ -471,11 +460,9 @@ static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *p
     inp = te__token_matrix(inp, name, true);
     if (!inp || !te__operand(inp, sizes, false, name) || !te__operand(inp, order, false, name)) return NULL;
     if (permuted_probs && (!te__operand(inp, probs, false, name) || !te__need_float(probs, name))) return NULL;
-    if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed", name,
-                 te__shape_text(inp, a), te__shape_text(probs, b));
-        return NULL;
-    }
+    if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0]))
+        return te__no_tensor(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed",
+                             name, te__shape_text(inp, a), te__shape_text(probs, b));
     sizes = te_tensor_contiguous(sizes);
     order = te_tensor_contiguous(order);
     probs = te_tensor_contiguous(probs);

@@ -55,17 +55,14 @@ static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_
         !te__operand(logits, d->topk_indices, true, name))
         return NULL;
     te = logits->te;
-    if (d->routing_map_format != TE_ROUTING_BYTEMAP && d->routing_map_format != TE_ROUTING_BITMAP_U8) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name,
-                 (int)d->routing_map_format);
-        return NULL;
-    }
-    if (d->expert_bias && d->score_function == TE_SCORE_SOFTMAX) {
-        te__fail(te, TE_ERR_INVALID, "%s: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores",
-                 name);
-        return NULL;
-    }
+    if (d->routing_map_format != TE_ROUTING_BYTEMAP && d->routing_map_format != TE_ROUTING_BITMAP_U8)
+        return te__no_tensor(
+            te, TE_ERR_INVALID,
+            "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name,
+            (int)d->routing_map_format);
+    if (d->expert_bias && d->score_function == TE_SCORE_SOFTMAX)
+        return te__no_tensor(te, TE_ERR_INVALID,
+                             "%s: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores", name);
     logits = te_tensor_contiguous(logits);
     if (!logits) return NULL;
     te__frame_begin(te);

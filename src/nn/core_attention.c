@@ -208,13 +208,13 @@ static te_tensor *te__packed_part(te_tensor *x, int n, int dim, int i) {
 static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, int ndim, int n, int dim) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim == ndim + 1 && x->shape[x->ndim + dim] == n) return true;
-    te__fail(te, TE_ERR_SHAPE, "DotProductAttention: %s is %s and qkv_interleave_dim %d; %s of %d dimensions is needed",
-             name, te__shape_text(x, text), dim,
-             dim == -3 ? n == 3 ? "[.., 3, H, d]" : "[.., 2, G, d]"
-             : n == 3  ? "[.., H, 3, d]"
-                       : "[.., G, 2, d]",
-             ndim + 1);
-    return false;
+    return te__not_ok(te, TE_ERR_SHAPE,
+                      "DotProductAttention: %s is %s and qkv_interleave_dim %d; %s of %d dimensions is needed", name,
+                      te__shape_text(x, text), dim,
+                      dim == -3 ? n == 3 ? "[.., 3, H, d]" : "[.., 2, G, d]"
+                      : n == 3  ? "[.., H, 3, d]"
+                                : "[.., G, 2, d]",
+                      ndim + 1);
 }
 /* Returns true if the packed tensor x of a call has the heads of this module. Then it also describes the layout in *p.
  * If the sizes differ, te__attn_core_shapes reports the error later, on q, k and v. */
@@ -302,13 +302,12 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
     te_tensor *cu;
     char text[TE__SHAPE_TEXT];
     if (mask->dtype != TE_U8 || mask->ndim < 2 || mask->shape[0] != b || mask->shape[mask->ndim - 1] != s ||
-        te__numel(mask) != b * s) {
-        te__fail(x->te, mask->dtype != TE_U8 ? TE_ERR_DTYPE : TE_ERR_SHAPE,
-                 "DotProductAttention: %s is %s %s; of %lld sequences of %lld tokens u8 [%lld, 1, 1, %lld] is needed",
-                 name, te_dtype_name(mask->dtype), te__shape_text(mask, text), (long long)b, (long long)s, (long long)b,
-                 (long long)s);
-        return NULL;
-    }
+        te__numel(mask) != b * s)
+        return te__no_tensor(
+            x->te, mask->dtype != TE_U8 ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+            "DotProductAttention: %s is %s %s; of %lld sequences of %lld tokens u8 [%lld, 1, 1, %lld] is needed", name,
+            te_dtype_name(mask->dtype), te__shape_text(mask, text), (long long)b, (long long)s, (long long)b,
+            (long long)s);
     a.mask = te_tensor_contiguous(mask);
     a.cu_seqlens = cu = te__empty_1d(x->te, TE_I32, b + 1);
     return a.mask && cu ? te__checked(cu, te_op_cu_seqlens(x->te, &a)) : NULL;
@@ -398,7 +397,7 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     te__frame_begin(m->te);
     s->slopes = te_tensor_retain(te_tensor_from_host(m->te, TE_F32, 1, &n, slopes));
     te__frame_end(m->te, NULL, 0);
-    te__free(m->te, slopes, bytes);
+    te__free(m->te, slopes);
     return s->slopes;
 }
 
@@ -658,11 +657,10 @@ static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parall
     te__dpa_module *s;
     te_module *m;
     if (!core.groups) core.groups = core.heads;
-    if (core.heads < 1 || core.groups < 1 || core.heads % core.groups || core.channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads",
-                 te__dpa.who, core.heads, (long long)core.channels, core.groups);
-        return NULL;
-    }
+    if (core.heads < 1 || core.groups < 1 || core.heads % core.groups || core.channels < 1)
+        return te__no_module(te, TE_ERR_INVALID,
+                             "%s: %d heads of %lld channels in %d groups; the groups must divide the heads",
+                             te__dpa.who, core.heads, (long long)core.channels, core.groups);
     m = te__attn_core_create(te, &te__dpa, "core_attention", core);
     if (!m) return NULL;
     s = (te__dpa_module *)m->state;

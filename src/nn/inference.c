@@ -59,9 +59,9 @@ static bool te__cached_open(te_inference_params *c, te__cached_state *s) {
     return s->free != NULL;
 }
 static void te__cached_close(te_inference_params *c, te__cached_state *s) {
-    te__free(c->te, s->sequences, te__cached_bytes(c, 0));
-    te__free(c->te, s->pages, te__cached_bytes(c, 1));
-    te__free(c->te, s->free, te__cached_bytes(c, 2));
+    te__free(c->te, s->sequences);
+    te__free(c->te, s->pages);
+    te__free(c->te, s->free);
 }
 static void te__inference_params_close(void *owner) { te_inference_params_destroy((te_inference_params *)owner); }
 
@@ -74,12 +74,12 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
         te_tensor_release(c->layers[i].v);
         te__module_unhold(c->layers[i].module);
     }
-    te__free(c->te, c->layers, (size_t)c->cap_layers * sizeof(te__cached_layer));
+    te__free(c->te, c->layers);
     te_tensor_release(c->device);
-    te__free(c->te, c->numbers, (size_t)te__cached_numbers(c) * sizeof(int32_t));
+    te__free(c->te, c->numbers);
     te__cached_close(c, &c->now);
     te__cached_close(c, &c->next);
-    te__free(c->te, c, sizeof(*c));
+    te__free(c->te, c);
 }
 
 /* Checks a desc and fills its defaults. */

@@ -5,15 +5,12 @@
  * te__layer_desc_ok checks the sizes and the dtype of a description with weights. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
-    if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
-        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1 and less than 2^62", cls,
-                 (long long)in, (long long)out);
-        return false;
-    }
-    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "%s: params_dtype %s; f32, f16 and bf16 are possible", cls, te_dtype_name(dtype));
-        return false;
-    }
+    if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE)
+        return te__not_ok(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1 and less than 2^62",
+                          cls, (long long)in, (long long)out);
+    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype))
+        return te__not_ok(te, TE_ERR_DTYPE, "%s: params_dtype %s; f32, f16 and bf16 are possible", cls,
+                          te_dtype_name(dtype));
     return true;
 }
 
@@ -31,7 +28,7 @@ TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, boo
         if (!copy) return TE_ERR_OUT_OF_MEMORY;
         *copy = *recipe;
     }
-    te__free(m->te, m->recipe, sizeof(*m->recipe));
+    te__free(m->te, m->recipe);
     m->recipe = copy;
     m->recipe_off = off;
     return TE_OK;
@@ -510,13 +507,12 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_linear_desc *
 TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
     te_linear_desc linear = TE_ZERO;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create")) return NULL;
-    if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use "
-                 "TE_PARALLEL_COLUMN (%d)",
-                 (int)TE_PARALLEL_ROW, (int)TE_PARALLEL_COLUMN);
-        return NULL;
-    }
+    if (desc->parallel.parallel_mode == TE_PARALLEL_ROW)
+        return te__no_module(
+            te, TE_ERR_INVALID,
+            "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use "
+            "TE_PARALLEL_COLUMN (%d)",
+            (int)TE_PARALLEL_ROW, (int)TE_PARALLEL_COLUMN);
     linear.in_features = desc->in_features;
     linear.out_features = desc->out_features;
     linear.gemm = desc->gemm;

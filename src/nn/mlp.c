@@ -115,20 +115,16 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
         !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size,
                            desc->gemm.params_dtype))
         return NULL;
-    if (desc->activation && !te__activation_known(desc->activation)) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation",
-                 (int)desc->activation);
-        return NULL;
-    }
+    if (desc->activation && !te__activation_known(desc->activation))
+        return te__no_module(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation",
+                             (int)desc->activation);
     if (te__activation_row_of(desc->activation)->form != TE__ACT_CLAMPED &&
-        (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; "
-                 "TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
-                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation,
-                 (int)TE_CLAMPED_SWIGLU);
-        return NULL;
-    }
+        (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f))
+        return te__no_module(te, TE_ERR_INVALID,
+                             "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; "
+                             "TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                             (double)desc->activation_params.limit, (double)desc->activation_params.alpha,
+                             (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
     if (te__interleave_ok(te, desc) != TE_OK) return NULL;
     m = te__module_named(te, &te__layernorm_mlp_class, desc->name, "layernorm_mlp");
     if (!m) return NULL;

@@ -12,11 +12,9 @@ static const te_module_class te__activation_class = {"Activation", sizeof(te_act
 TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_activation_create")) return NULL;
-    if (desc->activation && !te__activation_known(desc->activation)) {
-        te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation",
-                 (int)desc->activation);
-        return NULL;
-    }
+    if (desc->activation && !te__activation_known(desc->activation))
+        return te__no_module(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation",
+                             (int)desc->activation);
     m = te__module_with_desc(te, &te__activation_class, desc, desc->name, "activation");
     if (m && desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
     return te__module_built(m);
@@ -56,11 +54,10 @@ static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__dropout_class = {"Dropout", sizeof(te_dropout_desc), te__dropout_forward, NULL, NULL};
 TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
     if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
-    if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed",
-                 (double)desc->p);
-        return NULL;
-    }
+    if (!(desc->p >= 0.0f && desc->p < 1.0f))
+        return te__no_module(te, TE_ERR_INVALID,
+                             "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed",
+                             (double)desc->p);
     return te__module_built(te__module_with_desc(te, &te__dropout_class, desc, desc->name, "dropout"));
 }
 

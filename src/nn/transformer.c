@@ -148,13 +148,12 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     const te__context *c = te__context_of_core(te_module_find(m, "core_attention"));
     const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
     if (size < 2 || r->positions) return true;
-    if (r->cp_size && (r->cp_size != size || r->cp_rank != rank)) {
-        te__fail(m->te, TE_ERR_INVALID,
-                 "MultiheadAttention: rotary->cp_rank is %d of cp_size %d, and its core is rank %d of %d (cp_group); "
-                 "leave both 0",
-                 r->cp_rank, r->cp_size, rank, size);
-        return false;
-    }
+    if (r->cp_size && (r->cp_size != size || r->cp_rank != rank))
+        return te__not_ok(
+            m->te, TE_ERR_INVALID,
+            "MultiheadAttention: rotary->cp_rank is %d of cp_size %d, and its core is rank %d of %d (cp_group); "
+            "leave both 0",
+            r->cp_rank, r->cp_size, rank, size);
     r->cp_size = size;
     r->cp_rank = rank;
     return true;
@@ -284,12 +283,12 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
         o->kv_channels >= 1 && hidden >= 1 &&
         o->kv_channels <= TE__MAX_LAYER_SIZE / (o->num_attention_heads + 2 * (int64_t)o->num_gqa_groups))
         return true;
-    te__fail(te, TE_ERR_INVALID,
-             "%s: hidden_size %lld, num_attention_heads %d, num_gqa_groups %d, kv_channels %lld; the heads must divide "
-             "the hidden size (or kv_channels "
-             "be given), the groups must divide the heads, and all channels be fewer than 2^62",
-             function, (long long)hidden, o->num_attention_heads, o->num_gqa_groups, (long long)o->kv_channels);
-    return false;
+    return te__not_ok(
+        te, TE_ERR_INVALID,
+        "%s: hidden_size %lld, num_attention_heads %d, num_gqa_groups %d, kv_channels %lld; the heads must divide "
+        "the hidden size (or kv_channels "
+        "be given), the groups must divide the heads, and all channels be fewer than 2^62",
+        function, (long long)hidden, o->num_attention_heads, o->num_gqa_groups, (long long)o->kv_channels);
 }
 
 /* Returns the parallel options for a child of m. If m is not shared by ranks, they name no group of ranks. */

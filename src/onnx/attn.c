@@ -233,7 +233,7 @@ static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op
         if (!v) return TE__ONNX_FAILED;
         for (h = 0; h < heads; h++) v[h] = te__attn_slope((int)heads, h);
         slope = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &heads, v, (size_t)heads * sizeof(float));
-        te__free(g->te, v, (size_t)heads * sizeof(float));
+        te__free(g->te, v);
     }
     slope = te__onnx_over_heads(g, slope, heads, a->rule.alibi_slopes && a->rule.alibi_slopes->ndim > 1);
     return te__onnx_1(g, "Neg", te__onnx_2(g, "Mul", slope, distance));

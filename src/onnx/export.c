@@ -98,10 +98,10 @@ static void te__onnx_run_free(te__onnx_run *r) {
     int i;
     for (i = 0; i < r->num_calls; i++) {
         te__onnx_tensors(&r->calls[i], te_tensor_release);
-        te__free(r->te, r->calls[i].inv_freq, r->calls[i].inv_freq_bytes);
-        te__free_string(r->te, r->calls[i].module);
+        te__free(r->te, r->calls[i].inv_freq);
+        te__free(r->te, r->calls[i].module);
     }
-    te__free(r->te, r->calls, (size_t)r->cap_calls * sizeof(te__onnx_call));
+    te__free(r->te, r->calls);
 }
 
 /* ---- the inputs ---- */
@@ -309,7 +309,7 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
         }
         y = te_tensor_from_host(x->te, x->dtype, x->ndim, shape, host + bytes);
     }
-    te__free(x->te, host, bytes + larger);
+    te__free(x->te, host);
     return y;
 }
 
@@ -705,7 +705,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
     if (result != TE_OK) { /* no run has changed the scales yet */
-        te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+        te__free(te, scales);
         return result;
     }
     /* This run comes before the two recorded ones, because a first call makes scales and histories. */
@@ -724,7 +724,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     te__rng_back(te, random);
     back = te__onnx_scales_give_back(te, scales, num_scales);
     if (result == TE_OK) result = back;
-    te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+    te__free(te, scales);
     if (result == TE_OK) result = te__onnx_translate(g, first, second);
     te__outputs_list(&large.call.args.outputs, made2);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++)
@@ -771,7 +771,7 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     te__onnx_plain_free(g);
     te__onnx_memory_free(g);
     te__onnx_graph_free(g);
-    te__free(te, g, sizeof(*g));
+    te__free(te, g);
     te__frame_end(te, NULL, 0);
     te_set_trace(te, trace, trace_user);
     return result;

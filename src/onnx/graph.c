@@ -84,16 +84,16 @@ static TE_PRINTF(2, 3) int te__onnx_refuse(te__onnx *g, const char *format, ...)
 }
 
 static void te__onnx_item_free(te__onnx *g, te__onnx_item *x) {
-    te__free_string(g->te, x->name);
+    te__free(g->te, x->name);
     te__text_free(&x->bytes);
     te_tensor_release(x->tensor);
-    te__free(g->te, x->in, (size_t)x->num_in * sizeof(int));
+    te__free(g->te, x->in);
 }
 static void te__onnx_graph_free(te__onnx *g) {
     int i;
     for (i = 0; i < g->num_items; i++) te__onnx_item_free(g, &g->items[i]);
-    te__free(g->te, g->items, (size_t)g->cap_items * sizeof(te__onnx_item));
-    te__free(g->te, g->outputs, (size_t)g->cap_outputs * sizeof(te__onnx_output));
+    te__free(g->te, g->items);
+    te__free(g->te, g->outputs);
 }
 
 /* ---- items ---- */
@@ -409,7 +409,7 @@ static te_result te__onnx_names_differ(te__onnx *g) {
                 g->te, TE_ERR_INVALID,
                 "te_onnx_export: two values of the graph are \"%s\"; give the module or the parameter another name",
                 names[i]);
-    te__free(g->te, names, bytes);
+    te__free(g->te, names);
     return result;
 }
 
@@ -516,7 +516,7 @@ static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *
         else if (result == TE_OK) result = te__st_store(te, &out, x->tensor, staging);
     }
     te__file_out_write(&out, tail->s, tail->n);
-    te__free(te, staging, TE__ST_CHUNK);
+    te__free(te, staging);
     te__text_free(&one);
     return te__st_end(te, &out, &why, result);
 }

@@ -102,8 +102,8 @@ static te__onnx_write *te__onnx_write_new(te__onnx *g, const te__onnx_pair *x, i
 }
 static void te__onnx_memory_free(te__onnx *g) {
     int i;
-    for (i = 0; i < g->num_writes; i++) te__free_string(g->te, g->writes[i].path);
-    te__free(g->te, g->writes, (size_t)g->cap_writes * sizeof(te__onnx_write));
+    for (i = 0; i < g->num_writes; i++) te__free(g->te, g->writes[i].path);
+    te__free(g->te, g->writes);
 }
 /* Looks only at the first `before` writes. Returns the index of the last one that overlaps x, or -1 if there is
  * none. */
@@ -371,7 +371,7 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
         char *host = (char *)te__alloc(g->te, 2 * bytes);
         if (host && te_tensor_to_host(first, host) == TE_OK && te_tensor_to_host(second, host + bytes) == TE_OK)
             same = memcmp(host, host + bytes, bytes) == 0;
-        te__free(g->te, host, 2 * bytes);
+        te__free(g->te, host);
         if (te_error_code(g->te) != TE_OK) return TE__ONNX_FAILED;
     }
     if (!same)

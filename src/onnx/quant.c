@@ -114,9 +114,9 @@ static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_
         float *known = (float *)te__alloc(g->te, (size_t)n * sizeof(float));
         te_tensor *flat = te_tensor_contiguous((te_tensor *)a->scale);
         if (!known || !flat || te__onnx_host(g, flat, known, (int)n) != TE_OK)
-            return te__free(g->te, known, (size_t)n * sizeof(float)), TE__ONNX_FAILED;
+            return te__free(g->te, known), TE__ONNX_FAILED;
         scale = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &n, known, (size_t)n * sizeof(float));
-        te__free(g->te, known, (size_t)n * sizeof(float));
+        te__free(g->te, known);
     } else scale = TE__ONNX_READ(scale);
     scale = te__onnx_of_rows(g, scale, TE__ONNX_READ(groups), n);
     v = te__onnx_through_codes(g, te__onnx_2(g, "Mul", v, scale), te__onnx_f32(g, 1.0f), codes);
@@ -190,7 +190,7 @@ typedef struct te__onnx_plain {
     int item;
 } te__onnx_plain;
 static void te__onnx_plain_free(te__onnx *g) {
-    te__free(g->te, g->plain, (size_t)g->cap_plain * sizeof(te__onnx_plain));
+    te__free(g->te, g->plain);
 }
 
 /* One copy of a quantized tensor in the first run. */

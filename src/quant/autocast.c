@@ -114,7 +114,7 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
     te__floats_end(&floats);
     if (result == TE_OK) result = te_tensor_copy_from_host(slots->history, history);
     if (result == TE_OK) result = te_tensor_copy_from_host(slots->scale, scale);
-    te__free(te, history, bytes);
+    te__free(te, history);
     return result;
 }
 
@@ -176,7 +176,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
             result = te__slots_update_host(te, slots, &recipe, args.fp8_max, host ? host + at : NULL);
             at += slots->n;
         }
-        te__free(te, host, (size_t)amaxes * sizeof(float));
+        te__free(te, host);
     }
     for (s = first; s; s = s->next) /* `first` is cleared after this loop, since TE__ALIKE compares the other states
                                      * with it */
@@ -184,7 +184,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     te__slots_of(first, backward)->pending = false;
 #undef TE__ALIKE
     te__frame_end(te, NULL, 0);
-    te__free(te, list, bytes);
+    te__free(te, list);
     return result;
 }
 static te_result te__update_slots(te_ctx *te, bool backward) {

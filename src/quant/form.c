@@ -17,7 +17,7 @@ static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) 
 TE_API void te_quantizer_destroy(te_quantizer *q) {
     if (!q || --q->refs > 0) return; /* tensors made by it still hold references */
     te__spec_close_whole(&q->spec, q->child);
-    te__free(q->te, q, sizeof(*q));
+    te__free(q->te, q);
 }
 
 /* ---- values ---- */
@@ -58,10 +58,9 @@ TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
     te_tensor *y;
     if (!x) return NULL;
     if (!x->quantized) return te_tensor_cast(x, dtype ? dtype : x->dtype);
-    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
-        te__fail(x->te, TE_ERR_DTYPE, "te_dequantize: %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
-        return NULL;
-    }
+    if (dtype != TE_DTYPE_NONE && !te__is_float(dtype))
+        return te__no_tensor(x->te, TE_ERR_DTYPE, "te_dequantize: %s; f32, f16 and bf16 are possible",
+                             te_dtype_name(dtype));
     y = te__quant_value(x, dtype ? dtype : x->dtype);
     return y ? te__record_same("dequantize", x, y) : NULL;
 }
@@ -84,8 +83,8 @@ static void te__quantized_release(te_tensor *x) {
     te__copy_release(&q->col);
     te_tensor_release(q->sizes);
     te_quantizer_destroy(q->quantizer);
-    te__free(x->te, q->init_value, q->init_bytes);
-    te__free(x->te, q, sizeof(*q));
+    te__free(x->te, q->init_value);
+    te__free(x->te, q);
 }
 static bool te__quantized_share(const te_tensor *x, te_tensor *y) {
     te__quantized *q = (te__quantized *)te__alloc_zero(x->te, sizeof(te__quantized));

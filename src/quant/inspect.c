@@ -132,6 +132,6 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
             role.tensor_type = types[k % TE__INSPECTED_TYPES];
             if (result == TE_OK && !visit(user, &role, &stats)) break;
         }
-    te__free(te, order, bytes);
+    te__free(te, order);
     return result;
 }

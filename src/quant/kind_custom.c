@@ -60,9 +60,8 @@ static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__q
 static te_tensor *te__custom_decode(const te_tensor *x, const te__quant_copy *c, int which, te_dtype dtype) {
     te_tensor *y = c->custom.dequantize(c->custom.user, c->data, c->scale, which, x->ndim, x->shape, dtype);
     if (y && te__same_shape(y, x) && y->dtype == dtype && y->te == x->te) return y;
-    te__fail(x->te, TE_ERR_STATE, "custom quantizer \"%s\": its dequantize function returned %s", c->custom.name,
-             y ? "a tensor of another shape, format or context" : "NULL");
-    return NULL;
+    return te__no_tensor(x->te, TE_ERR_STATE, "custom quantizer \"%s\": its dequantize function returned %s",
+                         c->custom.name, y ? "a tensor of another shape, format or context" : "NULL");
 }
 
 static const te__quant_class te__quant_custom = {

@@ -368,7 +368,7 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     if (result == TE_OK) result = te__master_write(&run);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
-    te__free(te, run.job, bytes);
+    te__free(te, run.job);
     return result;
 }
 

@@ -97,7 +97,7 @@ TE_API te_result te_quantized_init_value(const te_tensor *x, void *host) {
 }
 TE_API void te_quantized_clear_init_value(te_tensor *x) {
     if (!x || !x->quantized) return;
-    te__free(x->te, x->quantized->init_value, x->quantized->init_bytes);
+    te__free(x->te, x->quantized->init_value);
     x->quantized->init_value = NULL;
     x->quantized->init_bytes = 0;
 }

@@ -99,7 +99,7 @@ TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *de
     q->te = te;
     q->refs = 1;
     if (te__spec_open_whole(te, desc, &q->spec, q->child, "te_quantizer_create") == TE_OK) return q;
-    te__free(te, q, sizeof(*q));
+    te__free(te, q);
     return NULL;
 }
 static te_result te__usage_ok(te_ctx *te, int usage, const char *who) {
@@ -134,16 +134,14 @@ static te_tensor *te__plain(te_tensor *x) { return x->quantized ? te__quant_valu
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
     if (te__need_memory(x, function) != TE_OK) return false;
-    te__fail(x->te, TE_ERR_DTYPE, "%s: the input is %s%s; f32, f16 or bf16 is needed", function,
-             x->quantized ? "quantized, nominally " : "", te_dtype_name(x->dtype));
-    return false;
+    return te__not_ok(x->te, TE_ERR_DTYPE, "%s: the input is %s%s; f32, f16 or bf16 is needed", function,
+                      x->quantized ? "quantized, nominally " : "", te_dtype_name(x->dtype));
 }
 static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
     if (!x || x->te == te) return true;
-    te__fail(te, TE_ERR_INVALID,
-             "%s: a tensor of another context (%s) was given to a context on %s; copy it through the host", function,
-             x->te->device_name, te->device_name);
-    return false;
+    return te__not_ok(te, TE_ERR_INVALID,
+                      "%s: a tensor of another context (%s) was given to a context on %s; copy it through the host",
+                      function, x->te->device_name, te->device_name);
 }
 /* Returns true if `spec` accepts x. A custom quantizer may have a function that decides this. Built-in kinds accept any
  * x. */
@@ -159,9 +157,8 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     for (i = 0; i < 2; i++)
         if (!te__custom_takes(part[i], x)) {
             char text[TE__SHAPE_TEXT];
-            te__fail(te, TE_ERR_SHAPE, "%s: the custom quantizer \"%s\" does not take %s %s", function,
-                     part[i]->custom.name, te_dtype_name(x->dtype), te__shape_text(x, text));
-            return false;
+            return te__not_ok(te, TE_ERR_SHAPE, "%s: the custom quantizer \"%s\" does not take %s %s", function,
+                              part[i]->custom.name, te_dtype_name(x->dtype), te__shape_text(x, text));
         }
     return true;
 }
@@ -231,18 +228,16 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
 
 TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape) {
     if (!q) return NULL;
-    if (!te__is_float(dtype)) {
-        te__fail(q->te, TE_ERR_DTYPE, "te_quantizer_make_empty: nominal dtype %s; f32, f16 and bf16 are possible",
-                 te_dtype_name(dtype));
-        return NULL;
-    }
+    if (!te__is_float(dtype))
+        return te__no_tensor(q->te, TE_ERR_DTYPE,
+                             "te_quantizer_make_empty: nominal dtype %s; f32, f16 and bf16 are possible",
+                             te_dtype_name(dtype));
     if (te__is_opaque(te__spec_of(&q->spec, TE_ROWWISE)->cls) ||
-        te__is_opaque(te__spec_of(&q->spec, TE_COLUMNWISE)->cls)) {
-        te__fail(q->te, TE_ERR_UNSUPPORTED,
-                 "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a "
-                 "tensor");
-        return NULL;
-    }
+        te__is_opaque(te__spec_of(&q->spec, TE_COLUMNWISE)->cls))
+        return te__no_tensor(
+            q->te, TE_ERR_UNSUPPORTED,
+            "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a "
+            "tensor");
     return te__quantized_by(te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true), q);
 }
 

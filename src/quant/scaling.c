@@ -91,7 +91,7 @@ static void te__slots_clear(te__slots *s) {
 }
 static void te__slots_close(te_ctx *te, te__slots *s) {
     te__slots_clear(s);
-    te__free(te, s->slot_scale, 2 * (size_t)s->n * sizeof(te_tensor *));
+    te__free(te, s->slot_scale);
     s->slot_scale = s->slot_amax = NULL;
 }
 
@@ -193,7 +193,7 @@ static te_result te__scales_move(te_ctx *te, bool back) {
         args.num_tensors = (int)te__min(MOST, count - at);
         result = te_op_multi_scale(te, &args);
     }
-    te__free(te, list, bytes);
+    te__free(te, list);
     for (s = te__quant_of(te)->scaling; s && result == TE_OK; s = s->next)
         for (i = 0; i < 2; i++) {
             te__slots *slots = i ? &s->backward : &s->forward;
@@ -236,7 +236,7 @@ static void te__inspection_close(te__scaling *s) {
     int i;
     if (!s->inspection) return;
     for (i = 0; i < s->num_gemms * TE__INSPECTED_TYPES; i++) te__measured_close(&s->inspection->slot[i]);
-    te__free(s->te, s->inspection, te__inspection_bytes(s));
+    te__free(s->te, s->inspection);
     s->inspection = NULL;
 }
 
@@ -247,7 +247,7 @@ static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
     int i;
     for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++)
         te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
-    te__free(s->te, slots, te__custom_slots_bytes(s));
+    te__free(s->te, slots);
 }
 /* Returns the stored answers of this recipe's factory, or NULL if there are none. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
@@ -276,7 +276,7 @@ static void te__scaling_release(te__scaling *s) {
         }
     te__slots_close(te, &s->forward);
     te__slots_close(te, &s->backward);
-    te__free(te, s, sizeof(*s));
+    te__free(te, s);
 }
 /* Releases the module's reference, when the module is destroyed. */
 static void te__scaling_leave(te__scaling *s) {

@@ -32,10 +32,10 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
         te__scaling_release(s->scales[i].scaling);
     }
     for (i = 0; i < s->num_params; i++) te_tensor_release(s->params[i]);
-    te__free(te, s->scales, (size_t)s->cap_scales * sizeof(te__snapshot_scales));
-    te__free(te, s->params, (size_t)s->cap_params * sizeof(te_tensor *));
-    te__free(te, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
-    te__free(te, s, sizeof(*s));
+    te__free(te, s->scales);
+    te__free(te, s->params);
+    te__free(te, s->autocast);
+    te__free(te, s);
 }
 
 /* Keeps a reference to x if x is a leaf of the tape. It is called with each input x of a function in the first run of a
@@ -61,7 +61,7 @@ static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     s->num_autocast = te__quant_of(te)->num_autocast;
     s->autocast = (te__autocast *)te__alloc(te, (size_t)te__quant_of(te)->num_autocast * sizeof(te__autocast));
     if (!s->autocast) {
-        te__free(te, s, sizeof(*s));
+        te__free(te, s);
         return NULL;
     }
     memcpy(s->autocast, te__quant_of(te)->autocast, (size_t)te__quant_of(te)->num_autocast * sizeof(te__autocast));

@@ -227,7 +227,7 @@ TE_API void te_tensor_touch(te_tensor *x) { te__touch(x); }
 TE_API uint64_t te_tensor_version(const te_tensor *x) { return x && x->buffer ? te__buffer_version(x->buffer) : 0; }
 TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name) {
     if (!x) return NULL;
-    te__free_string(x->te, x->name);
+    te__free(x->te, x->name);
     x->name = name ? te__copy_string(x->te, name) : NULL;
     return x;
 }

@@ -19,7 +19,7 @@ static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*
     te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
     void *copy = d ? te__alloc(te, state_size) : NULL;
     if (!copy) {
-        te__free(te, d, sizeof(*d));
+        te__free(te, d);
         release(te, state);
         return TE_ERR_OUT_OF_MEMORY;
     }
@@ -37,8 +37,8 @@ static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*
 
 static void te__deferred_free(te_ctx *te, te__deferred *d) {
     d->release(te, d->state);
-    te__free(te, d->state, d->state_size);
-    te__free(te, d, sizeof(*d));
+    te__free(te, d->state);
+    te__free(te, d);
 }
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);

@@ -53,11 +53,11 @@ static void te__graph_empty(te_ctx *te, te_graph *g) {
     int i;
     te->device->graph_close(te, g);
     for (i = 0; i < g->num_held; i++) te__buffer_release(g->held[i]);
-    for (i = 0; i < g->num_parts; i++) te__free(te, g->parts[i].data, g->parts[i].bytes);
+    for (i = 0; i < g->num_parts; i++) te__free(te, g->parts[i].data);
     for (i = 0; i < g->num_vars; i++) te__var_release(te, g->vars[i]);
-    te__free(te, g->held, (size_t)g->cap_held * sizeof(te__buffer *));
-    te__free(te, g->parts, (size_t)g->cap_parts * sizeof(te__graph_part));
-    te__free(te, g->vars, (size_t)g->cap_vars * sizeof(te__var *));
+    te__free(te, g->held);
+    te__free(te, g->parts);
+    te__free(te, g->vars);
     te_tensor_release(g->state);
     te_tensor_release(g->rng);
     te__arena_close(te, g->arena);

@@ -102,7 +102,7 @@ static void te__offload_drop(te_ctx *te, te__offloaded *e) {
         te__offload_unwatch(e);
     }
     te__pinned_give(e->host);
-    te__free(te, e, sizeof(*e));
+    te__free(te, e);
 }
 
 /* ---- forward ---- */
@@ -115,7 +115,7 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
     e->host = te__pinned_take(te, b->bytes);
     if (!e->host || te__transfer_queue(o->out, b, e->host, b->data, e->host->data, b->bytes, true) != TE_OK) {
         te__pinned_give(e->host);
-        te__free(te, e, sizeof(*e));
+        te__free(te, e);
         return NULL;
     }
     e->buffer = b;
@@ -173,7 +173,7 @@ static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     te_tensor_release(h->x);
     for (i = 0; i < TE__MAX_PARTS; i++)
         if (h->part[i]) te__offload_drop(te, h->part[i]);
-    te__free(te, h, sizeof(*h));
+    te__free(te, h);
 }
 
 /* Returns a new tensor with the memory of x, or NULL with an error. The new tensor belongs to no scope. */

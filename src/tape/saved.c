@@ -33,8 +33,8 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     node->packed = (void **)te__alloc_zero(te, (size_t)node->num_saved * sizeof(void *));
     node->packed_as = (te__packed_as *)te__alloc_zero(te, (size_t)node->num_saved * sizeof(te__packed_as));
     if (!node->packed || !node->packed_as) {
-        te__free(te, node->packed, (size_t)node->num_saved * sizeof(void *));
-        te__free(te, node->packed_as, (size_t)node->num_saved * sizeof(te__packed_as));
+        te__free(te, node->packed);
+        te__free(te, node->packed_as);
         node->packed = NULL;
         node->packed_as = NULL;
         return TE_ERR_OUT_OF_MEMORY;

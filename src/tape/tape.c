@@ -489,7 +489,7 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
     for (i = 0; i < s->num_nodes; i++)
         if (s->nodes[i]) te__forget_outputs(te, s->nodes[i]);
     te__segment_cut(te, s, 0);
-    te__free(te, s->nodes, (size_t)s->cap_nodes * sizeof(te__node *));
+    te__free(te, s->nodes);
     te->tape.segment = s->outer;
     for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* This scope still points to s. It was begun inside s
                                                                    * and not ended, or it was begun again after too many
@@ -567,14 +567,13 @@ typedef struct te__stash {
     te__var *var; /* a reference */
     te_tensor *grad;
 } te__stash;
-static te__stash *te__stash_grads(te_ctx *te, te__segment *s, int *count, size_t *bytes) {
+static te__stash *te__stash_grads(te_ctx *te, te__segment *s, int *count) {
     te__stash *stash;
     int i, k, n = 0;
     for (i = 0; i < s->num_nodes; i++)
         for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++)
             n += s->nodes[i]->outputs[k] && s->nodes[i]->outputs[k]->grad;
-    *bytes = (size_t)n * sizeof(te__stash);
-    stash = (te__stash *)te__alloc(te, *bytes);
+    stash = (te__stash *)te__alloc(te, (size_t)n * sizeof(te__stash));
     *count = 0;
     for (i = 0; stash && i < s->num_nodes; i++)
         for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++) {
@@ -587,7 +586,7 @@ static te__stash *te__stash_grads(te_ctx *te, te__segment *s, int *count, size_t
         }
     return stash;
 }
-static te_result te__stash_return(te_ctx *te, te__stash *stash, int count, size_t bytes) {
+static te_result te__stash_return(te_ctx *te, te__stash *stash, int count) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < count; i++) {
@@ -603,7 +602,7 @@ static te_result te__stash_return(te_ctx *te, te__stash *stash, int count, size_
             v->grad = stash[i].grad;
         te__var_release(te, v);
     }
-    te__free(te, stash, bytes);
+    te__free(te, stash);
     return result;
 }
 
@@ -649,13 +648,12 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
  * of its own, or drops these gradients after a failure. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
-    size_t stash_bytes = 0;
     te__rng_state before = te__rng_now(te);
     te_result result = TE_OK;
     bool entered;
     int i, stashed = 0, fresh = te->tape.num_fresh, deferred = te__deferred_length(te);
     if (s->plays > 0) {
-        stash = te__stash_grads(te, s, &stashed, &stash_bytes);
+        stash = te__stash_grads(te, s, &stashed);
         if (!stash) return TE_ERR_OUT_OF_MEMORY;
     }
     if (te->tape.plays == 0) te__tell_backward_begins(te, s, y, count);
@@ -670,7 +668,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
         te__device_leave(te, entered);
     }
     if (stash) {
-        te_result returned = te__stash_return(te, stash, stashed, stash_bytes);
+        te_result returned = te__stash_return(te, stash, stashed);
         if (result == TE_OK) result = returned;
     }
     te->tape.plays--;

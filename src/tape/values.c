@@ -91,7 +91,7 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
     if (!bytes) return te__checked(x, TE_ERR_OUT_OF_MEMORY);
     te__store_row(bytes, dtype, 0, te__numel(x), host);
     result = te_tensor_copy_from_host(x, bytes);
-    te__free(te, bytes, size);
+    te__free(te, bytes);
     return te__checked(x, result);
 }
 
@@ -141,7 +141,7 @@ TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host) {
                          host + i * cols);
     } else if (result == TE_OK)
         te__load_row(bytes, plain->dtype, 0, te__numel(plain), host);
-    te__free(te, bytes, size);
+    te__free(te, bytes);
     te__frame_end(te, NULL, 0);
     return result;
 }

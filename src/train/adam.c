@@ -52,9 +52,8 @@ static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, boo
     if (dtype == TE_DTYPE_NONE || dtype == TE_F32 || dtype == TE_F16 ||
         (moment && (dtype == TE_BF16 || dtype == TE_F8E4M3)))
         return true;
-    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %s; %s is possible", name, te_dtype_name(dtype),
-             moment ? "f32, f16, bf16 or e4m3" : "f32 or f16");
-    return false;
+    return te__not_ok(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %s; %s is possible", name, te_dtype_name(dtype),
+                      moment ? "f32, f16, bf16 or e4m3" : "f32 or f16");
 }
 static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
     const char *create = te__adam_class.create;

@@ -69,7 +69,7 @@ static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) 
 static void te__ckpt_close(te__ckpt *c) {
     te__hf_list_free(&c->items);
     te__hf_list_free(&c->values);
-    te__free(c->te, c->turn, (size_t)c->cap_turn * sizeof(te_tensor *));
+    te__free(c->te, c->turn);
 }
 
 static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m,
@@ -144,7 +144,7 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     }
     if (result == TE_OK) result = te_safetensors_write(te, path, c.items.items, c.items.n, all, n);
     for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) te__text_free(&lr[i]);
-    te__free(te, all, all_bytes);
+    te__free(te, all);
     te__ckpt_close(&c);
     return result;
 }
@@ -367,8 +367,8 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
     if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales that were there before
                                              * loading */
-    te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
-    te__free(te, p.value, ((size_t)p.have.values.n + 1) * sizeof(te_tensor *));
+    te__free(te, p.fresh);
+    te__free(te, p.value);
     te__ckpt_close(&p.have);
     te_safetensors_close(f);
     te__frame_end(te, NULL, 0);

@@ -33,31 +33,26 @@ static bool te__group_takes(const te_param_group *g, const te_tensor *param, con
 /* Checks that 0 <= value < below; NaN fails. */
 static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
     if (value >= 0.0f && value < below) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name,
-             (double)value, (double)below);
-    return false;
+    return te__not_ok(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible",
+                      create, name, (double)value, (double)below);
 }
 static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_param_group *g, int index) {
     char name[48];
-    if (!g->pattern == !g->params || (g->params && g->num_params < 1)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: groups[%d] has pattern %s%.100s%s and %s of %d; a pattern of paths, or a list of parameters, "
-                 "says which ones are of the group",
-                 cls->create, index, g->pattern ? "\"" : "", g->pattern ? g->pattern : "NULL", g->pattern ? "\"" : "",
-                 g->params ? "params" : "no params", g->num_params);
-        return false;
-    }
-    if (g->weight_decay != 0.0f && g->no_weight_decay) {
-        te__fail(te, TE_ERR_INVALID, "%s: groups[%d] has weight_decay %g and no_weight_decay; leave one of them out",
-                 cls->create, index, (double)g->weight_decay);
-        return false;
-    }
-    if (!cls->has_betas && (g->beta1 != 0.0f || g->beta2 != 0.0f || g->eps != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: groups[%d] has beta1 %g, beta2 %g, eps %g, which Adam alone reads; leave them 0", cls->create,
-                 index, (double)g->beta1, (double)g->beta2, (double)g->eps);
-        return false;
-    }
+    if (!g->pattern == !g->params || (g->params && g->num_params < 1))
+        return te__not_ok(
+            te, TE_ERR_INVALID,
+            "%s: groups[%d] has pattern %s%.100s%s and %s of %d; a pattern of paths, or a list of parameters, "
+            "says which ones are of the group",
+            cls->create, index, g->pattern ? "\"" : "", g->pattern ? g->pattern : "NULL", g->pattern ? "\"" : "",
+            g->params ? "params" : "no params", g->num_params);
+    if (g->weight_decay != 0.0f && g->no_weight_decay)
+        return te__not_ok(te, TE_ERR_INVALID,
+                          "%s: groups[%d] has weight_decay %g and no_weight_decay; leave one of them out", cls->create,
+                          index, (double)g->weight_decay);
+    if (!cls->has_betas && (g->beta1 != 0.0f || g->beta2 != 0.0f || g->eps != 0.0f))
+        return te__not_ok(te, TE_ERR_INVALID,
+                          "%s: groups[%d] has beta1 %g, beta2 %g, eps %g, which Adam alone reads; leave them 0",
+                          cls->create, index, (double)g->beta1, (double)g->beta2, (double)g->eps);
 #define TE__GROUP_IN_RANGE(field, below)                        \
     (snprintf(name, sizeof(name), "groups[%d]." #field, index), \
      te__opt_in_range(te, cls->create, name, g->field, below))
@@ -71,11 +66,9 @@ static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_pa
 static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
     te_ctx *te = opt->te;
     int i;
-    if (n < 0 || n > TE_MAX_PARAM_GROUPS || (n > 0 && !groups)) {
-        te__fail(te, TE_ERR_INVALID, "%s: groups is %s and num_groups %d; 0 to %d are possible", opt->cls->create,
-                 groups ? "given" : "NULL", n, (int)TE_MAX_PARAM_GROUPS);
-        return false;
-    }
+    if (n < 0 || n > TE_MAX_PARAM_GROUPS || (n > 0 && !groups))
+        return te__not_ok(te, TE_ERR_INVALID, "%s: groups is %s and num_groups %d; 0 to %d are possible",
+                          opt->cls->create, groups ? "given" : "NULL", n, (int)TE_MAX_PARAM_GROUPS);
     opt->groups = (te__opt_group *)te__alloc_zero(te, (size_t)(n + 1) * sizeof(te__opt_group));
     if (!opt->groups) return false;
     opt->num_groups = n + 1;
@@ -111,19 +104,17 @@ static bool te__groups_share(te_optimizer *opt, const te_param_group *groups) {
             for (i = 0; i <= opt->num_params; i++) {
                 if (i < opt->num_params && opt->params[i].param != from->params[k]) continue;
                 if (i < opt->num_params) break;
-                te__fail(
+                return te__not_ok(
                     opt->te, TE_ERR_INVALID,
                     "%s: groups[%d].params[%d] is %s; a parameter of the module that requires a gradient is needed",
                     opt->cls->create, g - 1, k, from->params[k] ? "none of its parameters" : "NULL");
-                return false;
             }
         if (took > 0) continue;
-        te__fail(
+        return te__not_ok(
             opt->te, TE_ERR_INVALID,
             "%s: groups[%d] (%s%.100s%s) has no parameter%s; a group takes those that no group before it has taken",
             opt->cls->create, g - 1, from->pattern ? "\"" : "", from->pattern ? from->pattern : "a list",
             from->pattern ? "\"" : "", named ? " of its own" : "");
-        return false;
     }
     return true;
 }

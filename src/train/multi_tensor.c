@@ -18,10 +18,8 @@ TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *t
     te_op_l2norm_args args = TE_ZERO;
     if (per_tensor) *per_tensor = NULL;
     if (!te) return NULL;
-    if (num_tensors < 0) {
-        te__fail(te, TE_ERR_INVALID, "te_multi_tensor_l2norm: num_tensors is %d", num_tensors);
-        return NULL;
-    }
+    if (num_tensors < 0)
+        return te__no_tensor(te, TE_ERR_INVALID, "te_multi_tensor_l2norm: num_tensors is %d", num_tensors);
     args.tensors = (const te_tensor *const *)tensors;
     args.num_tensors = num_tensors;
     args.inv_scale = inv_scale;
@@ -64,11 +62,9 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     if (!m) return NULL;
     l.te = te_module_ctx(m);
     if (l.te->error_code != TE_OK) return NULL;
-    if (!(max_norm > 0.0f)) {
-        te__fail(l.te, TE_ERR_INVALID, "te_clip_grad_norm: max_norm is %g; a number above 0 is needed",
-                 (double)max_norm);
-        return NULL;
-    }
+    if (!(max_norm > 0.0f))
+        return te__no_tensor(l.te, TE_ERR_INVALID, "te_clip_grad_norm: max_norm is %g; a number above 0 is needed",
+                             (double)max_norm);
     te__frame_begin(l.te);
     result = te_module_visit_tensors(m, te__grad_list_add, &l) ? TE_OK : te_error_code(l.te);
     norm.norm = te__empty_1d(l.te, TE_F32, 1);
@@ -84,6 +80,6 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     scale.scale = 1.0f;
     scale.scale_device = norm.clip;
     if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
-    te__free(l.te, l.grads, (size_t)l.cap * sizeof(te_tensor *));
+    te__free(l.te, l.grads);
     return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
 }

@@ -10,22 +10,19 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     te__opt_param *p;
     (void)m;
     if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
-    if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
-        te__fail(
+    if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x))
+        return te__not_ok(
             te, TE_ERR_INVALID,
             "%s: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed",
             opt->cls->create, path,
             x->quantized ? "quantized and has none"
             : x->buffer  ? "strided"
                          : "without memory");
-        return false;
-    }
-    if (x->quantized && opt->options.no_master_weights) {
-        te__fail(te, TE_ERR_INVALID,
-                 "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters",
-                 opt->cls->create, path);
-        return false;
-    }
+    if (x->quantized && opt->options.no_master_weights)
+        return te__not_ok(
+            te, TE_ERR_INVALID,
+            "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters",
+            opt->cls->create, path);
     if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__opt_param))) return false;
     p = &opt->params[opt->num_params++];
     memset(p, 0, sizeof(*p));
@@ -44,7 +41,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te__graphs_forget(te, opt, "its optimizer was destroyed");
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
-        te__free_string(te, p->path);
+        te__free(te, p->path);
         te_tensor_release(p->param);
         for (k = 0; k < TE__OPT_STATES; k++) te__opt_state_close(&p->state[k]);
     }
@@ -54,13 +51,13 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_tensor_release(opt->skips.found);
     te_tensor_release(opt->skips.skipped);
     te_tensor_release(opt->skips.betas);
-    te__free(te, opt->groups, (size_t)opt->num_groups * sizeof(te__opt_group));
-    te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
-    te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
-    te__free(te, opt->flags, (size_t)opt->num_params);
-    te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
-    te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
-    te__free(te, opt, sizeof(*opt));
+    te__free(te, opt->groups);
+    te__free(te, opt->list);
+    te__free(te, opt->order);
+    te__free(te, opt->flags);
+    te__free(te, (void *)opt->grads);
+    te__free(te, opt->params);
+    te__free(te, opt);
 }
 
 /* The parameter groups of a desc. `usual` has the numbers for parameters that are in none of these groups. */

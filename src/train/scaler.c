@@ -26,7 +26,7 @@ TE_API void te_grad_scaler_destroy(te_grad_scaler *s) {
     te_tensor_release(s->inv_scale);
     te_tensor_release(s->growth_tracker);
     te_tensor_release(s->any_inf);
-    te__free(s->te, s, sizeof(*s));
+    te__free(s->te, s);
 }
 TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc *desc) {
     te_grad_scaler_desc d = TE_ZERO;

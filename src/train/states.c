@@ -198,7 +198,7 @@ static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, te_tenso
     if (result == TE_OK && !split) result = te_tensor_copy_from_host(master, whole);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(upper, param);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
-    te__free(upper->te, whole, bytes);
+    te__free(upper->te, whole);
     return result;
 }
 

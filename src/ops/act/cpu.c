@@ -224,7 +224,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         float largest = 0.0f, *to = te__f32_data(amax);
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
-        te__free(te, j->amax, (size_t)j->units * sizeof(float));
+        te__free(te, j->amax);
         /* rounding keeps the order of numbers, so it is enough to round the maximum */
         if (j->bwd) te__act_round(te__act_amax_dtype(j->bwd), 1, &largest);
         if (largest > *to) *to = largest;

@@ -637,7 +637,7 @@ static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
     if (!w->memory) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, w->workers, 1, te__attn_worker, w);
     te__attn_gather_top(w);
-    te__free(te, w->memory, (size_t)(w->workers * w->bytes));
+    te__free(te, w->memory);
     return TE_OK;
 }
 
@@ -694,7 +694,7 @@ static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, const te_scor
         for (b = 0; b < a->batch; b++) sum += w.dsink[b * a->heads + i];
         a->x.dsink[i] = (float)sum;
     }
-    te__free(te, w.dsink, (size_t)sinks * sizeof(double));
+    te__free(te, w.dsink);
     return r;
 }
 

@@ -329,7 +329,7 @@ static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_o
     }
     if (r == TE_OK) r = te__attn_check_places(te, op, a, (const int32_t *const *)at);
     for (i = 0; i < TE__ATTN_PLACES; i++)
-        if (at[i]) te__free(te, at[i], te__max(4, te_tensor_bytes(places[i])));
+        if (at[i]) te__free(te, at[i]);
     return r;
 }
 

@@ -164,7 +164,7 @@ static te_result te__sparse_attn_cpu(te_ctx *te, te__sparse_work *w) {
     w->memory = (float *)te__alloc(te, bytes);
     if (!w->memory) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, w->workers, 1, te__sparse_queries, w);
-    te__free(te, w->memory, bytes);
+    te__free(te, w->memory);
     return TE_OK;
 }
 static te_result te__cpu_sparse_attn_fwd(te_ctx *te, const te_op_sparse_attn_fwd_args *args) {
@@ -203,6 +203,6 @@ static te_result te__cpu_sparse_attn_bwd(te_ctx *te, const te_op_sparse_attn_bwd
             }
         te__f32_data(args->dsinks)[h] = (float)sum;
     }
-    te__free(te, memory, bytes);
+    te__free(te, memory);
     return r;
 }

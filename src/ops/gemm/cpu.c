@@ -354,6 +354,6 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
                 1, te__gemm_tiles, &job);
         }
     }
-    te__free(te, job.a.packed, bytes);
+    te__free(te, job.a.packed);
     return te__cpu_gemm_bias_gradient(te, g);
 }

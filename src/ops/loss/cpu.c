@@ -171,7 +171,7 @@ static te_result te__cpu_mse_fwd(te_ctx *te, const te_op_mse_fwd_args *a) {
     te__parallel_for(te, blocks, 1, te__mse_blocks, &job);
     for (i = 0; i < blocks; i++) sum += job.sums[i];
     *te__f32_data(a->loss) = n ? (float)(sum / (double)n) : 0.0f;
-    te__free(te, job.sums, (size_t)blocks * sizeof(double));
+    te__free(te, job.sums);
     return TE_OK;
 }
 

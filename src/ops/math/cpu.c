@@ -104,7 +104,7 @@ static te_result te__cpu_copy(te_ctx *te, const te_op_copy_args *a) {
     te__copy_detour_make(&d, a, memory);
     te__copy_apart(te, &d.there);
     te__copy_apart(te, &d.back);
-    te__free(te, memory, bytes);
+    te__free(te, memory);
     return TE_OK;
 }
 
@@ -395,7 +395,7 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
     if (!j.start) return TE_ERR_OUT_OF_MEMORY;
     j.order = (int64_t *)te__alloc(te, order_bytes);
     if (!j.order) {
-        te__free(te, j.start, start_bytes);
+        te__free(te, j.start);
         return TE_ERR_OUT_OF_MEMORY;
     }
     /* This is a counting sort. The first pass counts the tokens of each id in start[id + 2]. After the counts are
@@ -411,7 +411,7 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         if (id >= 0 && id < vocab) j.order[j.start[id + 1]++] = i;
     }
     te__parallel_for(te, vocab, 64, te__embedding_bwd_rows, &j);
-    te__free(te, j.order, order_bytes);
-    te__free(te, j.start, start_bytes);
+    te__free(te, j.order);
+    te__free(te, j.start);
     return TE_OK;
 }

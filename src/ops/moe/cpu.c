@@ -74,7 +74,7 @@ static te_result te__cpu_moe_index_map(te_ctx *te, const te_op_moe_index_map_arg
         int64_t item = (int64_t)(uint32_t)order[i];
         map[item % topk * tokens + item / topk] = i < a->num_out_tokens ? (int32_t)i : -1;
     }
-    te__free(te, order, bytes);
+    te__free(te, order);
     return TE_OK;
 }
 
@@ -209,7 +209,7 @@ static te_result te__cpu_moe_permute(te_ctx *te, const te_op_moe_permute_args *a
     job.source = source;
     job.m = route.m;
     te__parallel_for(te, route.rows, 16, te__moe_permute_rows, &job);
-    te__free(te, source, bytes);
+    te__free(te, source);
     return TE_OK;
 }
 
@@ -318,7 +318,7 @@ static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute
     job.source = source = te__moe_invert(te, &job.route, &bytes);
     if (!source) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, job.route.rows, 16, te__moe_unpermute_bwd_rows, &job);
-    te__free(te, source, bytes);
+    te__free(te, source);
     return TE_OK;
 }
 

@@ -137,7 +137,7 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
     weights = te__norm_weights(te, a->gamma, a->beta, a->norm.zero_centered_gamma, n);
     if (weights && (a->amax || a->y_amax)) amax = (float *)te__alloc(te, (size_t)m * sizeof(float));
     if (!weights || ((a->amax || a->y_amax) && !amax)) {
-        te__free(te, weights, (size_t)(2 * n) * sizeof(float));
+        te__free(te, weights);
         return TE_ERR_OUT_OF_MEMORY;
     }
     job.a = a;
@@ -155,8 +155,8 @@ static te_result te__cpu_norm_fwd(te_ctx *te, const te_norm_fwd_args *a, bool la
             if (amax[row] > *out) *out = amax[row];
     }
     if (a->scale_inv) *te__f32_data(a->scale_inv) = 1.0f / job.scale;
-    te__free(te, amax, (size_t)m * sizeof(float));
-    te__free(te, weights, (size_t)(2 * n) * sizeof(float));
+    te__free(te, amax);
+    te__free(te, weights);
     return a->y_col ? te__norm_transpose(te, a) : TE_OK;
 }
 
@@ -262,7 +262,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
         te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)),
                          te__norm_bwd_columns, &job);
     te__parallel_for(te, job.m, te__max(1, 16384 / job.n), te__norm_bwd_rows, &job);
-    te__free(te, weights, (size_t)(2 * job.n) * sizeof(float));
+    te__free(te, weights);
     return TE_OK;
 }
 

@@ -23,7 +23,7 @@ static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor 
     return true;
 }
 static void te__pieces_free(te_ctx *te, te__pieces *p) {
-    te__free(te, p->first, (size_t)(p->num + 1) * sizeof(int64_t));
+    te__free(te, p->first);
 }
 /* Returns the index of the tensor to which a piece belongs. Sets *begin to the first element of the piece in that
  * tensor. */
@@ -193,9 +193,9 @@ static te_result te__adam_measure(te_ctx *te, te__adam_job *j) {
         te__parallel_for(te, j->pieces.first[j->a->num_tensors], 1, te__adam_pieces, j);
         te__adam_rescale(j);
     }
-    if (j->amax) te__free(te, j->amax, bytes);
+    if (j->amax) te__free(te, j->amax);
     else if (j->factors) {
-        te__free(te, j->factors, (size_t)j->a->num_tensors * sizeof(te__adam_factors));
+        te__free(te, j->factors);
         j->factors = NULL;
     }
     j->amax = NULL;
@@ -213,7 +213,7 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
     if (scales) result = te__adam_measure(te, &j);
     if (result == TE_OK) te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
-    te__free(te, j.factors, (size_t)a->num_tensors * sizeof(te__adam_factors));
+    te__free(te, j.factors);
     te__pieces_free(te, &j.pieces);
     return result;
 }
@@ -359,7 +359,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
         if (a->per_tensor) te__f32_data(a->per_tensor)[t] = (float)sqrt(sum);
         total += sum;
     }
-    te__free(te, j.square, (size_t)all * sizeof(double));
+    te__free(te, j.square);
     te__pieces_free(te, &j.pieces);
     norm = (float)sqrt(total);
     clip = a->max_norm / (norm + 1e-6f);
@@ -416,7 +416,7 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
     if (a->found_inf)
         for (piece = 0; piece < all; piece++)
             if (j.infinite[piece]) *te__f32_data(a->found_inf) = 1.0f;
-    te__free(te, j.infinite, (size_t)all);
+    te__free(te, j.infinite);
     te__pieces_free(te, &j.pieces);
     return TE_OK;
 }

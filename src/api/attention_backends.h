@@ -80,7 +80,7 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
  *   window          (left, 0): `left` is the number of keys that a query sees before its own; window.on false or `left`
  *                   -1 => all. For causal masks alone; see te_attn_module_desc.upstream_windows
  *   sink_weights    flex: f32 [H], one more logit in the denominator of each softmax of a head; differentiable
- *   is_causal       0 => by the mask, or else by the module's attn_mask_type */
+ *   is_causal       0 => as the module's attn_mask_type says */
 typedef struct te_attn_inputs {
     te_tensor *q, *k, *v;
     te_tensor *attention_mask;
@@ -95,8 +95,7 @@ typedef struct te_attn_inputs {
 
 /* The arguments in the form that the backend takes; te_preprocess_args_for_attn fills them. */
 typedef struct te_attn_args {
-    te_tensor *q, *k, *v;         /* te: the tensors as given; sdpa, flex, eager: views of the given tensors, [b, H, s,
-                                   * d] */
+    te_tensor *q, *k, *v;         /* te: the given tensors; sdpa, flex, eager: views of them, [b, H, s, d] */
     te_tensor *masked;            /* u8, 1 => masked: [b or 1, 1, s_q, s_kv], made for windows, padding and boolean
                                    * masks; for te the padding, [b, 1, 1, s]; NULL => no mask */
     te_tensor *added;             /* mask that is added to the scores; NULL => none */
@@ -133,10 +132,10 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* Returns flex's block mask for causal attention, b sequences and `heads` heads: u8 [1, 1, ceil(s_q / 128), ceil(s_kv /
  * 128)]. window_keys is the number of keys in the window, the query's own included; -1 means no window. The first call
- * with these five numbers makes the mask; the context keeps it for later calls. The context keeps at most 64 masks: a
- * new one then replaces the oldest. All masks are released when the last module of sdpa, flex and eager is destroyed;
- * until then the result is borrowed. NULL on failure. Making a mask copies from host memory, which a graph's capture
- * refuses: call this function once before the capture. */
+ * with these five numbers makes the mask; the context keeps it for later calls. The context keeps at most 64 masks. If
+ * there are 64, a new mask replaces the oldest. All masks are released when the last module of sdpa, flex and eager is
+ * destroyed; until then the result is borrowed. NULL on failure. Making a mask copies from host memory, which a graph's
+ * capture refuses: call this function once before the capture. */
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
                                      int64_t s_kv);
 /* Returns the number of masks that the context keeps for te_flex_block_mask. */

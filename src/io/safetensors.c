@@ -646,3 +646,31 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     }
     return te__st_write_with(te, path, items, num_items, NULL, 0, metadata, num_metadata);
 }
+
+/* ---- lists of tensors to write ---- */
+
+/* Tensors to write to a file. The list owns their names. */
+typedef struct te__st_list {
+    te_ctx *te;
+    te_safetensors_item *items;
+    int n, cap;
+} te__st_list;
+
+static bool te__st_list_put(te__st_list *l, const char *name, te_tensor *x) {
+    if (!te__grow(l->te, (void **)&l->items, &l->cap, l->n, sizeof(te_safetensors_item))) return false;
+    l->items[l->n].name = te__copy_string(l->te, name);
+    l->items[l->n].tensor = x;
+    return l->items[l->n].name && l->items[l->n++].tensor;
+}
+/* Adds a parameter to the list `user` under its path; a quantized parameter is decoded. This is a visitor for
+ * te_module_visit_tensors. */
+static bool te__st_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m;
+    return kind != TE_ENTRY_PARAMETER ||
+           te__st_list_put((te__st_list *)user, path, x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x);
+}
+static void te__st_list_free(te__st_list *l) {
+    int i;
+    for (i = 0; i < l->n; i++) te__free(l->te, (char *)l->items[i].name);
+    te__free(l->te, l->items);
+}

@@ -386,10 +386,12 @@ static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d)
     return te__close_part(m, outer);
 }
 #ifdef TE_NO_MOE
-static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) return te__no_module(
-    te, TE_ERR_UNSUPPORTED,
-    "te_causal_lm_create: num_local_experts is %d, and te.h was compiled with TE_NO_MOE; compile it without",
-    d->num_local_experts);
+static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) {
+    return te__no_module(
+        te, TE_ERR_UNSUPPORTED,
+        "te_causal_lm_create: num_local_experts is %d, and te.h was compiled with TE_NO_MOE; compile it without",
+        d->num_local_experts);
+}
 #else
 static te_module *te__decoder_experts_create(te_ctx *te, const te_causal_lm_desc *d) {
     te__moe_block block = TE_ZERO;

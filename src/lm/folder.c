@@ -561,7 +561,7 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
 /* ---- writing ---- */
 
 typedef struct te__hf_writer {
-    te__hf_list list;
+    te__st_list list;
     te_module *model;
     const te__lm_rule *names;
 } te__hf_writer;
@@ -588,7 +588,7 @@ static bool te__hf_list_group(void *user, te_module *m, const char *path, te_ten
     result = te__lm_put_out(&g, w->model, parts);
     te__frame_end(te, parts, n);
     for (i = 0; i < n && result == TE_OK; i++)
-        if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__hf_list_add(&w->list, m, name, parts[i], kind))
+        if (!te__lm_member(&g, TE__LM_FILE, i, name) || !te__st_list_add(&w->list, m, name, parts[i], kind))
             result = te_error_code(te);
     te__free(te, parts);
     return result == TE_OK;
@@ -635,7 +635,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
-    te__hf_list_free(&w.list);
+    te__st_list_free(&w.list);
     te__text_free(&path);
     te__text_free(&why);
     return result;

@@ -143,7 +143,7 @@ static void te__peft_put_config(te__text *t, const te__lora_list *l) {
 /* ---- adapter_model.safetensors ---- */
 
 /* Adds the adapter tensors of site `index` to `items`. */
-static te_result te__peft_list_site(const te__lora_list *l, int index, te__hf_list *items) {
+static te_result te__peft_list_site(const te__lora_list *l, int index, te__st_list *items) {
     static const char *const adapters[] = {"lora_A", "lora_B"};
     const te__lora_site *s = &l->list[index];
     te_module *m = te__lora_holder(s);
@@ -173,21 +173,21 @@ static te_result te__peft_list_site(const te__lora_list *l, int index, te__hf_li
             if (s->owner->cls == &te__embedding_class && i == 0 && weight->buffer)
                 weight = te_tensor_transpose(weight, 0, 1);
             if (weight && weight->buffer) weight = te_tensor_contiguous(weight);
-            if (!weight || !te__hf_list_add(items, m, te__peft_name(s, path, adapters[i], product, name), weight,
+            if (!weight || !te__st_list_add(items, m, te__peft_name(s, path, adapters[i], product, name), weight,
                                             TE_ENTRY_PARAMETER))
                 return te_error_code(l->te);
         }
     if (!x->dora) return TE_OK;
     if (!te_module_find(m, TE__MAGNITUDE))
         return te__fail(l->te, TE_ERR_STATE, "te_lora_save: \"%s\": its child \"" TE__MAGNITUDE "\" is gone", path);
-    return te__hf_list_add(items, m, te__peft_name(s, path, TE__MAGNITUDE, 0, name),
+    return te__st_list_add(items, m, te__peft_name(s, path, TE__MAGNITUDE, 0, name),
                            te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight"), TE_ENTRY_PARAMETER)
                ? TE_OK
                : te_error_code(l->te);
 }
 typedef struct te__peft_writer {
     const te_module *root;
-    te__hf_list *items;
+    te__st_list *items;
 } te__peft_writer;
 static bool te__peft_list_trained(void *user, te_module *m) {
     te__peft_writer *w = (te__peft_writer *)user;
@@ -202,17 +202,17 @@ static bool te__peft_list_trained(void *user, te_module *m) {
             te__path_below(w->root, m, name, sizeof(name)), m->parallel.size);
     for (i = 0; t && i < t->n; i++) {
         const te__entry *e = &m->entries[t->items[i].entry];
-        if (!te__hf_list_add(w->items, m, te__peft_parameter(w->root, m, e, name), e->tensor, TE_ENTRY_PARAMETER))
+        if (!te__st_list_add(w->items, m, te__peft_parameter(w->root, m, e, name), e->tensor, TE_ENTRY_PARAMETER))
             return false;
         /* with ensure_weight_tying peft saves the tied weight under both names, embedding and lm_head */
         if (te__is_tied_table(m) && te__peft_ties(w->root) &&
-            !te__hf_list_add(w->items, m, TE__PEFT_PREFIX "lm_head.weight", e->tensor, TE_ENTRY_PARAMETER))
+            !te__st_list_add(w->items, m, TE__PEFT_PREFIX "lm_head.weight", e->tensor, TE_ENTRY_PARAMETER))
             return false;
     }
     return true;
 }
 
-static te_result te__lora_write(te__lora_list *l, te__hf_list *items, const char *folder, te__text *config,
+static te_result te__lora_write(te__lora_list *l, te__st_list *items, const char *folder, te__text *config,
                                 te__text *path, te__text *why) {
     static const te_metadata format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
     te__peft_writer w;
@@ -236,7 +236,7 @@ static te_result te__lora_write(te__lora_list *l, te__hf_list *items, const char
 
 TE_API te_result te_lora_save(te_module *model, const char *folder) {
     te__lora_list l = TE_ZERO;
-    te__hf_list items = TE_ZERO;
+    te__st_list items = TE_ZERO;
     te__text config = TE_ZERO, path = TE_ZERO, why = TE_ZERO;
     te_result result;
     if (!model) return TE_ERR_STATE;
@@ -249,7 +249,7 @@ TE_API te_result te_lora_save(te_module *model, const char *folder) {
     result = te__lora_all(&l, model, "te_lora_save");
     if (result == TE_OK) result = te__lora_write(&l, &items, folder, &config, &path, &why);
     te__frame_end(model->te, NULL, 0);
-    te__hf_list_free(&items);
+    te__st_list_free(&items);
     te__lora_list_free(&l);
     te__text_free(&config);
     te__text_free(&path);

@@ -162,12 +162,12 @@ TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, 
 
 static te_result te__proj_collect(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
     te_tensor *view = te__proj_view(m, proj, bias, expert), *x = view ? te__copied(view, view->dtype) : NULL;
-    if (x && te__hf_list_add(user, m, name, x, TE_ENTRY_PARAMETER)) return TE_OK;
+    if (x && te__st_list_add(user, m, name, x, TE_ENTRY_PARAMETER)) return TE_OK;
     return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
 }
 TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *prefix) {
     te_module *experts = te__experts_of(m);
-    te__hf_list l = TE_ZERO;
+    te__st_list l = TE_ZERO;
     te_result result;
     if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_save_hf"))
         return m ? te_error_code(m->te) : TE_ERR_STATE;
@@ -176,6 +176,6 @@ TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *
     result = te__each_proj(experts, prefix, te__proj_collect, &l);
     if (result == TE_OK) result = te_safetensors_write(m->te, path, l.items, l.n, NULL, 0);
     te__frame_end(m->te, NULL, 0);
-    te__hf_list_free(&l);
+    te__st_list_free(&l);
     return result;
 }

@@ -20,15 +20,15 @@
 typedef struct te__ckpt {
     te_ctx *te;
     const te_safetensors *file; /* the file that is loaded; NULL: saving */
-    te__hf_list items;
-    te__hf_list values; /* loading: quantized weights that the file holds in high precision */
+    te__st_list items;
+    te__st_list values; /* loading: quantized weights that the file holds in high precision */
     te_tensor **turn; /* only for loading: quantized weights whose column-wise copy is not in the file, and is made from
                        * the row-wise copy */
     int num_turn, cap_turn;
 } te__ckpt;
 
 static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
-    return te__hf_list_put(&c->items, name, tensor);
+    return te__st_list_put(&c->items, name, tensor);
 }
 
 /* Lists the parts of a weight that is stored quantized. */
@@ -36,7 +36,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
     static const char *const copies[2] = {"row", "col"}, *const parts[3] = {"data", "scale", "amax"};
     char name[640];
     int i, k;
-    if (c->file && te_safetensors_find(c->file, path)) return te__hf_list_put(&c->values, path, x);
+    if (c->file && te_safetensors_find(c->file, path)) return te__st_list_put(&c->values, path, x);
     for (i = 0; i < 2; i++) {
         const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
         te_tensor *part[3];
@@ -67,8 +67,8 @@ static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) 
 }
 
 static void te__ckpt_close(te__ckpt *c) {
-    te__hf_list_free(&c->items);
-    te__hf_list_free(&c->values);
+    te__st_list_free(&c->items);
+    te__st_list_free(&c->values);
     te__free(c->te, c->turn);
 }
 

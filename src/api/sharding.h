@@ -106,8 +106,8 @@ typedef struct te_stage_backward_desc {
     int num_outputs;                 /* length of stage_outputs and output_grads; at least 1, except with
                                       * TE_BACKWARD_WEIGHT */
     bool last_backward;              /* this is the stage's last backward pass of the schedule */
-    bool reduce_grad_per_microbatch; /* true: a stage that te_fsdp_unit made a unit exchanges gradients in each
-                                      * microbatch; false: only in the last one */
+    bool reduce_grad_per_microbatch; /* for a stage to which te_fsdp_unit was applied. true: its ranks exchange
+                                      * gradients in each microbatch; false: only in the last one */
 } te_stage_backward_desc;
 /* Runs the backward pass, and decides whether gradients are exchanged. The first of these cases that applies decides:
  *

@@ -67,7 +67,7 @@ struct te_thread_hub {
     int arrived;      /* the number of ranks that have arrived at the current meeting */
     uint64_t meeting; /* the number of meetings so far; when it changes, a waiting rank knows that all ranks have
                        * arrived */
-    int forks;         /* the value of te__forks when the hub was created: a forked child has none of its threads */
+    int forks;         /* the value of te__forks when the hub was created; a child of fork() has a larger one */
     te_result verdict; /* the result of the last meeting */
     char text[TE__WHY_TEXT + 64];
 };

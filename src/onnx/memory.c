@@ -34,8 +34,8 @@ typedef struct te__onnx_write {
     int lengths;        /* if x is cu_seqlens: the item [b] with the lengths of the sequences; otherwise 0 */
     const char *by;     /* the operation that wrote x, for messages (static); NULL: x is a parameter, an input or a
                          * constant */
-    te_tensor *tensor;  /* the parameter or constant itself (not owned: the trace keeps it); NULL for other writes */
-    char *path;         /* the name of the parameter; NULL for other writes */
+    te_tensor *tensor;  /* the parameter or constant itself (not owned: the trace keeps it); NULL if x is neither */
+    char *path;         /* the name of the parameter; NULL if x is none */
 } te__onnx_write;
 
 static te__onnx_pair te__onnx_pair_of(const te_tensor *first, const te_tensor *second) {
@@ -307,8 +307,8 @@ static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, i
     return te__onnx_divide(at, step, &rest) && te__onnx_is(rest, 0);
 }
 
-/* Joins the write at index `last` and the writes beside it along one axis into one new write. Returns false if that is
- * not possible. */
+/* Joins writes to neighbouring parts of one tensor: the write at index `last`, and those whose parts touch its part
+ * along one axis. The result is one new write. Returns false if that is not possible. */
 static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
     enum { MOST = 1024 };
     const te__onnx_pair x = g->writes[last].x; /* a copy, because the list may be reallocated */
@@ -461,7 +461,7 @@ static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *
     int i = te__onnx_last(g, &x, g->num_writes);
     return i >= 0 && !g->writes[i].by && g->writes[i].tensor ? &g->writes[i] : NULL;
 }
-/* Copies the first n numbers of a small f32 tensor of the first run to `out`. They are the tensor's current values. */
+/* Copies the current values of the first n numbers of x, an f32 tensor, to `out`. */
 static te_result te__onnx_host(te__onnx *g, const te_tensor *x, float *out, int n) {
     if (te__numel(x) < n) return te__fail(g->te, TE_ERR_SHAPE, "te_onnx_export: a scale has no value");
     return te_tensor_to_f32((te_tensor *)x, out);

@@ -149,9 +149,9 @@ static void te__onnx_moe_index_map(te__onnx *g, const te_op_moe_index_map_args *
     m.destination = te__onnx_range(g, kept);
     te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
-/* Finds the map that belongs to a row_id_map. If `pad` is not NULL, the padding in front of each expert's rows is added
- * to the destination rows. `topk` is the number of experts per token that the caller expects. Returns false with the
- * error recorded if there is no such map. */
+/* Copies the nodes that stand for `map`, a row_id_map, to *m. If `pad` is not NULL, the padding in front of each
+ * expert's rows is added to the destination rows. `topk` is the number of experts per token that the caller expects.
+ * Returns false with the error recorded if no operation of the graph has written `map`. */
 static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad,
                             const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
     te__onnx_pair x = te__onnx_pair_of(map, map2);

@@ -309,7 +309,8 @@ static te_result te__cpu_column_sum(te_ctx *te, const te_op_column_sum_args *a) 
 
 /* ---- embedding ---- */
 
-/* Copies n elements from src[from] on to dst[to] on. If the formats differ, they are converted through f32. */
+/* Copies n elements: the first one read is src[from], and the first one written is dst[to]. If the formats differ, the
+ * elements are converted through f32. */
 static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *dst, int64_t to, int64_t n) {
     float v[TE__MATH_PIECE];
     int64_t at;

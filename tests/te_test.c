@@ -41,10 +41,16 @@
 #ifndef TEST_THREADS
 #define TEST_THREADS 0
 #endif
-enum { TEST_SANITIZED = TEST_ADDRESSES || TEST_THREADS };
+#ifdef _WIN32
+#define TEST_WINDOWS 1
+#else
+#define TEST_WINDOWS 0
+#endif
+/* The tests run again in builds that are about something else than arithmetic: these take a sample of some cases. */
+enum { TEST_SANITIZED = TEST_ADDRESSES || TEST_THREADS, TEST_SAMPLED = TEST_SANITIZED || TEST_WINDOWS || sizeof(void *) < 8 };
 
 int test_every(int n) { return TEST_THREADS ? n : 1; }
-int test_every_sanitized(int n) { return TEST_SANITIZED || sizeof(void *) < 8 ? 2 * n : 1; }
+int test_every_sanitized(int n) { return TEST_SAMPLED ? 2 * n : 1; }
 int test_every_of(int n, int some) { return TEST_THREADS ? n : test_every_sanitized(some); }
 
 enum { MAX_TESTS = 8192, MAX_ENDINGS = 4096, MAX_MESSAGES = 8, MAX_JOBS = 64, NAME_SIZE = 160 };

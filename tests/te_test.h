@@ -43,10 +43,10 @@ const char *test_no_gpu(void);
 
 /* n under the thread sanitizer, else 1: of many cases that run alike it takes every n-th. It is ten times as slow, and races are the same in all. */
 int test_every(int n);
-/* 2 n under both sanitizers and on 32-bit machines, else 1: for ranks, which wait for each other on few cores, for whole trainings, and for loops of very many cases. A loop within which another one
+/* 2 n under both sanitizers, on 32-bit machines and on Windows, else 1: for ranks, which wait for each other on few cores, for whole trainings, and for loops of very many cases. A loop within which another one
  * has an even length takes test_every_sanitized(n) | 1, which is odd and so goes through all of its values. */
 int test_every_sanitized(int n);
-/* n under the thread sanitizer, `some` under the address sanitizer and on 32-bit machines, else 1: for products of every size and layout, whose code is that of their neighbours. */
+/* n under the thread sanitizer, `some` under the address sanitizer, on 32-bit machines and on Windows, else 1: for products of every size and layout, whose code is that of their neighbours. */
 int test_every_of(int n, int some);
 
 /* For allocators of tests: memory of their own, from any thread. */

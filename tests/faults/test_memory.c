@@ -86,8 +86,8 @@ static int starved_at;
 /* Requests count from here, and not from the making of the context. */
 static void starve_from_here(void) { starved->fail_at = starved->calls + starved_at; }
 
-/* Runs `work` with request number n refused, in a context of its own, for every n until no request is left; in sanitized and 32-bit builds for every
- * sixteenth or 37th n. Returns how many requests there were. later: work says from where on (starve_from_here). */
+/* Runs `work` with request number n refused, in a context of its own, for every n until no request is left; builds that sample take every
+ * sixteenth or 37th n (te_test.h). Returns how many requests there were. later: work says from where on (starve_from_here). */
 typedef void (*work_fn)(te_ctx *te, void *arg);
 static int starve(work_fn work, void *arg, int threads, bool later) {
     enum { MOST = 20000 };

@@ -49,8 +49,10 @@
 /* The tests run again in builds that are about something else than arithmetic: these take a sample of some cases. */
 enum { TEST_SANITIZED = TEST_ADDRESSES || TEST_THREADS, TEST_SAMPLED = TEST_SANITIZED || TEST_WINDOWS || sizeof(void *) < 8 };
 
+bool test_samples(void) { return TEST_SAMPLED; }
 int test_every(int n) { return TEST_THREADS ? n : 1; }
 int test_every_sanitized(int n) { return TEST_SAMPLED ? 2 * n : 1; }
+int test_every_odd(int n) { return TEST_SAMPLED ? 2 * n + 1 : 1; }
 int test_every_of(int n, int some) { return TEST_THREADS ? n : test_every_sanitized(some); }
 
 enum { MAX_TESTS = 8192, MAX_ENDINGS = 4096, MAX_MESSAGES = 8, MAX_JOBS = 64, NAME_SIZE = 160 };

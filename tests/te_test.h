@@ -41,12 +41,17 @@ void test_on_end(void (*fn)(void *arg), void *arg);
 /* Why cuda:0 cannot be used here ("no GPU"), or NULL if it can. */
 const char *test_no_gpu(void);
 
-/* n under the thread sanitizer, else 1: of many cases that run alike it takes every n-th. It is ten times as slow, and races are the same in all. */
+/* Whether this build takes a sample of some cases: under both sanitizers, on 32-bit machines and on Windows, where the tests run again for something else than arithmetic. */
+bool test_samples(void);
+/* Strides of loops over many cases that run alike: every n-th case is taken. All of them are 1 in a build that takes every case.
+ *
+ *     test_every(n)               n under the thread sanitizer alone, which is ten times as slow; races are the same in all cases
+ *     test_every_sanitized(n)     2 n in builds that sample: for ranks, which wait for each other on few cores, for whole trainings, and for loops of very many cases
+ *     test_every_odd(n)           2 n + 1 in builds that sample: within the loop another one has an even length, and an odd stride goes through all of its values
+ *     test_every_of(n, some)      n under the thread sanitizer, 2 `some` in other builds that sample: for products of every size and layout, whose code is that of their neighbours */
 int test_every(int n);
-/* 2 n under both sanitizers, on 32-bit machines and on Windows, else 1: for ranks, which wait for each other on few cores, for whole trainings, and for loops of very many cases. A loop within which another one
- * has an even length takes test_every_sanitized(n) | 1, which is odd and so goes through all of its values. */
 int test_every_sanitized(int n);
-/* n under the thread sanitizer, `some` under the address sanitizer, on 32-bit machines and on Windows, else 1: for products of every size and layout, whose code is that of their neighbours. */
+int test_every_odd(int n);
 int test_every_of(int n, int some);
 
 /* For allocators of tests: memory of their own, from any thread. */

@@ -8,8 +8,8 @@
  * A new master gets the value of its parameter in the next step. */
 typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
-/* What an initialize_state function can do for parameters that are stored quantized. A function with all three
- * capabilities needs no patch (api/patches.h). */
+/* Abilities of an initialize_state function with parameters that are stored quantized. A function that has all three
+ * needs no patch (api/patches.h). */
 typedef enum te_state_capability {
     TE_STATE_DEQUANTIZES = 1, /* the function treats a quantized parameter as the tensor that te_dequantize makes of
                                * it */

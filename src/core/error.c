@@ -70,16 +70,9 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     va_end(args);
     return code;
 }
-/* The next three functions are te__fail for callers that return no te_result. They return what such callers return
- * after an error: NULL or false. */
+/* te__no_tensor and te__not_ok are te__fail for callers that return no te_result. They return the value that such
+ * callers return after an error: NULL or false. */
 TE_PRINTF(3, 4) static te_tensor *te__no_tensor(te_ctx *te, te_result code, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    te__vfail(te, code, format, args);
-    va_end(args);
-    return NULL;
-}
-TE_PRINTF(3, 4) static te_module *te__no_module(te_ctx *te, te_result code, const char *format, ...) {
     va_list args;
     va_start(args, format);
     te__vfail(te, code, format, args);

@@ -1,5 +1,6 @@
 /* io/safetensors.c: reads and writes safetensors files. Such a file has 8 bytes of header length, a JSON header, and
- * the data. This part may use files and tensors. It must not depend on modules.
+ * the data. This part also has the list of tensors that a file gets. It may use files and tensors. It must not depend
+ * on modules: te__st_list_add has the arguments of a visitor of modules, and ignores the module.
  *
  * No file is trusted. The header length is checked against the size of the file before the header is read. Every size
  * and offset is checked against the data before a tensor is created. The rules are those of the reference

@@ -7,7 +7,7 @@
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
-/* What a tensor of the files is used for. */
+/* The use that a model makes of a tensor in the files. */
 typedef enum te__hf_use {
     TE__HF_UNKNOWN,
     TE__HF_PARAMETER,

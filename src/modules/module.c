@@ -1,5 +1,14 @@
 /* modules/module.c: the module tree. This part may use tensors. It must not depend on what any class computes. */
 
+/* te__fail for callers that return a module: returns NULL. */
+TE_PRINTF(3, 4) static te_module *te__no_module(te_ctx *te, te_result code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    te__vfail(te, code, format, args);
+    va_end(args);
+    return NULL;
+}
+
 typedef struct te__entry {
     char *name;
     te_tensor *tensor;

@@ -80,7 +80,7 @@ typedef struct te__opt_group {
     float beta1, beta2, eps, weight_decay;
 } te__opt_group;
 
-/* What loss scaling keeps for an optimizer. */
+/* The values that loss scaling keeps for an optimizer. */
 typedef struct te__opt_skips {
     te_tensor *found, *skipped; /* f32 [1] each. found: 1 if the last step had an overflow, else 0. skipped: how many
                                  * earlier steps had one */

@@ -1212,7 +1212,7 @@ static te_result hungry_step(te_ctx *te, hungry *h) {
 /* Refuses every request of `work` in turn: each time it fails in words, leaves nothing behind and changes nothing; then it succeeds. */
 static void refuse_in_turn(te_ctx *te, purse *p, hungry_fn work, hungry *h, int least, const char *what) {
     enum { MOST = 3000 };
-    for (int n = 1; n <= MOST; n += test_every_sanitized(2) | 1) {
+    for (int n = 1; n <= MOST; n += test_every_odd(2)) {
         test_case("%s: request %d is refused", what, n);
         te_memory_trim(te);
         size_t before = te_memory_get_stats(te).allocated;
@@ -1341,7 +1341,7 @@ TE_TEST(no_memory_in_a_first_step) {
     mixed.slot[1] = kind_of(8);
     mixed.slot[2].kind = TE_QUANT_DELAYED;
     for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_CUSTOM; kind++)
-        for (int n = 1;; n += test_every_sanitized(2) | 1) {
+        for (int n = 1;; n += test_every_odd(2)) {
             test_case("recipe %s: request %d is refused", te_recipe_name((te_recipe_kind)kind), n);
             hungry h = {0};
             h.recipe = kind == TE_RECIPE_CUSTOM ? te_recipe_custom(answer, &mixed) : recipe_of(kind);

@@ -138,7 +138,7 @@ TE_TEST_DEVICES(groups_of_either_sizes_have_the_same_bytes) {
     for (int i = 0; i < n; i++)
         for (int f32 = 0; f32 < 2; f32++) {
             te_dtype dtype = f32 ? TE_F32 : TE_BF16;
-            if ((2 * i + f32) % (test_every_sanitized(4) | 1)) continue;
+            if ((2 * i + f32) % test_every_odd(4)) continue;
             te_scope_begin(te);
             te_module *host = sg_module(te, (te_grouped_linear_desc){.gemm.params_dtype = dtype}), *device = sg_module(te, (te_grouped_linear_desc){.gemm.params_dtype = dtype});
             for (int step = 0; step < COUNT(sg_splits); step++) {
@@ -209,7 +209,7 @@ TE_TEST_DEVICES(groups_under_options_have_the_same_bytes) {
     for (int i = 0; i < n; i++)
         for (int option = 0; option < 3; option++) {
             const int64_t *splits = sg_splits[option];
-            if ((i + option) % (test_every_sanitized(1) | 1)) continue;
+            if ((i + option) % test_every_odd(1)) continue;
             if (option == 2 && r[i].recipe.kind == TE_RECIPE_DELAYED) continue; /* refused: quantized again, the input would be another */
             te_scope_begin(te);
             test_case("%s, option %d", r[i].name, option);
@@ -243,7 +243,7 @@ TE_TEST_DEVICES(groups_in_a_graph_have_the_same_bytes) {
     static const int64_t splits[4][SG_GROUPS] = {{37, 0, 5, 90, 33}, {0, 60, 64, 1, 40}, {165, 0, 0, 0, 0}, {16, 16, 80, 33, 20}}; /* 165 rows each */
     sg_recipe r[12];
     int n = sg_recipes(r, false);
-    const int steps = test_every_sanitized(1) > 1 ? 3 : 4;
+    const int steps = test_samples() ? 3 : 4;
     for (int i = 0; i < n; i++) {
         const int64_t rows = sg_rows(splits[0]) + SG_SPARE;
         sg_result result[2][4];

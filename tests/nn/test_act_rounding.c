@@ -144,7 +144,7 @@ TE_TEST_DEVICES(amaxes_of_activations_in_modules) {
                 te_recipe r = recipe ? te_recipe_nvfp4() : te_recipe_current_scaling();
                 notes all;
                 if (recipe) r.nvfp4.rht = recipe == 1 ? TE_OFF : TE_DEFAULT, r.nvfp4.stochastic_rounding = TE_OFF;
-                if ((recipe == 2 && k >= 4) || turn++ % (test_every_sanitized(3) | 1)) continue;
+                if ((recipe == 2 && k >= 4) || turn++ % test_every_odd(3)) continue;
                 test_case("%s%s, activation %d, %s%s, %s, blocks of %d", te_recipe_name(r.kind), recipe == 2 ? " transformed" : "", (int)acts[i], w == MLP ? "LayerNormMLP" : "Sequential",
                           bias ? " with a bias" : "", te_dtype_name(dtype), (int)block);
                 te_scope_begin(te);
@@ -182,7 +182,7 @@ TE_TEST_DEVICES(bias_gradients_of_activations) {
     for (int recipe = 0; recipe < COUNT(recipes); recipe++)
         for (int i = 0; i < COUNT(plain); i++)
             for (int w = 0; w < WAYS; w++) {
-                if (turn++ % (test_every_sanitized(2) | 1)) continue;
+                if (turn++ % test_every_odd(2)) continue;
                 te_recipe r = recipes[recipe]();
                 const bool exact = r.kind != TE_RECIPE_CURRENT && !te_activation_is_gated(plain[i]) && (w == MLP || plain[i] == TE_GELU || plain[i] == TE_RELU);
                 int64_t n, wide = te_activation_is_gated(plain[i]) ? 2 * FFN : FFN;

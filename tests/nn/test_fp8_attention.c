@@ -232,7 +232,7 @@ TE_TEST_DEVICES(fp8_attention_points) {
     te_recipe (*const recipes[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_mxfp8};
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F16};
     for (int n = 0; n < 11; n++) { /* the last two: packed, which MXFP8 does not take */
-        if (test_every_sanitized(1) > 1 && n != 0 && n != 5 && n != 7 && n != 10) continue; /* those have each recipe, format and layout */
+        if (test_samples() && n != 0 && n != 5 && n != 7 && n != 10) continue; /* those have each recipe, format and layout */
         problem p = problem_of(recipes[n < 9 ? n / 3 : n - 9](), dtypes[n % 3], n >= 9 ? TE_THD : n % 2 ? TE_BSHD : TE_SBHD);
         te_module *m = new_core(te, &p, false);
         for (int step = 0; step < MOST_STEPS; step++) {
@@ -384,7 +384,7 @@ static te_recipe factory_recipe(factory *f, const te_recipe *like) {
 /* A custom recipe whose factory answers as another recipe has that one's bytes: of the core, with and without a second run; of MultiheadAttention, whose projection gets codes where that one's does. */
 TE_TEST_DEVICES(fp8_attention_of_a_factory) {
     te_recipe (*const recipes[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_mxfp8};
-    for (int n = 0; n < 12; n += test_every_sanitized(2) | 1) {
+    for (int n = 0; n < 12; n += test_every_odd(2)) {
         problem p = problem_of(recipes[n % 3](), n % 2 ? TE_BF16 : TE_F32, n < 6 || n % 3 == 2 ? TE_SBHD : TE_THD), own = p;
         factory f = {p.recipe.kind, -1, {0}};
         own.recipe = factory_recipe(&f, &p.recipe);
@@ -413,7 +413,7 @@ TE_TEST_DEVICES(fp8_attention_of_a_factory) {
             te_rng_set(te, 5, 0);
             te_module *m = te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = WIDE, .attention.num_attention_heads = H});
             test_case("%s, %d", te_recipe_name(like.kind), custom);
-            for (int step = n && test_every_sanitized(1) > 1 ? 1 : 0; step < 2; step++) { /* with a sanitizer two steps only where scales are delayed */
+            for (int step = n && test_samples() ? 1 : 0; step < 2; step++) { /* with a sanitizer two steps only where scales are delayed */
                 te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(SEQ, B, WIDE), test_normal(SEQ * B * WIDE, 3)), true);
                 te_module_zero_grad(m);
                 te_autocast_begin(te, &cast);

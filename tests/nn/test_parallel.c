@@ -234,7 +234,7 @@ static void steps(rank_state *s) {
         compare_all(s, &at_first, whole, own, false); /* the shards are slices, to the bit */
     }
     te_optimizer *opt[2] = {te_fused_adam_create(te, whole, &adam), te_fused_adam_create(te, own, &adam)};
-    const int last = test_every_sanitized(1) > 1 ? 2 : STEPS_OF; /* the second step has the first one's scales, and its parameters */
+    const int last = test_samples() ? 2 : STEPS_OF; /* the second step has the first one's scales, and its parameters */
     for (int step = 0; step < last && te_ok(te) && !s->wrong; step++) {
         te_scope_begin(te);
         te_seed(te, 100 + (uint64_t)step);
@@ -345,7 +345,7 @@ TE_TEST(parallel_products) {
                 c.dtype = TE_BF16;
                 c.exact = true; /* the parts of a bf16 sum are rounded, but what is not a sum of parts is the same */
                 run(c, size);
-                for (int i = k % (test_every_sanitized(1) | 1); i < COUNT(recipes); i += test_every_sanitized(1) | 1) {
+                for (int i = k % test_every_odd(1); i < COUNT(recipes); i += test_every_odd(1)) {
                     c.recipe = recipes[i]();
                     /* 64 columns are no square of 128, and the norm's output has one amax a rank */
                     c.exact = !(c.recipe.kind == TE_RECIPE_BLOCK && size == 4);

@@ -49,10 +49,10 @@ static void same_training(te_ctx *te, int number, bool graph, bool delay) {
     }
 }
 TE_TEST_DEVICES(checkpoints_change_no_bit) {
-    for (int i = 0; i < COUNT(setups) && te_ok(te); i += test_every_sanitized(1) | 1) same_training(te, i, false, false);
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i += test_every_odd(1)) same_training(te, i, false, false);
 }
 TE_TEST_DEVICES(checkpoints_change_no_bit_of_a_graph) {
-    for (int i = test_every_sanitized(1) > 1 ? 1 : 0; i < COUNT(setups) && te_ok(te); i += test_every_sanitized(1) | 1) same_training(te, i, true, true);
+    for (int i = test_samples() ? 1 : 0; i < COUNT(setups) && te_ok(te); i += test_every_odd(1)) same_training(te, i, true, true);
 }
 
 /* ---- functions ---- */
@@ -342,7 +342,7 @@ TE_TEST_DEVICES(checkpoints_hold_their_modules) {
 /* Twelve layers: a step keeps one layer's activations at a time, and the layers' inputs. */
 TE_TEST_DEVICES(checkpoints_save_memory) {
     enum { LAYERS = 12, HIDDEN = 64 };
-    const int64_t rows = test_every_sanitized(1) > 1 ? 16 : 128;
+    const int64_t rows = test_samples() ? 16 : 128;
     te_transformer_layer_desc d = {0};
     te_module *layers[LAYERS];
     size_t peak[2];
@@ -370,7 +370,7 @@ TE_TEST_DEVICES(checkpoints_save_memory) {
 /* ---- delayed weight gradients ---- */
 
 TE_TEST_DEVICES(delayed_weight_gradients_change_no_bit) {
-    for (int i = test_every_sanitized(1) > 1 ? 2 : 0; i < COUNT(setups) && te_ok(te); i += test_every_sanitized(1) | 1) {
+    for (int i = test_samples() ? 2 : 0; i < COUNT(setups) && te_ok(te); i += test_every_odd(1)) {
         float losses[2][STEPS];
         uint64_t state[2][STEPS];
         for (int run = 0; run < 2; run++) {

@@ -310,7 +310,7 @@ static void check_shapes(te_ctx *te, te_dtype dtype) {
     for (int i = 0; i < COUNT(lengths); i++)
         for (int mask = TE_MASK_NONE; mask <= TE_MASK_CAUSAL_BOTTOM_RIGHT; mask++, k++) {
             attn_case c = {0};
-            if (k % (test_every_sanitized(3) | 1)) continue;
+            if (k % test_every_odd(3)) continue;
             c.b = 1 + k % 2;
             c.heads = heads[k % 3][0];
             c.groups = heads[k % 3][1];
@@ -332,7 +332,7 @@ TE_TEST_DEVICES(attn_head_sizes) {
                                        {257, 257}, {512, 512}, {576, 512}, {1024, 1024}, {8, 700}, {1000, 3}}; /* in chunks */
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++) {
-            if ((f * COUNT(sizes) + i) % (test_every_sanitized(5) | 1)) continue;
+            if ((f * COUNT(sizes) + i) % test_every_odd(5)) continue;
             attn_case c = {0};
             c.d = sizes[i][0];
             c.d_v = sizes[i][1];
@@ -367,7 +367,7 @@ TE_TEST_DEVICES(attn_above_128) {
         {.d = 160, .d_v = 104, .s_q = 128, .mask = TE_MASK_CAUSAL, .pad = 16, .b = 2},
         {.d = 256, .s_q = 90, .s_kv = 100, .spread = 30, .mask = TE_MASK_NONE},
         {.d = 256, .s_q = 64, .heads = 6, .groups = 2, .mask = TE_MASK_CAUSAL, .b = 3, .format = TE_BSHD}};
-    const int every = test_every_sanitized(6) | 1;
+    const int every = test_every_odd(6);
     for (int i = 0; i < COUNT(cases); i++)
         for (int f = 0; f < 2; f++) {
             attn_case c = cases[i];
@@ -466,7 +466,7 @@ TE_TEST_DEVICES(attn_large_scores) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int k = 0; k < 3; k++) {
             attn_case c = {0};
-            if ((f + k) % (test_every_sanitized(1) | 1)) continue;
+            if ((f + k) % test_every_odd(1)) continue;
             c.s_q = 90;
             c.s_kv = 100;
             c.d = 64;
@@ -518,7 +518,7 @@ TE_TEST_DEVICES(attn_same_bits) {
         c.b = 2;
         c.heads = 6;
         c.groups = 2;
-        c.s_q = c.s_kv = test_every_sanitized(1) > 1 ? 70 : 200;
+        c.s_q = c.s_kv = test_samples() ? 70 : 200;
         c.d = 64;
         c.dtype = formats[f];
         c.p = f == 2 ? 0.1f : 0;

@@ -30,7 +30,7 @@ static void nth_options(int n, int option[OPTIONS]) {
 }
 enum { CASES = 420, SHARES = 6 };
 static void check_share(te_ctx *te, int share) {
-    for (int n = share; n < CASES; n += SHARES * (test_every_sanitized(5) | 1)) {
+    for (int n = share; n < CASES; n += SHARES * test_every_odd(5)) {
         int option[OPTIONS];
         nth_options(n, option);
         xcase c = make_case(option);
@@ -64,7 +64,7 @@ TE_TEST(attn_extras_has_all_pairs) {
 /* FP8 attention: S and dP are rounded to codes: with every other option, and by scales under which numbers saturate and become 0. */
 TE_TEST_DEVICES(attn_extras_fp8) {
     static const float scales[3] = {448, 16, 4000};
-    for (int n = 0; n < CASES; n += 5 * (test_every_sanitized(5) | 1)) {
+    for (int n = 0; n < CASES; n += 5 * test_every_odd(5)) {
         int option[OPTIONS];
         nth_options(n, option);
         xcase c = make_case(option);
@@ -79,7 +79,7 @@ TE_TEST_DEVICES(attn_extras_fp8) {
 /* Heads that kernels go through in chunks of 256 channels, with every other option; with FP8 attention, whose first pass over the keys leaves a sum for the others; and from a cache and its pages. */
 TE_TEST_DEVICES(attn_extras_wide) {
     static const int64_t wide[][2] = {{300, 300}, {512, 257}, {40, 600}, {1024, 1024}, {516, 16}};
-    for (int n = 0; n < CASES; n += 7 * (test_every_sanitized(6) | 1)) {
+    for (int n = 0; n < CASES; n += 7 * test_every_odd(6)) {
         int option[OPTIONS];
         nth_options(n, option);
         option[SIZES] %= 2;
@@ -165,7 +165,7 @@ TE_TEST_DEVICES(attn_extras_caches) {
     for (int dtype = 0; dtype < 3; dtype++)
         for (int layout = LAYOUT_SBHD; layout <= LAYOUT_THD_PADDED; layout++)
             for (int k = 0; k < COUNT(pages); k++) {
-                if (n++ % (test_every_sanitized(6) | 1)) continue;
+                if (n++ % test_every_odd(6)) continue;
                 xcase c = small_case(k % 2 ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_PADDING, layout, k == 3 ? BIAS_ALIBI : BIAS_NONE,
                                      TE_SOFTMAX_VANILLA, dtype, k < 2 ? 2 : 4);
                 c.kv_format = TE_BSHD;

@@ -143,7 +143,7 @@ TE_TEST_DEVICES(block_shapes) {
     for (int s = 0; s < COUNT(shapes); s++)
         for (int d = 0; d < 3; d++)
             for (int v = 0; v < 8; v++) {
-                if (turn++ % (test_every_sanitized(3) | 1)) continue;
+                if (turn++ % test_every_odd(3)) continue;
                 block_case c = {floats[d], formats[v & 1], shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], (v >> 1 & 1) != 0, (v >> 2) != 0,
                                 (v ^ s ^ d) % 2 == 0, 0};
                 check_quantize(te, &c, values_of(SPECIALS, c.x_dtype, c.m, c.n));
@@ -156,7 +156,7 @@ TE_TEST_DEVICES(block_kinds_of_values) {
         for (int d = 0; d < 3; d++)
             for (int v = 0; v < 8; v++) {
                 block_case c = {floats[d], formats[v & 1], 131, 264, 272, 144, (v >> 1 & 1) != 0, (v >> 2) != 0, false, 0};
-                if (kind == SPECIALS || (v & 1) != kind % 2 || turn++ % (test_every_sanitized(2) | 1)) continue;
+                if (kind == SPECIALS || (v & 1) != kind % 2 || turn++ % test_every_odd(2)) continue;
                 check_quantize(te, &c, values_of(kind, c.x_dtype, c.m, c.n));
             }
 }
@@ -282,9 +282,9 @@ TE_TEST_DEVICES(block_dequantize_shapes) {
         for (int d = 0; d < 3; d++)
             for (int v = 0; v < 8; v++) {
                 block_case c = {TE_F32, formats[v & 1], shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], (v >> 1 & 1) != 0, false, false, 0};
-                if ((24 * s + 8 * d + v) % (test_every_sanitized(2) | 1) == 0) check_dequantize(te, &c, floats[d], v >> 2);
+                if ((24 * s + 8 * d + v) % test_every_odd(2) == 0) check_dequantize(te, &c, floats[d], v >> 2);
             }
-    block_case large = {TE_F32, TE_F8E4M3, test_every_sanitized(1) > 1 ? 200 : 1000, 1536, 1536, 1008, false, false, false, 0};
+    block_case large = {TE_F32, TE_F8E4M3, test_samples() ? 200 : 1000, 1536, 1536, 1008, false, false, false, 0};
     check_dequantize(te, &large, TE_BF16, false);
     check_dequantize(te, &large, TE_BF16, true);
 }

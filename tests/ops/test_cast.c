@@ -111,7 +111,7 @@ TE_TEST_DEVICES(quantize_shapes) {
 }
 
 TE_TEST_DEVICES(quantize_large) {
-    quantize_case c = {TE_BF16, TE_F8E4M3, test_every_sanitized(1) > 1 ? 200 : 1000, 1536, 1536, 1008, 20.5f, false};
+    quantize_case c = {TE_BF16, TE_F8E4M3, test_samples() ? 200 : 1000, 1536, 1536, 1008, 20.5f, false};
     check_quantize(te, &c, test_normal(c.m * c.n, 1), 0);
     c.q_dtype = TE_F8E5M2, c.x_dtype = TE_F32;
     check_quantize(te, &c, test_normal(c.m * c.n, 2), 0);
@@ -261,7 +261,7 @@ TE_TEST_DEVICES(quantize_current_of_known_amax) {
                 int64_t m = shapes[s][0], n = shapes[s][1];
                 te_op_fp8_quantize_args a = {0}, b;
                 te_op_amax_args amax = {0};
-                if (((2 * s + f) * 3 + copies) % (test_every_sanitized(3) | 1)) continue;
+                if (((2 * s + f) * 3 + copies) % test_every_odd(3)) continue;
                 te_tensor *found = te_tensor_zeros(te, TE_F32, SHAPE(2));
                 test_case("[%d, %d] %s copies %d", (int)m, (int)n, te_dtype_name(formats[f]), copies);
                 a.x = amax.x = test_input(te, s % 2 ? TE_BF16 : TE_F32, m, n, test_normal(m * n, (uint64_t)s + 3), s % 3 == 0);
@@ -295,7 +295,7 @@ TE_TEST_DEVICES(quantize_with_bias_gradient) {
     static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {128, 64}, {1000, 264}, {0, 7}, {7, 0}, {16, 4096}};
     for (int s = 0; s < COUNT(shapes); s++)
         for (int mode = 0; mode < 6; mode++) { /* scale given, made here, made of a known amax; one copy, or two */
-            if ((6 * s + mode) % (test_every_sanitized(2) | 1)) continue;
+            if ((6 * s + mode) % test_every_odd(2)) continue;
             int64_t m = shapes[s][0], n = shapes[s][1], ld = (n + 15) / 16 * 16, ldc = (m + 15) / 16 * 16;
             te_dtype dtype = floats[(s + mode) % 3];
             te_op_fp8_quantize_args a = {0}, b;

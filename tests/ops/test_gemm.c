@@ -274,7 +274,7 @@ TE_TEST_DEVICES(gemm_formats) {
                 c.accumulate = turn % 5 == 1;
                 c.split_accumulator = turn % 2;
                 c.scaled = turn % 3 == 0;
-                if (turn++ % (test_every_sanitized(3) | 1) == 0) run_case(te, &c);
+                if (turn++ % test_every_odd(3) == 0) run_case(te, &c);
             }
 }
 
@@ -352,7 +352,7 @@ TE_TEST_DEVICES(gemm_few) {
  * all products, and takes every eleventh, or with a sanitizer every 31st. */
 TE_TEST_DEVICES(gemm_few_down) {
     static const int64_t many[] = {64, 65, 91, 200, 333}, lengths[] = {1, 2, 15, 16, 17, 63, 64, 129, 257, 500, 1030, 2056, 4100};
-    int turn = 0, every = te_ctx_is_cuda(te) ? 1 : test_every_sanitized(1) > 1 ? 31 : 11;
+    int turn = 0, every = te_ctx_is_cuda(te) ? 1 : test_samples() ? 31 : 11;
     for (int few = 1; few <= 8; few++)
         for (int i = 0; i < COUNT(many); i++)
             for (int k = 0; k < COUNT(lengths); k++, turn++) {
@@ -414,7 +414,7 @@ TE_TEST_DEVICES(gemm_many_tiles) {
 /* Rows of D that start or end within 16 bytes, where TMA cannot store them, with every part of the epilogue. */
 TE_TEST_DEVICES(gemm_unaligned_rows) {
     static const int64_t shapes[][4] = {{512, 641, 96, 0}, {1024, 65, 64, 0}, {1000, 323, 72, 1}, {510, 127, 128, 3}, {504, 200, 80, 2}, {257, 260, 64, 0}, {2048, 1301, 40, 0}, {300, 75, 200, 5}};
-    const int turns = te_ctx_is_cuda(te) ? 5 * COUNT(shapes) : test_every_sanitized(1) > 1 ? 5 : COUNT(shapes); /* five have each format once */
+    const int turns = te_ctx_is_cuda(te) ? 5 * COUNT(shapes) : test_samples() ? 5 : COUNT(shapes); /* five have each format once */
     for (int turn = 0; turn < turns; turn++) {
         gemm_case c = {0};
         int s = turn % COUNT(shapes), f = 1 + turn % 5;
@@ -511,7 +511,7 @@ TE_TEST_DEVICES(gemm_d_anywhere) {
     for (int i = 0; i < COUNT(sizes); i++)
         for (int shift = 1; shift < 9; shift += 3)
             for (int f = 0; f < 3; f++) {
-                if (turn++ % (test_every_sanitized(3) | 1)) continue;
+                if (turn++ % test_every_odd(3)) continue;
                 const int64_t m = sizes[i][0], n = sizes[i][1], k = 96, ld = n + shift + i % 3;
                 te_dtype dtype = f == 0 ? TE_BF16 : f == 1 ? TE_F16 : TE_F32;
                 te_tensor *whole = test_guarded_with(te, dtype, SHAPE(m, ld), test_normal(m * ld, 3)), *plain = test_guarded_with(te, dtype, SHAPE(m, up(n, 64)), test_normal(m * up(n, 64), 5));
@@ -557,7 +557,7 @@ TE_TEST_DEVICES(gemm_d_beside) {
         for (int e = TE_EPILOGUE_NONE; e <= TE_EPILOGUE_DGELU; e++)
             for (int d = 0; d < COUNT(outputs); d++, turn++) {
                 gemm_case c = {0};
-                if (turn % (test_every_sanitized(5) | 1)) continue;
+                if (turn % test_every_odd(5)) continue;
                 c.m = turn & 1 ? 70 : 140, c.n = widths[w], c.k = c.n + (turn % 5 ? 128 : 2496), c.pad = up(c.n, 32) - c.n;
                 c.a = c.b = turn & 1 ? TE_BF16 : TE_F8E4M3;
                 c.d = outputs[d];
@@ -645,7 +645,7 @@ TE_TEST_DEVICES(gemm_scalings) {
     for (int s = 0; s < COUNT(shapes); s++)
         for (int f = 0; f < COUNT(scalings); f++)
             for (int layout = 0; layout < (scalings[f][0] == TE_SCALING_MXFP8 ? 4 : 1); layout++, turn++) {
-                if (turn % (test_every_sanitized(2) | 1)) continue;
+                if (turn % test_every_odd(2)) continue;
                 gemm_case c = scaled_case(shapes[s][0], shapes[s][1], shapes[s][2], f, turn);
                 c.pad = shapes[s][3];
                 c.a_transposed = layout & 1, c.b_transposed = !(layout & 2);
@@ -664,13 +664,13 @@ TE_TEST_DEVICES(gemm_scaled_few) {
             for (int i = 0; i < COUNT(many); i++)
                 for (int k = 0; k < COUNT(lengths); k++, turn++) {
                     gemm_case c = (turn / 8 + turn) & 1 ? scaled_case(few, many[i], lengths[k], f, turn) : scaled_case(many[i], few, lengths[k], f, turn);
-                    if (turn % (test_every_sanitized(8) | 1)) continue;
+                    if (turn % test_every_odd(8)) continue;
                     c.a_transposed = false, c.b_transposed = true;
                     c.pad = turn % 5 == 2 ? 6 : turn % 5 == 4 ? 32 : 0;
                     c.swizzled = c.scaling_a >= TE_SCALING_MXFP8 && turn / 3 & 1;
                     run_case(te, &c);
                 }
-    for (turn = 0; turn < 12; turn += test_every_sanitized(2) | 1) { /* an MN-major long operand, which of the codes MXFP8's alone may have */
+    for (turn = 0; turn < 12; turn += test_every_odd(2)) { /* an MN-major long operand, which of the codes MXFP8's alone may have */
         int64_t k = lengths[turn % COUNT(lengths)], few = 1 + turn % 8;
         gemm_case c = turn & 1 ? scaled_case(few, 150, k, 3, turn) : scaled_case(150, few, k, 3, turn);
         c.a_transposed = !(turn & 1), c.b_transposed = false;
@@ -684,7 +684,7 @@ TE_TEST_DEVICES(gemm_scaled_epilogues) {
     for (int f = 0; f < COUNT(scalings); f++)
         for (int e = TE_EPILOGUE_NONE; e <= TE_EPILOGUE_DGELU; e++)
             for (int k = 96; k <= 256; k += 160, turn++) {
-                if (turn % (test_every_sanitized(3) | 1)) continue;
+                if (turn % test_every_odd(3)) continue;
                 gemm_case c = scaled_case(70, turn & 1 ? 83 : 136, k, f, turn);
                 c.pad = turn & 1 ? 0 : 8;
                 c.bias = turn & 2 ? outputs[turn % 3] : TE_DTYPE_NONE;

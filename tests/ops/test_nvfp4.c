@@ -298,7 +298,7 @@ TE_TEST_DEVICES(nvfp4_quantize_shapes) {
         for (int r = 0; r < COUNT(runs); r++)
             for (int d = 0; d < 3; d++) {
                 if ((s == 4 || s == 6) && d != r % 3) continue; /* the larger ones in one format each */
-                if (turn++ % (test_every_sanitized(2) | 1)) continue;
+                if (turn++ % test_every_odd(2)) continue;
                 const int64_t *z = shapes[s];
                 check_quantize(te, &runs[r], floats[d], z[0], z[1], z[2], z[3], test_normal(z[0] * z[1] + 1, (uint64_t)(s + r)));
             }
@@ -512,7 +512,7 @@ TE_TEST_DEVICES(nvfp4_amax_values) {
                     options o = {.rht = r % 2 != 0, .no_sign = r == 3, .per_row = r / 2 % 2 != 0, .misaligned = r == 5};
                     bool keep = r >= 6, with_row = r != 1, with_col = r != 2;
                     int64_t m = shapes[s][0], n = shapes[s][1];
-                    if ((m * n > 2000 && (kind + r) % 3 != d) || (8 * kind + r) % (test_every_sanitized(2) | 1)) continue;
+                    if ((m * n > 2000 && (kind + r) % 3 != d) || (8 * kind + r) % test_every_odd(2)) continue;
                     test_case("%s [%d, %d] kind %d keep %d%s", te_dtype_name(floats[d]), (int)m, (int)n, kind, keep, text(&o));
                     float *values = odd_values(m * n + 1, kind), *rows = test_floats(m), *cols = test_floats(n);
                     const float *x = test_rounded(floats[d], values, m * n), *t = turned(x, m, n, &o);
@@ -818,10 +818,10 @@ TE_TEST(nvfp4_errors) {
 /* One call that measures gives what te_op_nvfp4_amax and a cast that reads give: small enough for one launch on a GPU, and larger. */
 TE_TEST_DEVICES(nvfp4_measure_is_amax_and_cast) {
     static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {256, 384}, {1000, 1536}, {4096, 640}};
-    for (int i = 0; i < COUNT(shapes) - (test_every_sanitized(1) > 1); i++) /* the last one is many blocks of a GPU */
+    for (int i = 0; i < COUNT(shapes) - (test_samples()); i++) /* the last one is many blocks of a GPU */
         for (int kind = 0; kind < 4; kind++) { /* plain; transformed; tiles; rows' own amaxes */
             int64_t m = shapes[i][0], n = shapes[i][1], rows = kind == 3 ? m : 1;
-            if ((4 * i + kind) % (test_every_sanitized(2) | 1)) continue;
+            if ((4 * i + kind) % test_every_odd(2)) continue;
             int64_t up_m = (m + 127) / 128 * 128, up_n = (n + 127) / 128 * 128, groups_m = ((m + 15) / 16 + 3) / 4 * 4, groups_n = ((n + 15) / 16 + 3) / 4 * 4;
             test_case("%dx%d kind %d", (int)m, (int)n, kind);
             te_scope_begin(te);

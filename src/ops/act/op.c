@@ -1,7 +1,7 @@
 /* ops/act/op.c: the checks and defaults of the activation operations. This part uses tensors. It must not depend on
  * which backend runs. */
 
-/* What the host's code needs to know about an activation. The formulas are in cpu.c and act.cuh. */
+/* The entry of one activation in the host's table. The formulas are in cpu.c and act.cuh. */
 typedef struct te__activation_row {
     te__act_form form;
     te__act_f f;

@@ -254,8 +254,8 @@ template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
 // runs. With a block mask the whole warp looks for tiles, and its first lane issues the loads.
 TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
-// Returns the index of a sequence's first query in lse2 and delta, for one head. It is work_at + head * work_head of
-// te__attn_seq, computed from the fields of a tile.
+// Returns the index in lse2 and delta of the first query of a sequence, for one head. te__attn_seq has this index as
+// work_at + head * work_head; here it is computed without a te__attn_seq.
 TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {
     if (a.x.packed_q)
         return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);

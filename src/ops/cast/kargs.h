@@ -95,8 +95,8 @@ typedef struct te__fp8_dequantize_kargs {
     int vector; /* whether rows of q start at multiples of 8 bytes and rows of y at multiples of 16 bytes */
 } te__fp8_dequantize_kargs;
 
-/* The arguments of the kernel transpose_nibbles. A block transposes two tiles that lie side by side. Each has 256 rows
- * and 64 columns. */
+/* The arguments of the kernel transpose_nibbles. A block transposes two adjacent tiles, of 256 rows and 64
+ * columns each. The second tile has the columns that follow those of the first. */
 typedef struct te__transpose_nibbles_kargs {
     const void *src; /* [m, lds] */
     void *dst;       /* [n, ldd] */

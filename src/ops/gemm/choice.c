@@ -6,8 +6,8 @@
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     int option;  /* the option that selects the tile: TILE of gemm_mma; WAVES (or TE__GEMM_PINGPONG) of gemm_hopper */
-    int cluster; /* number of blocks that share an operand. If bm > bn they share A, and their tiles lie side by side.
-                  * Otherwise they share B, and their tiles lie one above the other */
+    int cluster; /* number of blocks that share an operand. If bm > bn they share A, and their tiles have the same
+                  * rows. Otherwise they share B, and their tiles have the same columns */
     double speed[6]; /* share of the tensor cores' best utilisation, for each kind of product in the kernel's table; 0:
                       * the tile is not used for that kind */
 } te__gemm_tile_kind;

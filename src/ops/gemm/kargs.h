@@ -91,7 +91,7 @@ enum {
  * epilogue, block scales and barriers. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
-/* What gemm_groups finds out about one group: where it lies and which tiles it has. */
+/* One group of a product by groups, as the kernel gemm_groups finds it: the rows of the group and its tiles. */
 typedef struct te__gemm_group_row {
     int begin, end;                    /* rows, or values of k */
     unsigned tiles_begin, tiles_end;   /* the group has the tiles tiles_begin .. tiles_end - 1, counted through all

@@ -139,8 +139,8 @@ TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) {
 
 /* ---- drawing ---- */
 
-/* The record that a graph keeps of a named random state. Each launch begins at the current offset of the state, and then
- * advances it. */
+/* The record that a graph keeps of a named random state. Each launch begins at the current offset of the state, and
+ * then advances it. */
 typedef struct te__tracker_part {
     uint64_t begin, used;
     int word;

@@ -511,8 +511,6 @@ struct te_ctx {
     uint64_t writes;   /* the number of writes to all buffers so far, used as a clock */
     uint64_t seed, rng_offset; /* the random state in use */
     te__rng_state rng; /* the named states, and the number of the one in use */
-    bool exporting;  /* onnx/export.c is recording calls for a file. The file must also work for inputs of other
-                      * sizes */
     bool empty_is_unallocated; /* a tensor without elements counts as one without memory
                                 * (te_set_empty_is_unallocated) */
     bool in_step, step_failed; /* in_step: a training step is going on (from an outermost te_autocast_begin to a

@@ -5,6 +5,8 @@
 typedef struct te__functions_state {
     te_tensor *place; /* the next output of the same format and size is written to this tensor; NULL: every output gets
                        * new memory */
+    bool any_rows;    /* onnx/export.c records the calls for a file, which must also work for other numbers of rows: no
+                       * output may be a part of a larger one */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {

@@ -17,7 +17,7 @@ static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     te_module *gate = s->gate ? te_module_find(m, s->gate) : NULL;
     const te_tensor *weight;
     if (!gate || gate->cls != &te__linear_class || s->activation == TE_CLAMPED_SWIGLU) return NULL;
-    weight = x && x->buffer && !x->te->exporting ? te_module_parameter(gate, "weight") : NULL;
+    weight = x && x->buffer && !te__functions_of(x->te)->any_rows ? te_module_parameter(gate, "weight") : NULL;
     return weight && weight->ndim == 2 ? te__halves_empty(x->te, x->dtype, te__rows(x), weight->shape[0]) : NULL;
 }
 static te_result te__gated_mlp_forward(te_module *m, te_forward_args *args) {

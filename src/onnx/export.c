@@ -662,11 +662,11 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
     r->keep = keep;
     r->begin = te->writes;
     te_set_trace(te, te__onnx_note, r);
-    te->exporting = true;
+    te__functions_of(te)->any_rows = true;
     te_no_grad_begin(te);
     y = te_forward_with(m, &in->call.args);
     te_no_grad_end(te);
-    te->exporting = false;
+    te__functions_of(te)->any_rows = false;
     te_set_trace(te, NULL, NULL);
     te__onnx_look_for_foreign(r);
     return y                            ? te_error_code(te)

@@ -1,5 +1,5 @@
 /* api/attention_backends.h: the attention that Automodel's option `backend.attn` selects
- * (nemo_automodel.components.attention), and the masks that the context keeps for it.
+ * (nemo_automodel.components.attention), and the masks that the context keeps for the backends.
  *
  * te_initialize_attn_module makes a module, which is called with tensors as models lay them out: [b, s, H, d], or
  * packed [T, H, d]. A call runs three functions, which can also be called one by one. te_preprocess_args_for_attn turns
@@ -7,18 +7,18 @@
  * te_postprocess_output_for_attn turns the layout back. te_attn_forward runs all three, and so does te_forward_with,
  * which reads input, key, value and te_attn_call.
  *
- *     te     the module is a DotProductAttention. It reads the model's layout, turns padding into lengths, and takes
- *            packed sequences and softmax_offset
+ *     te     the module is a DotProductAttention, which reads the model's layout. It supports packed sequences and
+ *            softmax_offset
  *     sdpa   te_attention over [b, H, s, d]; windows and padding are first turned into a mask with one element per
  *            score
  *     flex   te_attention with a block mask, which the context keeps from call to call; takes sinks
  *     eager  a product, a softmax, a product. It needs memory for b H s_q s_kv scores in f32, and as much again for a
  *            mask that is added
  *
- * All four give the same results and gradients, to rounding, except for one case: all keys of a query are masked by
- * adding the smallest number of f32 or bf16. Then eager, and every backend on the CPU, treats all keys alike. te, sdpa
- * and flex on CUDA give 0: their scores are in units of log2, where this number is below f32's range, and the query
- * sees no key. tilelang, cudnn and magi are kernels of other projects: te_initialize_attn_module refuses them. */
+ * All four give the same results and gradients, to rounding. There is one exception: a query all of whose keys are
+ * masked by adding the smallest number of f32 or bf16. For such a query, eager (and every backend on the CPU) treats
+ * all keys alike; te, sdpa and flex give 0 on CUDA.
+ * tilelang, cudnn and magi are kernels of other projects: te_initialize_attn_module refuses them. */
 
 /* ---- modules ---- */
 
@@ -44,8 +44,8 @@ typedef struct te_attn_module_desc {
      * backend. true => as in Automodel, where the backends differ: in sdpa, flex and eager the query's own key is one
      * of the `left` keys (in flex, 0 means no window); in te a query sees `left` keys and its own key. */
     bool upstream_windows;
-    bool upstream_sink_scale;           /* read by flex with sinks. true => softmax_scale is ignored, and the scale is 1
-                                         * / sqrt(num_qk_channels), as in Automodel; false => softmax_scale is used */
+    bool upstream_sink_scale;           /* read by flex if a call has sinks: true => softmax_scale is ignored, as in
+                                         * Automodel, and the scale is num_qk_channels^-0.5 */
 } te_attn_module_desc;
 
 /* Makes a module of attention: for the backend te a DotProductAttention, for the other backends a module without
@@ -69,16 +69,16 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
  *   attention_mask  of two dimensions [b, s_kv]: u8, 1 for a token, 0 for padding; te needs the padding behind the
  *                   tokens of each sequence.
  *                   Of four dimensions [b or 1, H or 1, s_q or 1, s_kv] (1 for H in eager): u8, 1 where a query sees a
- *                   key; or f32, f16, bf16, which is added to the scores (eager gives it no gradient). It is the whole
- *                   mask: no causal mask is added to it
+ *                   key; or f32, f16, bf16, which is added to the scores (in eager this mask gets no gradient). No
+ *                   causal mask is used in addition to a mask of four dimensions
  *   cu_seqlens      te, packed: i32 [b + 1], the starts of the sequences, for queries and keys alike. Or give both
  *                   cu_seqlens_q and cu_seqlens_kv
- *   cu_seqlens_padded, cu_seqlens_q_padded, cu_seqlens_kv_padded   te, packed: where the sequences of cu_seqlens,
- *                   cu_seqlens_q, cu_seqlens_kv lie in memory
+ *   cu_seqlens_padded, cu_seqlens_q_padded, cu_seqlens_kv_padded   te, packed: i32 [b + 1], the rows at which the
+ *                   sequences of cu_seqlens, cu_seqlens_q, cu_seqlens_kv begin in memory
  *   max_seqlen      te, packed: the longest sequence, for queries and keys alike. Or give max_seqlen_q and
  *                   max_seqlen_kv. 0 => the number of all tokens
  *   window          (left, 0): `left` is the number of keys that a query sees before its own; window.on false or `left`
- *                   -1 => all. For causal masks alone; see te_attn_module_desc.upstream_windows
+ *                   -1 => all of them. For causal masks alone; see te_attn_module_desc.upstream_windows
  *   sink_weights    flex: f32 [H], one more logit in the denominator of each softmax of a head; differentiable
  *   is_causal       0 => as the module's attn_mask_type says */
 typedef struct te_attn_inputs {
@@ -96,8 +96,8 @@ typedef struct te_attn_inputs {
 /* The arguments in the form that the backend takes; te_preprocess_args_for_attn fills them. */
 typedef struct te_attn_args {
     te_tensor *q, *k, *v;         /* te: the given tensors; sdpa, flex, eager: views of them, [b, H, s, d] */
-    te_tensor *masked;            /* u8, 1 => masked: [b or 1, 1, s_q, s_kv], made for windows, padding and boolean
-                                   * masks; for te the padding, [b, 1, 1, s]; NULL => no mask */
+    te_tensor *masked;            /* u8, 1 => the query does not see the key: [b or 1, 1, s_q, s_kv], or in te for
+                                   * padding [b, 1, 1, s]; NULL => no such mask */
     te_tensor *added;             /* mask that is added to the scores; NULL => none */
     bool is_causal;               /* query i sees keys 0 .. i; false if `masked` or `added` already says which keys a
                                    * query sees */
@@ -108,8 +108,8 @@ typedef struct te_attn_args {
     te_tensor *sink_weights;      /* flex: as given */
 } te_attn_args;
 
-/* Fills *out with the arguments in the form that the module's backend takes. Their tensors belong to the innermost
- * scope.
+/* Fills *out with the arguments in the form that the module's backend takes. The tensors in *out belong to the
+ * innermost scope.
  *
  * te looks for attention_mask, then for cu_seqlens, then for cu_seqlens_q with cu_seqlens_kv, and uses the first that
  * is given; without any it uses the module's own mask.
@@ -130,12 +130,12 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* ---- masks that the context keeps ---- */
 
-/* Returns flex's block mask for causal attention, b sequences and `heads` heads: u8 [1, 1, ceil(s_q / 128), ceil(s_kv /
- * 128)]. window_keys is the number of keys in the window, the query's own included; -1 means no window. The first call
- * with these five numbers makes the mask; the context keeps it for later calls. The context keeps at most 64 masks. If
- * there are 64, a new mask replaces the oldest. All masks are released when the last module of sdpa, flex and eager is
- * destroyed; until then the result is borrowed. NULL on failure. Making a mask copies from host memory, which a graph's
- * capture refuses: call this function once before the capture. */
+/* Returns flex's block mask for causal attention: u8 [1, 1, ceil(s_q / 128), ceil(s_kv / 128)], the same for all b
+ * sequences and all heads. window_keys is the number of keys in the window, the query's own included; -1 means no
+ * window. The first call with these five numbers makes the mask; the context keeps it for later calls. The context
+ * keeps at most 64 masks. If there are 64, a new mask replaces the oldest. All masks are released when the last module
+ * of sdpa, flex and eager is destroyed; until then the result is borrowed. NULL on failure. Making a mask copies from
+ * host memory, which a graph's capture refuses: call this function once before the capture. */
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
                                      int64_t s_kv);
 /* Returns the number of masks that the context keeps for te_flex_block_mask. */

@@ -9,8 +9,9 @@ typedef struct te_block_mask_desc {
                              * for all */
     int64_t s_q, s_kv;      /* queries, keys */
     te_attn_mask mask;      /* TE_MASK_NONE, TE_MASK_CAUSAL or TE_MASK_CAUSAL_BOTTOM_RIGHT; 0 => causal */
-    te_window window;       /* as in te_op_attn_fwd. The window lies around key j = i of query i, or with
-                             * TE_MASK_CAUSAL_BOTTOM_RIGHT around the last key that the mask allows query i */
+    te_window window;       /* as in te_op_attn_fwd. The window of query i lies around key i. With
+                             * TE_MASK_CAUSAL_BOTTOM_RIGHT it lies around key i + s_kv - s_q, the last one that the mask
+                             * allows */
     te_mask_mod_fn mask_fn; /* called on the host for each query and key that `mask` and `window` allow; NULL => no
                              * further restriction */
     void *user;             /* handed to mask_fn */
@@ -37,15 +38,16 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
 
 /* Options of te_sparse_window_indices: a window, and compressed keys (DeepSeek-V4). */
 typedef struct te_sparse_window_desc {
-    int64_t batch, seq_len;   /* number of sequences, and of queries in each sequence; query q's own key is row q */
+    int64_t batch, seq_len;   /* number of sequences, and of queries in each sequence; query q's own key is row q of
+                               * kv */
     int64_t window;           /* number of keys before the query's own */
     int64_t num_compressed;   /* number of compressed keys; 0 => none */
     int64_t ratio;            /* number of keys that one compressed key stands for. Query q sees the first (q + 1) /
                                * ratio compressed keys */
-    int64_t first_compressed; /* row of the first compressed key; 0 => seq_len */
+    int64_t first_compressed; /* row of kv with the first compressed key; 0 => seq_len */
 } te_sparse_window_desc;
 /* Makes lists for te_sparse_attention: i32 [batch, seq_len, min(window + 1, seq_len) + num_compressed]. The list of
- * query q names rows max(0, q - window) .. q, ascending, then the compressed keys; unused entries are -1. The lists are
- * computed on the host: make them once for all layers. The tensor belongs to the innermost scope. NULL on failure;
- * TE_ERR_INVALID for negative numbers. */
+ * query q has the rows max(0, q - window) .. q of kv, ascending, then the rows of the compressed keys; unused entries
+ * are -1. The lists are computed on the host: make them once for all layers. The tensor belongs to the innermost scope.
+ * NULL on failure; TE_ERR_INVALID for negative numbers. */
 TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_desc *desc);

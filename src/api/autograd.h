@@ -38,12 +38,12 @@ TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
  *
  * Errors: TE_ERR_STATE if a parameter or activation that a backward function reads was written since the forward pass.
  * te_tensor_touch counts as a write. A weight that the forward pass read as a quantized copy may change, since the
- * backward pass reads that copy. After an error, gradients that did not exist before the call are dropped. To gradients
- * that existed before, the call may have added a part.
+ * backward pass reads that copy. After an error, gradients that did not exist before the call are dropped. Gradients
+ * that existed before may have received a part of the sum.
  *
- * A backward function may call te_backward too: for functions that it has recorded itself after te_enable_grad_begin,
- * or for a part of the outer tape that the outer te_backward does not need any more (TE_ERR_STATE otherwise). A leaf
- * that both calls reach gets the sum of both gradients. */
+ * A backward function may itself call te_backward: for functions that it has recorded after te_enable_grad_begin, or
+ * for a part of the tape that the outer te_backward does not need any more (TE_ERR_STATE otherwise). A leaf that both
+ * calls reach gets the sum of both gradients. */
 TE_API te_result te_backward(te_tensor *loss);
 /* Like te_backward, but starts from a tensor y of any size, whose gradient is `grad`. `grad` has the shape of y and is
  * retained during the call. */
@@ -71,8 +71,8 @@ typedef te_result (*te_checkpoint_fn)(te_ctx *te, void *user, te_tensor *const *
 typedef struct te_checkpoint_desc {
     te_checkpoint_fn fn;      /* runs now, and again in te_backward */
     void *user;               /* handed to fn */
-    size_t user_size;         /* number of bytes of `user` that are copied for the second run; 0 => nothing is copied,
-                               * and `user` is borrowed until te_backward or the end of the scope */
+    size_t user_size;         /* number of bytes of `user` that are copied for the run in te_backward; 0 => nothing is
+                               * copied, and `user` is borrowed until te_backward or the end of the scope */
     te_tensor *const *inputs; /* [num_inputs], retained until te_backward; each input that requires a gradient receives
                                * it */
     int num_inputs;           /* 0 to TE_MAX_CHECKPOINT_INPUTS */
@@ -88,9 +88,9 @@ typedef struct te_checkpoint_desc {
 /* Runs fn with activation checkpointing. fn first runs with nothing recorded on the tape, so that its activations are
  * freed at once. When te_backward reaches this call, it runs fn again from the inputs, records it, and runs the
  * backward functions of the record. Losses and gradients have the same bits as without checkpointing: the second run
- * sees the random states (named ones too), autocast regions and scales of delayed recipes that the first run saw, and
- * it does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn simply runs. For
- * modules there is te_module_set_checkpoint.
+ * sees the random states (those of te_rng_tracker_add too), autocast regions and scales of delayed recipes that the
+ * first run saw, and it does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn
+ * simply runs. For modules there is te_module_set_checkpoint.
  *
  * TE_ERR_STATE for an input that is NULL.
  * TE_ERR_STATE if fn leaves a scope or a region of te_no_grad, te_enable_grad or autocast open, or ends one that it has
@@ -141,8 +141,8 @@ typedef struct te_cpu_offload_desc {
  * only while the driver allocates pinned memory. This memory is kept for later calls until te_memory_trim. On the CPU
  * backend the copies are made as well.
  *
- * desc is copied; NULL means the defaults. Regions may be nested. Inside a region of te_saved_tensors_begin, this
- * region replaces its hooks. te_memory_get_stats counts the bytes.
+ * desc is copied; NULL means the defaults. Regions may be nested. If the region lies inside a region of
+ * te_saved_tensors_begin, the hooks of that outer region are not called. te_memory_get_stats counts the bytes.
  * TE_ERR_INVALID for a value outside its range.
  * TE_ERR_STATE in a graph's capture.
  * TE_ERR_OUT_OF_MEMORY, from the call that saves a tensor, if pinned memory runs out.

@@ -9,7 +9,7 @@ typedef struct te_backend_capabilities {
     bool have_te;      /* TransformerEngine, which is te.h itself */
     bool have_deep_ep; /* DeepEP, an all-to-all of tokens; te.h has its own */
     bool have_gmm;     /* grouped GEMMs; te.h has its own */
-    bool have_uccl_ep; /* UCCL-EP, an all-to-all of tokens; in te.h it is the same as that of have_deep_ep */
+    bool have_uccl_ep; /* UCCL-EP, an all-to-all of tokens; te.h has its own, the same as for DeepEP */
     bool cuda;         /* the context runs on a GPU */
 } te_backend_capabilities;
 /* Returns the capabilities that te_backend_set_capabilities has set. Without such a call, all have_ fields are true,
@@ -46,8 +46,8 @@ TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_conf
 TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config);
 /* Closes the region of te_fp8_maybe_autocast_begin. The same as te_autocast_end. */
 TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te);
-/* Reads "current", "block" or "mxfp8" into *config. Any other name gives TE_ERR_INVALID, and the message has the
- * nearest name. If unknown_is_current is true, any other name means current scaling, as in Automodel. */
+/* Reads "current", "block" or "mxfp8" into *config. Any other name means current scaling if unknown_is_current is true,
+ * as in Automodel. If it is false, any other name gives TE_ERR_INVALID with the nearest name in the message. */
 TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_is_current, te_fp8_config *config);
 
 /* ---- the config ---- */
@@ -85,14 +85,12 @@ typedef struct te_backend_config {
     te_linear_backend linear;         /* 0 => te with CUDA, else torch */
     te_rms_norm_backend rms_norm;     /* 0 => torch_fp32 */
     te_rope_backend rope;             /* 0 => torch */
-    te_switch rope_fusion;            /* read by models that make tables of angles: on => by te_rope_freqs, off => by
-                                       * te_rope_cos_sin; 0 => off. Unless keep_rope_fusion is set,
-                                       * te_backend_config_validate sets it to off, with a warning if it was on, as
-                                       * Automodel does */
-    bool keep_rope_fusion;            /* true => rope_fusion keeps its value, and if it is 0, it means on with CUDA.
-                                       * Automodel turns rope_fusion off so that log-probabilities agree with those of
-                                       * transformers and vLLM, whose tables are rounded to the model's format. te.h's
-                                       * own modules rotate by f32 cosines and sines in both cases */
+    te_switch rope_fusion;            /* for models that make a rotary table: on => with te_rope_freqs, off => with
+                                       * te_rope_cos_sin; 0 => off. As in Automodel, te_backend_config_validate turns it
+                                       * off, with a warning if it was on (see keep_rope_fusion) */
+    bool keep_rope_fusion;            /* true => te_backend_config_validate does not turn rope_fusion off, and 0 in
+                                       * rope_fusion means on with CUDA. (Automodel turns it off to get the
+                                       * log-probabilities of transformers and vLLM, whose tables are rounded) */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
     int dispatcher_num_sms;           /* number of multiprocessors that communicate; 0 => 20 */
@@ -106,7 +104,8 @@ typedef struct te_backend_config {
     bool fake_balanced_gate;          /* tokens go to the experts in turn, and the router's weights are ignored */
     double fake_gate_noise;           /* read with fake_balanced_gate: fraction of randomness in the choice of experts;
                                        * its range is not checked */
-    bool no_hf_state_dict_adapter; /* true => files have the model's own names; false => the names of transformers */
+    bool no_hf_state_dict_adapter; /* true => tensors in files have the model's own names; false => the names of
+                                    * transformers */
     bool enable_fsdp_optimizations;   /* true => ranks exchange gradients of shards after the last microbatch alone;
                                        * false => after each microbatch */
     bool has_te_fp8;                  /* true => te_fp8 is used; false => no FP8 */
@@ -262,10 +261,10 @@ TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_con
 TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_rope_config *rope);
 /* Fills *rotary for the rotation of Automodel's models with experts; rope_type is ignored. If `factor` is above 1,
  * frequencies are YaRN's, with beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 =>
- * 4096). YaRN interpolates the frequencies of the pairs of channels whose numbers are between two bounds, low and high,
- * which may be fractions here. attention_factor is then 0.1 ln(factor) + 1. Otherwise frequencies stay unchanged.
- * TE_ERR_INVALID unless dim = floor(head_dim * partial_rotary_factor) is even and, with YaRN, 0 < low < high < dim / 2
- * - 1. Source: gpt_oss RotaryEmbedding. */
+ * 4096). YaRN interpolates the frequencies of the pairs of channels whose numbers are between two bounds, low and high;
+ * here the bounds may be fractions. With YaRN, attention_factor is 0.1 ln(factor) + 1. Without it, frequencies stay
+ * unchanged. TE_ERR_INVALID unless dim = floor(head_dim * partial_rotary_factor) is even and, with YaRN, 0 < low < high
+ * < dim / 2 - 1. Source: gpt_oss RotaryEmbedding. */
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                            te_rotary_desc *rotary);
 /* Fills *rotary as transformers does for the rope_type: default, linear, dynamic, llama3, yarn or longrope. For
@@ -274,20 +273,19 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                              te_rotary_desc *rotary);
 
-/* Makes a table of cosines and sines for a model that rotates by itself. (te_apply_rotary_pos_emb and modules need no
- * table.) The table is f32 [n, dim]. Row i belongs to position positions[i] and has the cosines of all pairs, then the
- * sines, all times the attention factor. `positions` is borrowed for the call; NULL means 0 .. n - 1.
+/* Makes a table of cosines and sines, for models that do not rotate by te_apply_rotary_pos_emb. The table is f32 [n,
+ * dim]. Row i belongs to position positions[i] and has the cosines of all pairs, then the sines, all times the
+ * attention factor. `positions` is borrowed for the call; NULL means 0 .. n - 1.
  *
  * te_rope_cos_sin and te_rope_freqs read the fields base, rotary_percent, scaling and max_seqlen (0 => the largest
  * position + 1) of *rotary; NULL means defaults. dim is floor(head_dim * rotary_percent), which must be even; with dim
- * 0 the table has no columns. Each call computes the frequencies anew, in place of reading a copy that a model may have
- * rounded. Both functions compute on the host and allocate. NULL with TE_ERR_INVALID for sizes that are not possible,
- * and for a negative position. */
+ * 0 the table has no columns. Both functions compute on the host and allocate. NULL with TE_ERR_INVALID for sizes that
+ * are not possible, and for a negative position. */
 TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions,
                                   int64_t n);
 /* Makes a table of angles for a fused rotation (te_rotary_desc.freqs; rotary_pos_emb of TransformerEngine): f32 [n, 1,
- * 1, dim], for positions 0 .. n - 1. Each channel has the angle of its pair, so that every angle stands there twice;
- * rotary->interleaved says which channels are a pair. Writes *attention_factor (may be NULL): the caller multiplies
- * queries and keys by it after the rotation. Fields, sizes and errors are those of te_rope_cos_sin. */
+ * 1, dim], for positions 0 .. n - 1. The two channels of a pair have the same angle; rotary->interleaved says which
+ * channels are a pair. Writes *attention_factor (may be NULL): the caller multiplies queries and keys by it after the
+ * rotation. Fields, sizes and errors are those of te_rope_cos_sin. */
 TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n,
                                 float *attention_factor);

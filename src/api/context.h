@@ -78,9 +78,9 @@ TE_API te_result te_error_code(const te_ctx *te);
  * and scales of delayed scaling to their values at the beginning of the step. It does so if a te_forward,
  * te_autocast_end, te_backward, te_graph_launch or te_optimizer_step failed, or memory ran out. A step begins with an
  * outermost te_autocast_begin (or the launch of a graph without an optimizer). It ends with the next te_optimizer_step
- * that succeeds, after all microbatches, or with te_model_load; in a context without an optimizer it ends where the
- * next one begins. The random state is not restored after a forward that succeeded: to draw the same numbers again,
- * call te_rng_get before the step and te_rng_set after te_clear_error. */
+ * that succeeds, or with te_model_load; in a context without an optimizer it ends where the next step begins. The
+ * random state is not restored after a forward that succeeded: to draw the same numbers again, call te_rng_get before
+ * the step and te_rng_set after te_clear_error. */
 TE_API void te_clear_error(te_ctx *te);
 
 /* Returns the name of the context's device: "cpu" or "cuda:N" (borrowed). */

@@ -5,7 +5,7 @@
  *
  *     te_pad_thd_sequences_for_cp      called once per batch: pads sequences to multiples of 2 n
  *     te_get_batch_on_this_cp_rank     returns this rank's part of ids, targets or positions
- *     te_gather_batch_of_cp_ranks      returns the model's results of all ranks, for all tokens */
+ *     te_gather_batch_of_cp_ranks      gathers the parts of all ranks */
 
 /* How the tokens of a batch are laid out, and which ranks share them. */
 typedef struct te_cp_batch {
@@ -15,10 +15,10 @@ typedef struct te_cp_batch {
     te_qkv_format format;   /* TE_SBHD: tokens along the first dimension; TE_BSHD: along the second; TE_THD: along the
                              * first, or [1, tokens, ..]; 0 => TE_SBHD. TransformerEngine's default is thd */
     te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each sequence begins, padding included (borrowed);
-                                   * every length is a multiple of 2 n */
+                                   * the length of each sequence is a multiple of 2 n */
 } te_cp_batch;
 
-/* Returns this rank's tokens of x, a batch that every rank has whole: [.., s / n, ..]. NULL with TE_ERR_SHAPE if 2 n
+/* Returns this rank's tokens of x: [.., s / n, ..]. x is the whole batch, on every rank. NULL with TE_ERR_SHAPE if 2 n
  * does not divide the number of tokens. If 2 n does not divide the length of a sequence in cu_seqlens_padded, the call
  * fails on the CPU; on a GPU it leaves the tokens of that sequence in place. Source: transformer_engine.pytorch,
  * get_batch_on_this_cp_rank, which takes TE_THD alone. */

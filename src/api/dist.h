@@ -12,9 +12,9 @@
  * all ranks get the same bits, in every run, on CPU and GPU. A custom group need only give the same bits again for the
  * same sizes on the same machine. A maximum, and a collective that only moves bytes, is exact in every group.
  *
- * Captures. Between te_graph_begin and te_graph_end a collective over more than one rank gives TE_ERR_STATE, unless
- * te_group_desc.captures says that its group only queues work. Such a collective becomes part of the graph. The graph
- * holds the memory of the collective's tensors. All ranks must launch their graphs in the same order.
+ * Captures. Between te_graph_begin and te_graph_end a collective over more than one rank gives TE_ERR_STATE, unless the
+ * group was made with te_group_desc.captures. Then the collective becomes part of the graph. The graph holds the memory
+ * of the collective's tensors. All ranks must launch their graphs in the same order.
  *
  * Comparing. Before some calls, ranks exchange a text that describes the call (module, sizes, formats, mask, window,
  * recipe). If the texts differ, the call gives TE_ERR_STATE on all ranks, with the texts of two of them. The exchange
@@ -84,21 +84,22 @@ TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for N
  * meant for tests, and for small groups in one process.
  *
  * If a rank's arguments do not fit those of the other ranks (size, format, counts, operation), the call fails on every
- * rank, with both values. If a rank's own call fails before the exchange, for instance because an earlier error left it
- * with a NULL tensor, the call fails on every rank with that rank's error. In both cases no tensor has changed and the
- * group stays usable. If all ranks wait for one another in different calls (one in te_recv, one in te_all_reduce),
- * every rank gets an error that lists the calls of all ranks. After a rank has destroyed its group or its context,
- * calls of the other ranks fail. After all ranks have destroyed their groups, ranks can join the hub again. */
+ * rank, and the message has both values. If a rank's own call fails before the exchange, for instance because an
+ * earlier error left it with a NULL tensor, the call fails on every rank with that rank's error. In both cases no
+ * tensor has changed and the group stays usable. If all ranks wait for one another in different calls (one in te_recv,
+ * one in te_all_reduce), every rank gets an error that lists the calls of all ranks. After a rank has destroyed its
+ * group or its context, calls of the other ranks fail. After all ranks have destroyed their groups, ranks can join the
+ * hub again. */
 typedef struct te_thread_hub te_thread_hub;
 /* Makes a hub for `size` ranks. The caller owns it and must call te_thread_hub_destroy. Returns NULL if size < 1 or
  * there is no memory. Any thread may call this function. */
 TE_API te_thread_hub *te_thread_hub_create(int size);
-/* Destroys the hub. Ranks that still have a group of this hub, or wait in one of its calls, get TE_ERR_STATE. `hub` may
- * be NULL. */
+/* Destroys the hub. Collectives of its groups that wait now, and all later ones, give TE_ERR_STATE. `hub` may be
+ * NULL. */
 TE_API void te_thread_hub_destroy(te_thread_hub *hub);
 /* Joins the hub as rank number `rank` and returns the group. The caller owns it and must call te_group_destroy.
- * TE_ERR_INVALID for a rank outside 0 .. size - 1, and for a context that is already in the hub. TE_ERR_STATE if the
- * rank is taken or has left, or if the hub was destroyed. */
+ * TE_ERR_INVALID for a rank outside 0 .. size - 1, and for a context that is already in the hub. TE_ERR_STATE if this
+ * rank has already joined the hub (even if it has left while other ranks remain), or if the hub was destroyed. */
 TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank);
 
 /* ---- collectives: all ranks must call them; with group NULL or of size 1, the result is the rank's own input ---- */

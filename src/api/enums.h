@@ -19,8 +19,8 @@ typedef enum te_dtype {
     TE_U8 = 8,         /* raw bytes */
     TE_I32 = 9,        /* ids, offsets */
     TE_I64 = 10,       /* ids, offsets, counts */
-    TE_I16 = 11,       /* indices of experts (a router's topk_indices); kernels can move it, but only host code can
-                        * convert it */
+    TE_I16 = 11,       /* for indices of experts (a router's topk_indices); kernels only copy i16 elements, and host
+                        * code converts them */
     TE_DTYPE_COUNT = 12
 } te_dtype;
 
@@ -36,12 +36,12 @@ typedef enum te_context_chunks {
     TE_CHUNKS_BOTH = 0,   /* both chunks of the rank */
     TE_CHUNKS_FIRST = 1,  /* the rank's chunk r */
     TE_CHUNKS_SECOND = 2, /* the rank's chunk 2 n - 1 - r */
-    TE_CHUNKS_UP_TO = 3   /* the first chunks of the whole sequence; the call gives their number */
+    TE_CHUNKS_UP_TO = 3   /* the first chunks of the whole sequence; an argument of the operation says how many */
 } te_context_chunks;
 
 /* Selects the amax that delayed scaling takes from the amax history (TransformerEngine: amax_compute_algo). */
 typedef enum te_amax_algo {
-    TE_AMAX_MAX = 0,        /* the largest of the history ("max") */
+    TE_AMAX_MAX = 0,        /* the largest amax of the history ("max") */
     TE_AMAX_MOST_RECENT = 1 /* the amax of the last step ("most_recent") */
 } te_amax_algo;
 
@@ -88,7 +88,7 @@ typedef enum te_activation {
     TE_SREGLU = 10,            /* srelu(a) b */
     TE_GLU = 11,               /* sigmoid(a) b */
     TE_CLAMPED_SWIGLU = 12,    /* of gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1) with c = min(a, limit).
-                                * An option replaces the 1 by 0 */
+                                * With no_glu_linear_offset the 1 is 0 */
     TE_ACTIVATION_COUNT = 13
 } te_activation;
 
@@ -117,15 +117,15 @@ typedef enum te_attn_mask {
 /* The denominator of the softmax. */
 typedef enum te_softmax_type {
     TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */
-    TE_SOFTMAX_OFF_BY_ONE = 1, /* the same sum plus 1 */
-    TE_SOFTMAX_LEARNABLE = 2   /* the same sum plus exp(softmax_offset), with one parameter softmax_offset for each
-                                * head */
+    TE_SOFTMAX_OFF_BY_ONE = 1, /* 1 plus the sum of exp of the scores */
+    TE_SOFTMAX_LEARNABLE = 2   /* exp(softmax_offset) plus the sum of exp of the scores; each head has its own
+                                * softmax_offset, which is trained */
 } te_softmax_type;
 
-/* An element of te_attn_rule.block_mask: says which of TE_ATTN_BLOCK_SIZE keys are seen by TE_ATTN_BLOCK_SIZE
- * queries. */
+/* An element of te_attn_rule.block_mask: says which keys of a block are seen by the queries of the block. A block has
+ * TE_ATTN_BLOCK_SIZE keys and as many queries. */
 typedef enum te_attn_block {
-    TE_ATTN_BLOCK_EMPTY = 0,   /* none, and the other masks are ignored; attention skips the block */
+    TE_ATTN_BLOCK_EMPTY = 0,   /* no keys, whatever other masks allow; attention skips the block */
     TE_ATTN_BLOCK_PARTIAL = 1, /* the keys that all other masks allow */
     TE_ATTN_BLOCK_FULL = 2     /* the keys that the other masks except mask_mod allow; mask_mod is not called */
 } te_attn_block;

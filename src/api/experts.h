@@ -113,8 +113,8 @@ typedef struct te_moe_backend {
     int dispatcher_num_sms;           /* no effect: te_group has no such setting */
     te_switch dispatcher_share_token_dispatcher; /* no effect: dispatchers keep no state that layers could share */
     bool dispatcher_async_dispatch;   /* no effect: collectives run on the context's stream */
-    bool te_experts_for_torch;        /* as in Automodel, the backend "torch" of experts with an all-to-all dispatcher
-                                       * over several ranks means GroupedExpertsTE */
+    bool te_experts_for_torch;        /* true => TE_EXPERTS_TORCH with an all-to-all dispatcher and several ranks means
+                                       * GroupedExpertsTE, as in Automodel */
     te_group *ep_group;               /* the ranks that share the experts (borrowed for the module's lifetime); NULL =>
                                        * this rank has all experts */
     te_group *cp_group;               /* the ranks that share each sequence, for the auxiliary loss (borrowed); NULL =>
@@ -175,10 +175,9 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  *                                     tokens and weights are padded to the recipe's blocks. TE_ERR_INVALID with
  *                                     apply_router_weight_after_down
  *
- * torch_mm_mxfp8 rounds the operands of two GEMMs to MXFP8, the one of the forward pass and the one of the input's
- * gradient, with blocks along the summed dimension. The GEMM of the weights' gradients stays in high precision. If dim
- * or inter is not a multiple of 32, a block would span the weights of two experts; then all GEMMs stay in high
- * precision, and the context logs one warning.
+ * With torch_mm_mxfp8, the operands of the forward GEMMs and of the GEMMs for the input's gradient are rounded to
+ * MXFP8, with blocks along the summed dimension. The GEMMs for the weights' gradients stay in high precision. If dim or
+ * inter is not a multiple of 32, all GEMMs stay in high precision, and the context logs one warning.
  * TE_ERR_INVALID if the number of ranks does not divide E, or if backend is NULL. Owned by the caller.
  * Source: nemo_automodel.components.moe.experts, the classes of these names. */
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
@@ -188,9 +187,9 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* The tensors in which the parameters of this rank's experts are stacked. */
 typedef enum te_experts_tensor {
-    TE_EXPERTS_GATE_AND_UP_PROJS = 0, /* [E, dim, 2 inter], or not gated [E, dim, inter] */
+    TE_EXPERTS_GATE_AND_UP_PROJS = 0, /* [E, dim, 2 inter], or [E, dim, inter] if not gated */
     TE_EXPERTS_DOWN_PROJS = 1,        /* [E, inter, dim] */
-    TE_EXPERTS_GATE_UP_PROJ_BIAS = 2, /* [E, 2 inter], or [E, inter] */
+    TE_EXPERTS_GATE_UP_PROJ_BIAS = 2, /* [E, 2 inter], or [E, inter] if not gated */
     TE_EXPERTS_DOWN_PROJ_BIAS = 3     /* [E, dim] */
 } te_experts_tensor;
 /* Returns the tensor's name, for instance "gate_and_up_projs"; "?" for a value outside the enum. Static string. */
@@ -209,12 +208,12 @@ TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor
  * expert. TE_ERR_INVALID for arguments out of range. */
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count);
 /* Reads this rank's experts from files with Hugging Face names into m, a module of te_grouped_experts_..._create or an
- * MoE. The names are PREFIX + "experts.E.gate_proj.weight", and the same with "up_proj" or "down_proj" in place of
- * "gate_proj"; each weight is [out, in]. With expert_bias there are also names with ".bias" in place of ".weight".
- * prefix NULL => "". Formats are converted, and each tensor is copied straight to its place in the stack. Other tensors
- * of the files, such as "weight_scale_inv", are ignored. All tensors are checked before anything is written.
+ * MoE. The names for expert number E are PREFIX + "experts.E.gate_proj.weight", and the same with "up_proj" or
+ * "down_proj" in place of "gate_proj"; each weight is [out, in]. With expert_bias there are also names with ".bias" in
+ * place of ".weight". prefix NULL => "". Formats are converted. Other tensors of the files, such as "weight_scale_inv",
+ * are ignored. All tensors are checked before anything is written.
  * TE_ERR_FORMAT if a tensor is in none of the files; the message names up to five such tensors.
- * TE_ERR_SHAPE for another shape.
+ * TE_ERR_SHAPE for a tensor of another shape.
  * TE_ERR_DTYPE for tensors of FP8 or FP4 codes.
  * TE_ERR_UNSUPPORTED for parameters that are stored quantized. */
 TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, int num_files, const char *prefix);

@@ -1,6 +1,6 @@
-/* api/formats.h: the number formats of whole models, as in nemo_automodel.components.models.common.utils. It has casts
- * of a model and a list of what stays in f32, regions in which a model is in f32, casts of frozen parts to the compute
- * format, and the logits of a language model.
+/* api/formats.h: the number formats of whole models, as in nemo_automodel.components.models.common.utils. Its functions
+ * cast a model, keep some tensors in f32, hold a model in f32 for a while, cast frozen parts to the compute format, and
+ * compute the logits of a language model.
  *
  *     te_module_set_keep_in_fp32(model, (const char *[]){"norm", "inv_freq"}, 2, false);
  *     te_cast_model_to_dtype(model, NULL);   bf16, except tensors with one of these words in their path
@@ -12,10 +12,10 @@
  * pointers see the new format. A gradient is cast with its parameter. Main gradients and decoupled gradients are not
  * cast: they belong to the program.
  *
- * Memory. A cast allocates all new memory before the first tensor changes. So during the call the device holds both
- * models, and on any failure the model is what it was before. Tensors that were adjacent in memory or shared memory do
- * so again afterwards. Views that the program made keep the old memory. Memory that the program gave by te_tensor_wrap
- * is released to it.
+ * Memory. A cast allocates all new memory before the first tensor changes. So during the call the device holds the old
+ * and the new tensors, and on any failure the model is what it was before. Tensors that were adjacent in memory or
+ * shared memory do so again afterwards. Views that the program made keep the old memory. If a tensor was made by
+ * te_tensor_wrap, its release function is called.
  *
  * Tape and graphs. A te_backward that needs a parameter's values from before its cast gives TE_ERR_STATE. Graphs that
  * use a cast parameter cannot be launched any more.
@@ -29,16 +29,16 @@
  * parameter as one of the module on this path alone, and snapshots store it under this path. Two functions differ, as
  * in Automodel. te_cast_model_to_dtype ignores paths inside skip_modules, so it casts a parameter that also has a path
  * outside of them. te_restore_fp32_modules casts all tensors of a module whose path contains a word, even if the first
- * path of such a tensor is another one. A buffer that several modules share stays in f32, or as it is, if one of its
- * paths demands it. */
+ * path of such a tensor is another one. A shared buffer stays in f32, or is not cast, if the rules say so for one of
+ * its paths. */
 
 /* ---- what stays in f32 ---- */
 
 /* Sets the words that keep tensors in f32. When m is cast, a tensor of its tree stays in f32 if its path from m
  * contains one of these words ("norm" is in "layers.0.layernorm.weight"). The `count` words are copied and replace
  * those that m had; count 0 removes them. In a model with sharded parameters, strict words keep parameters and buffers
- * in f32; other words keep buffers alone, because all ranks must cast parameters alike. The words are an attribute of m
- * ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"). TE_ERR_INVALID for a word that is NULL.
+ * in f32; other words keep buffers alone. The words are an attribute of m ("_keep_in_fp32_modules",
+ * "_keep_in_fp32_modules_strict"). TE_ERR_INVALID for a word that is NULL.
  * Source: these attributes of transformers.PreTrainedModel. */
 TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict);
 /* Writes the words that te_module_set_keep_in_fp32 has set on m into `keywords`, at most `room` of them: strict words
@@ -100,20 +100,20 @@ typedef struct te_fp32_scope te_fp32_scope;
 /* Options of te_fp32_scope_open; zero is the default. */
 typedef struct te_fp32_scope_desc {
     te_dtype restore_dtype;        /* format of the whole model after the region; 0 => every tensor gets back the format
-                                    * that it has now. (Automodel's default is that of restore_first_parameter) */
+                                    * that it had before. (Automodel's default is restore_first_parameter) */
     bool restore_first_parameter;  /* read with restore_dtype 0: after the region the whole model gets the format of its
                                     * first floating parameter, as in Automodel. If a word of te_module_set_keep_in_fp32
                                     * keeps that parameter in f32, the whole model becomes f32 */
 } te_fp32_scope_desc;
-/* Casts the whole model to f32, so that its first values can be drawn in f32 and rounded once. (A normal distribution
+/* Casts the whole model to f32, so that its initial values can be drawn in f32 and rounded once. (A normal distribution
  * sampled in bf16 has another variance.) te_fp32_scope_close must follow, also after an error. The module must outlive
  * the region. desc may be NULL. On failure returns NULL, and the model is what it was before.
  * Source: yield_fp32_model. */
 TE_API te_fp32_scope *te_fp32_scope_open(te_module *m, const te_fp32_scope_desc *desc);
-/* Ends the region and casts the model back. Tensors that words of te_module_set_keep_in_fp32 keep in f32 do not change
- * a bit. A tensor that was added to the model inside the region gets the format of the first floating parameter that
- * the words do not keep. The call works on a context that has an error, and keeps that error. If it fails, the model is
- * in f32 and the region is still open: the call may be repeated. With scope NULL it returns TE_OK. */
+/* Ends the region and casts the model back. Tensors that words of te_module_set_keep_in_fp32 keep in f32 do not change.
+ * A tensor that was added to the model inside the region gets the format of the first floating parameter that the words
+ * do not keep. The call works on a context that has an error, and keeps that error. If it fails, the model is in f32
+ * and the region is still open: the call may be repeated. With scope NULL it returns TE_OK. */
 TE_API te_result te_fp32_scope_close(te_fp32_scope *scope);
 
 /* ---- frozen parts ---- */
@@ -121,26 +121,25 @@ TE_API te_result te_fp32_scope_close(te_fp32_scope *scope);
 /* Options of te_cast_frozen_modules_to_compute_dtype; zero is the default. */
 typedef struct te_cast_frozen_desc {
     te_dtype compute_dtype;      /* f32, f16 or bf16; 0 => nothing happens */
-    bool any_frozen_base;        /* true => as in Automodel, a module that owns a frozen tensor of any shape counts as
-                                  * one with adapters. Then a frozen scalar of the root casts the whole model. false =>
-                                  * only a module that owns a frozen matrix counts */
+    bool any_frozen_base;        /* true => a module that owns a frozen tensor of any shape counts as a module with
+                                  * adapters, as in Automodel. (A frozen scalar in the root then makes the call cast the
+                                  * whole model.) false => only a module that owns a frozen matrix counts */
 } te_cast_frozen_desc;
 /* Casts parameters and buffers of m's tree to the compute format, for models with frozen parts. It casts frozen
  * floating parameters, except sharded ones and those that words of te_module_set_keep_in_fp32 keep in f32. It casts
  * trainable parameters of a module that itself owns a frozen matrix, and of modules below it: these are its adapters
- * (LoRA). It casts buffers below such a module, and buffers below a module that has parameters, all of them frozen.
- * Other trainable parameters are not cast. With desc NULL nothing happens.
+ * (LoRA). It casts buffers below such a module, and buffers below a module whose parameters (at least one) are all
+ * frozen. Other trainable parameters are not cast. With desc NULL nothing happens.
  * Source: cast_frozen_modules_to_compute_dtype. */
 TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_cast_frozen_desc *desc);
 
 /* ---- logits ---- */
 
-/* Sets the format in which te_compute_lm_head_logits computes m, if it is not the format of m's weight (FSDP:
- * MixedPrecisionPolicy.param_dtype of a unit of its own); 0 => the format of the weight. te_compute_lm_head_logits then
- * casts its input and all floating parameters of m and of modules below it; the parameters' gradients have the
- * parameters' own formats. Other calls of m, and graphs of te_make_graphed_callables, compute in the format of its
- * weight. The format is stored as an attribute of m ("fsdp_param_dtype"). TE_ERR_DTYPE for a format that is not
- * floating. */
+/* Sets the format in which te_compute_lm_head_logits computes m (FSDP: MixedPrecisionPolicy.param_dtype); 0 => the
+ * format of m's weight. te_compute_lm_head_logits then casts its input and all floating parameters of m and of modules
+ * below it; the parameters' gradients have the parameters' own formats. Other calls of m, and graphs of
+ * te_make_graphed_callables, compute in the format of its weight. The format is stored as an attribute of m
+ * ("fsdp_param_dtype"). TE_ERR_DTYPE for a format that is not floating. */
 TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype);
 /* Returns the format of te_module_set_param_dtype; TE_DTYPE_NONE if none was set. */
 TE_API te_dtype te_module_param_dtype(const te_module *m);

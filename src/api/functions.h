@@ -8,8 +8,8 @@
 /* Returns x + y; x and y have the same shape and format. */
 TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
 /* Returns x * y in x's shape and format, rounded once from f32. For x [.., N], y has the shape of x, or has one number
- * for each row of x: [..] or [.., 1]. y may have another format. With one number per row, the gradient of that number
- * is the sum over the row of x times the result's gradient. */
+ * for each row of x: [..] or [.., 1]. y may have another format. The gradient of a row's number is the sum of x times
+ * the result's gradient over this row. */
 TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y);
 /* Returns x * factor. */
 TE_API te_tensor *te_scale(te_tensor *x, float factor);
@@ -20,11 +20,11 @@ TE_API te_tensor *te_mean_all(te_tensor *x);
 /* Returns x [.., K] W^T + bias -> [.., N], in high precision, also inside an autocast region; weight [N, K], bias [N]
  * or NULL. */
 TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
-/* Applies LayerNorm to each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5;
- * zero_centered_gamma: the row is multiplied by weight + 1. */
+/* Applies LayerNorm to each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5. If
+ * zero_centered_gamma is true, the normalised row is multiplied by weight + 1 instead of weight. */
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
-/* Applies RMSNorm to each row of x [.., N] -> [.., N]; weight [N]; eps 0 => 1e-5; zero_centered_gamma: the row is
- * multiplied by weight + 1. */
+/* Applies RMSNorm to each row of x [.., N] -> [.., N]; weight [N]; eps 0 => 1e-5. If zero_centered_gamma is true, the
+ * normalised row is multiplied by weight + 1 instead of weight. */
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
 /* Returns x / sqrt(sum(x^2) + eps), the sum over the last dimension; eps 0 => 1e-6. Source:
  * transformer_engine.pytorch.ops.L2Normalization. */
@@ -33,9 +33,9 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
 /* Returns te_activate(x) [.., N], each row multiplied by one number from permuted_probs [..] or [.., 1], computed in
  * f32 and rounded once. permuted_probs are the router probabilities of tokens that were permuted to their experts;
- * experts apply them before the second GEMM. permuted_probs are rounded to x's format first. One pass over x gives
- * both gradients. Takes any activation (TransformerEngine's te.ops has only the equivalents of TE_SWIGLU, TE_SRELU and
- * TE_CLAMPED_SWIGLU). params may be NULL. TE_ERR_SHAPE unless there are as many probabilities as rows.
+ * experts apply them before the second GEMM. permuted_probs are rounded to x's format first. Takes any activation
+ * (TransformerEngine's te.ops has only the equivalents of TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU). params may be
+ * NULL. TE_ERR_SHAPE unless there are as many probabilities as rows.
  * Source: transformer_engine.pytorch.ops.ScaledSwiGLU, ScaledSReLU, ScaledClampedQGeGLU
  * (common/activation/scaled_activation.cu). */
 TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation,
@@ -48,8 +48,8 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
 /* Returns residual + x / (1 - p), but with probability p residual alone (stochastic depth). One random number decides
  * for each index of x's first dimension. residual may be NULL. */
 TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
-/* Returns the rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. Ids outside 0 .. V-1 give TE_ERR_INVALID: from
- * this call on the CPU, from the next call that waits on a GPU (te_synchronize). */
+/* Returns the rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. Ids outside 0 .. V-1 give TE_ERR_INVALID. On
+ * the CPU this call returns the error. On a GPU the next call that waits for the device does (te_synchronize). */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 /* Looks up ids as te_embedding_lookup does, in a table whose rows are split over ranks: this rank's table has rows
  * vocab_start .. vocab_start + V - 1 of all vocab_size rows. An id in another rank's rows gives zeros, so te_all_reduce
@@ -78,8 +78,8 @@ typedef enum te_rope_type {
                           * divided by `factor` if w > original / low_freq_factor, interpolated linearly in 1 / w
                           * between these bounds */
     TE_ROPE_YARN,        /* depends on how many turns a pair makes within the original context: unchanged with at least
-                          * beta_fast turns, divided by `factor` with at most beta_slow turns, interpolated linearly in
-                          * the pair's number in between (Peng et al. 2023) */
+                          * beta_fast turns, divided by `factor` with at most beta_slow turns. Between these two bounds
+                          * it is interpolated linearly in the pair's number (Peng et al. 2023) */
     TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i]; by long_factor[i] in sequences longer than the
                           * original context */
 } te_rope_type;
@@ -104,9 +104,8 @@ typedef struct te_rope_scaling {
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
 } te_rope_scaling;
-/* Computes inv_freq [dim / 2] and *attention_factor, for sequences of `length` tokens. te_rope_angles has fields of
- * these names. dim is even; base 0 => 10000; scaling may be NULL. TE_ERR_INVALID for a field that scaling->type reads
- * and that is out of its range. */
+/* Computes inv_freq [dim / 2] and *attention_factor, for sequences of `length` tokens. dim is even; base 0 => 10000;
+ * scaling may be NULL. TE_ERR_INVALID for a field that scaling->type reads and that is out of its range. */
 TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length,
                                      float *inv_freq, float *attention_factor);
 
@@ -188,17 +187,17 @@ typedef struct te_cross_entropy_desc {
 } te_cross_entropy_desc;
 /* Returns the cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids): f32 [1] or [M]. desc may be NULL.
  * With dist_process_group, all its ranks must call it with the same targets, and they get the same losses. Targets that
- * are neither ignore_index nor in the vocabulary give TE_ERR_INVALID: from this call on the CPU, from the next call
- * that waits on a GPU (te_synchronize).
+ * are neither ignore_index nor in the vocabulary give TE_ERR_INVALID. On the CPU this call fails. On a GPU the next
+ * call that waits for the device fails (te_synchronize).
  * Source: transformer_engine.pytorch.parallel_cross_entropy. */
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
 /* Returns mean((x - target)^2), f32 [1]; x and target have the same shape and format. */
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
 /* The backward function of a recorded node. It reads the gradients of the outputs; grad_outputs[i] is NULL if output i
- * got no gradient. If needs[i] is true, it sets grad_inputs[i] to a tensor of the shape and format of input i, which
- * may be one of grad_outputs. It leaves the other grad_inputs NULL. Nothing is recorded inside, unless the function
- * calls te_enable_grad_begin. Returns TE_OK or an error code. */
+ * got no gradient. If needs[i] is true, it sets grad_inputs[i] to a tensor with the shape and format of input i; one of
+ * grad_outputs may be used. It leaves the other grad_inputs NULL. Nothing is recorded inside, unless the function calls
+ * te_enable_grad_begin. Returns TE_OK or an error code. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved,
                                     te_tensor *const *grad_outputs, te_tensor **grad_inputs, const bool *needs);
 /* A call of a differentiable function of the user's. te_record copies the lists. */

@@ -70,11 +70,11 @@ typedef struct te_graphed_desc {
  * graphs read them. The results have the same bits as without graphs.
  *
  * A call must have the shapes, formats and options of the sample. It must be outside of autocast regions, or in a
- * region like desc->autocast, which is part of the graphs. The gradient of an input is computed if the sample's tensor
- * required it. In evaluation, without gradients, inside te_checkpoint and inside other captures the module runs without
- * its graphs. The graphs keep the activations of one call, so its te_backward must come before the next te_forward.
- * TE_ERR_STATE if the microbatch (te_step_set_is_first_microbatch) is not the one of the capture, or if a parameter
- * that was frozen at the capture now requires a gradient.
+ * region like desc->autocast, which is part of the graphs. The gradient of an input is computed if the tensor in the
+ * sample required a gradient. In evaluation, without gradients, inside te_checkpoint and inside other captures the
+ * module runs without its graphs. The graphs keep the activations of one call, so its te_backward must come before the
+ * next te_forward. TE_ERR_STATE if the microbatch (te_step_set_is_first_microbatch) is not the one of the capture, or
+ * if a parameter that was frozen at the capture now requires a gradient.
  *
  * On failure no module gets graphs. Syncs.
  * TE_ERR_STATE while a forward pass waits for its te_backward.

@@ -80,9 +80,9 @@ typedef struct te_inference_step {
                                  * tokens), max_seqlen_q and page_table; the tensors belong to the innermost scope. The
                                  * caller must set rule.mask to a padding mask */
 } te_inference_step;
-/* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. It is for attention
- * modules of the user; DotProductAttention calls it itself. `layer` may be any module; each module has a part of the
- * cache for itself. k and v are laid out as `format` says: [longest, b, heads, d], [b, longest, heads, d], or
+/* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. Attention modules of the
+ * user call this function; DotProductAttention calls it itself. `layer` may be any module; each module has its own part
+ * of the cache. k and v are laid out as `format` says: [longest, b, heads, d], [b, longest, heads, d], or
  * packed. */
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
                                           te_qkv_format format, te_inference_step *step);

@@ -37,15 +37,16 @@ TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te
 typedef te_tensor *(*te_sdpa_fn)(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* Opens a region that ends at te_sdpa_end. Inside it, te_scaled_dot_product_attention calls `fn`, in this context
  * alone. `user` is handed to fn (borrowed until te_sdpa_end). Regions may be nested, 16 deep. If fn itself calls
- * te_scaled_dot_product_attention, that calls fn again. */
+ * te_scaled_dot_product_attention, fn is called again. */
 TE_API te_result te_sdpa_begin(te_ctx *te, te_sdpa_fn fn, void *user);
 /* Closes the innermost region. TE_ERR_STATE if none is open. */
 TE_API te_result te_sdpa_end(te_ctx *te);
 
 /* ---- counters ---- */
 
-/* Numbers of calls since te_ctx_create or the last te_attn_reset_stats. If a module runs again in the backward pass
- * (te_module_set_checkpoint), its call counts again. */
+/* Numbers of calls since te_ctx_create or the last te_attn_reset_stats. The original function is
+ * te_make_te_sdpa_desc.original. If a module runs again in the backward pass (te_module_set_checkpoint), its call
+ * counts again. */
 typedef struct te_attn_stats {
     uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
     uint64_t fallback_mask;           /* calls that went to the original function, because the mask is not causal */
@@ -58,8 +59,8 @@ typedef struct te_attn_stats {
 /* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) whenever their sum is a
  * multiple of $AUTOMODEL_TE_STATS_EVERY, which te_ctx_create reads. */
 TE_API te_attn_stats te_attn_get_stats(const te_ctx *te);
-/* Sets the counters to 0. A context logs the warning about a scale that is not the module's only once, also if this
- * function is called. */
+/* Sets the counters to 0. A context logs the warning of fallback_scale_mismatch once; this function does not make it
+ * log that warning again. */
 TE_API void te_attn_reset_stats(te_ctx *te);
 
 /* ---- masks ---- */
@@ -74,10 +75,10 @@ typedef struct te_mask_check {
 } te_mask_check;
 /* Returns whether `mask` is the mask of causal attention with `window` (left, 0). If window.on is false or window.left
  * is negative, there is no window. If the result is true, *found (may be NULL) receives the window, or (-1, 0) if there
- * is none. For a mask of another format or number of dimensions, and for one that is empty or not square, the result is
- * false, without an error. check may be NULL. The call reads one number from the device, so it syncs. Inside a graph's
- * capture the result is false for a mask without a kept result; in a warm-up it is always true. Source:
- * _detect_causal_mask. */
+ * is none. A mask has 4 dimensions, the last two of equal size, and is u8, f32, f16 or bf16; for any other mask, and
+ * for an empty one, the result is false, without an error. check may be NULL. The call reads one number from the
+ * device, so it syncs. Inside a graph's capture the result is false for a mask without a kept result; in a warm-up it
+ * is always true. Source: _detect_causal_mask. */
 TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found);
 
 /* ---- a module's attention ---- */
@@ -107,9 +108,9 @@ typedef struct te_attn_params {
 TE_API int64_t te_proj_out_features(const te_module *proj);
 /* Reads *params from a module with children q_proj, k_proj and v_proj. Numbers of heads, head size, window and scale
  * come from te_module_set_attn_attributes or, in a model of te_causal_lm_create, from the module itself and its `sdpa`.
- * A number of heads that is still missing is te_proj_out_features / head_dim of q_proj or k_proj. A missing scale is 1
- * / sqrt(head_dim). Returns false, without an error, for other modules, and if head_dim is not known. Source:
- * _infer_attn_params. */
+ * A missing number of heads is te_proj_out_features(q_proj) or te_proj_out_features(k_proj), divided by head_dim. A
+ * missing scale is head_dim^-0.5. Returns false, without an error, for other modules, and if head_dim is not known.
+ * Source: _infer_attn_params. */
 TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params);
 /* Makes a DotProductAttention for [b, s, H, d] under a causal mask, with the sizes in `params`; softmax_scale 0 => 1 /
  * sqrt(head_dim). Each forward call of the module passes its own mask and window. Owned by the caller.

@@ -60,8 +60,8 @@ typedef enum te_lora_bias {
  * times the path's length.
  *
  * A name without operators also matches every path whose last components are this name: "q_proj" matches
- * "model.layers.0.self_attn.q_proj". Modules that cannot have adapters are skipped even if a pattern matches them.
- * Embeddings are skipped too, except by a name without operators ("embed_tokens").
+ * "model.layers.0.self_attn.q_proj". Modules that cannot have adapters are skipped even if a pattern matches them. An
+ * Embedding gets adapters only by a name without operators ("embed_tokens").
  *
  * The experts of a layer get adapters all together. They are chosen by the path of their module "experts" or, in a
  * CausalLM, by names that match all Linears of the experts ("w1", "w2" and "w3" of Mixtral). Names that match only some
@@ -88,8 +88,8 @@ typedef struct te_lora_desc {
     te_dtype lora_dtype;                /* format of the adapters: f32, f16 or bf16; 0 => the weight's format. Inputs of
                                          * another format are cast */
     bool moe_rank_scaling;              /* true => the rank of experts' adapters is dim / (experts per token), rounded
-                                         * down with a warning. alpha does not change, so their outputs are multiplied
-                                         * by alpha / (that rank) */
+                                         * down with a warning. alpha does not change, so the adapters' outputs are
+                                         * multiplied by alpha / (this rank) */
     bool skip_freeze;                   /* true => parameters of modules without adapters stay trainable or frozen as
                                          * they are; false => all parameters but adapters are frozen */
     const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters; all their parameters are
@@ -109,9 +109,9 @@ typedef struct te_lora_desc {
  * After an error nothing has changed.
  * TE_ERR_INVALID for a number out of range (also with moe_rank_scaling if dim is below the experts per token), if no
  * module matches, and if a module already has adapters or a forward function of te_module_set_forward.
- * TE_ERR_UNSUPPORTED for a pattern with other syntax; for use_dora with another class than Linear, or with a Linear
- * sharded over ranks; for GroupedExpertsTE; if only some of the Linears of experts are chosen; for a GroupedLinear
- * sharded over ranks; and for a parameter of modules_to_save that is stored quantized.
+ * TE_ERR_UNSUPPORTED for a pattern with syntax that te_lora_desc refuses; for use_dora with another class than Linear,
+ * or with a Linear sharded over ranks; for GroupedExpertsTE; if only some of the Linears of experts are chosen; for a
+ * GroupedLinear sharded over ranks; and for a parameter of modules_to_save that is stored quantized.
  * TE_ERR_STATE in a graph's capture, and for modules of te_make_graphed_callables.
  * Source: apply_lora_to_linear_modules. */
 TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules);
@@ -133,9 +133,9 @@ TE_API te_result te_lora_remove(te_module *model);
  * is created if it is missing. It gets adapter_model.safetensors and adapter_config.json. Dropout in the config always
  * means dropout in front of lora_A, as in peft. Tensor names begin with "base_model.model." and go on with:
  *
- *     PATH.lora_A.weight, PATH.lora_B.weight               PATH is PATH.fc1 and PATH.fc2 for a LayerNormMLP; the name
- *                                                          ends in weightN for group N of a GroupedLinear. (peft has
- *                                                          neither module)
+ *     PATH.lora_A.weight, PATH.lora_B.weight               in a LayerNormMLP, PATH.fc1 and PATH.fc2 stand in place of
+ *                                                          PATH. For group N of a GroupedLinear, the name ends in
+ *                                                          weightN. (peft has neither module)
  *     PATH.E.PROJ.lora_A.weight, PATH.E.PROJ.lora_B.weight for expert number E of experts PATH. PROJ is gate_proj,
  *                                                          up_proj or down_proj, or the name in a CausalLM's files;
  *                                                          gate and up have the same lora_A
@@ -167,8 +167,7 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  * TE_ERR_SHAPE if a shape does not fit the module.
  * TE_ERR_UNSUPPORTED for adapters of lm_head in a tied model, for a parameter that is stored quantized but must be
  * compared or trained, and for options of the config that te.h does not have (such as init_lora_weights that change the
- * weight, target_parameters, several alphas within experts, or other syntax in alpha_pattern than that of
- * te_lora_desc).
+ * weight, target_parameters, several alphas within experts, or an alpha_pattern with syntax that te_lora_desc refuses).
  * Also the errors of te_lora_apply. After an error nothing has changed, with one exception: after TE_ERR_IO and
  * TE_ERR_OUT_OF_MEMORY, adapters and trained parameters that existed before may have new values. */
 TE_API te_result te_lora_load(te_module *model, const char *folder);

@@ -48,9 +48,8 @@ typedef struct te_causal_lm_desc {
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
-    bool feedforward_norms;      /* true => a layer has four norms, one in front of and one behind the attention, and
-                                  * the same for the MLP. The outputs of the two norms behind are added to the
-                                  * residual */
+    bool feedforward_norms;      /* true => a layer has four norms: in front of and behind the attention, and in front
+                                  * of and behind the MLP. The residual is added to the output of the norm behind */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
@@ -59,8 +58,8 @@ typedef struct te_causal_lm_desc {
     float attention_dropout;     /* probability, in training; 0 => none */
     int64_t sliding_window;      /* number of keys that a query sees in a layer with a window, its own included; 0 => no
                                   * windows */
-    const bool *sliding_layers;  /* [num_hidden_layers]: true for layers with a window; NULL => all layers have it.
-                                  * Copied */
+    const bool *sliding_layers;  /* [num_hidden_layers]: true for layers with a window; NULL => all layers have a
+                                  * window. Copied */
     te_lm_rotary rotary, sliding_rotary; /* rotary embedding of layers without a window, and of layers with a window */
     int num_local_experts, num_experts_per_tok; /* number of experts in each layer, up to TE_MAX_GEMMS, 0 => no experts;
                                                  * number of experts chosen for each token */
@@ -85,10 +84,10 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * (te_no_grad_begin); otherwise such a forward gives TE_ERR_STATE.
  * TE_ERR_INVALID if the new length exceeds max_length.
  *
- * With TE_ROPE_LONGROPE, all keys of a sequence longer than original_max_position_embeddings are rotated by other
- * factors. So a forward that would extend the cache beyond that length is refused (TE_ERR_STATE): truncate the cache to
- * 0 and give all ids again, as transformers' generate does. The caller owns the cache and must call
- * te_kv_cache_destroy. */
+ * With TE_ROPE_LONGROPE, all keys of a sequence longer than original_max_position_embeddings are rotated with
+ * long_factor instead of short_factor. So a forward that would extend the cache beyond that length is refused
+ * (TE_ERR_STATE): truncate the cache to 0 and give all ids again, as transformers' generate does. The caller owns the
+ * cache and must call te_kv_cache_destroy. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
 /* Destroys a KV cache. `c` may be NULL. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);

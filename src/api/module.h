@@ -1,8 +1,7 @@
 /* api/module.h: modules. A model is a tree of modules, of built-in classes and of the user's classes.
  *
  * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Optimizers,
- * checkpoints, printing and freezing all visit this tree. The built-in classes, too, handle the tree only by the
- * functions of this file. */
+ * checkpoints, printing and freezing all visit this tree. */
 
 /* The output tensors of a module; NULL for those that it does not make. Borrowed from the innermost scope. */
 typedef struct te_outputs {
@@ -18,8 +17,8 @@ typedef enum te_microbatch {
     TE_MICROBATCH_NONE = 0,  /* not given: every call quantizes the weights */
     TE_MICROBATCH_FIRST = 1, /* the call quantizes the weights and keeps the quantized copies; with
                               * fuse_wgrad_accumulation its weight gradients overwrite the main gradients */
-    TE_MICROBATCH_LATER = 2  /* the call uses the kept copies; a weight that was written since then is quantized
-                              * again */
+    TE_MICROBATCH_LATER = 2  /* the call uses the kept copies; a weight that was written after the first microbatch is
+                              * quantized again */
 } te_microbatch;
 #define TE_MAX_GEMMS 512 /* maximum number of groups of a GroupedLinear, and of experts in a layer */
 #define TE_MAX_MODULE_DEPTH 256 /* maximum number of levels in a tree of modules */
@@ -45,9 +44,10 @@ typedef struct te_forward_args {
                                         * not written */
     bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
                                         * `out` is quantized by the recipe. fp8_grad => the gradient of the GEMM's input
-                                        * is quantized. Modules take quantized inputs; other functions need
-                                        * te_dequantize first; if that input is a leaf, its gradient is decoded.
-                                        * DotProductAttention under a recipe with fp8_dpa takes fp8_output alone */
+                                        * is quantized. If the GEMM's input is a leaf, its gradient is decoded. Modules
+                                        * take quantized tensors; for other functions call te_dequantize first.
+                                        * DotProductAttention takes fp8_output, but not fp8_grad, under a recipe with
+                                        * fp8_dpa */
     te_microbatch
         is_first_microbatch; /* 0 => Linear and GroupedLinear use te_step_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* for a CausalLM: the keys and values of earlier calls; this call adds its own.
@@ -66,7 +66,7 @@ typedef struct te_module_class {
     te_result (*forward)(te_module *self, te_forward_args *args);
     void (*destroy)(te_module *self);               /* called before children and parameters are released; may be
                                                      * NULL */
-    te_result (*reset_parameters)(te_module *self); /* gives the parameters their first values; may be NULL */
+    te_result (*reset_parameters)(te_module *self); /* gives the parameters their initial values; may be NULL */
 } te_module_class;
 
 /* Makes a module of class `cls` with the name `name` (copied; NULL => the class's name), without children and
@@ -154,7 +154,7 @@ TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void
 /* Returns the number of elements of all parameters of the tree; a shared parameter counts once for each place where it
  * is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
-/* Gives all parameters of the tree new first values, children in order, as the create functions would draw them from
+/* Gives all parameters of the tree new initial values, children in order, as the create functions would draw them from
  * the present random state. Parameters of TE_PARAMS_META get their memory here; they are stored quantized if the call
  * is between te_quantized_model_init_begin and te_quantized_model_init_end. (To read or train them before this call
  * gives TE_ERR_STATE or TE_ERR_INVALID.) On failure the random state is what it was before, and the call may be

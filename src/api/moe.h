@@ -7,14 +7,15 @@
  *   max_token_num     the size of a workspace, which te.h allocates as needed
  *   probs of moe_unpermute   an old name of merging_probs
  *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
- *   use_grouped_tensor   selects one of two paths in GroupedLinear; here m_splits or m_splits_tensor selects it
+ *   use_grouped_tensor   selects one of two implementations of GroupedLinear; here the choice between m_splits and
+ *                        m_splits_tensor does this
  *   single_grouped_weight, single_grouped_bias   here parameters always are parts of one tensor, and each has its own
  *                                                name
  * Functions that only move rows (te_moe_permute.., te_moe_sort_chunks_by_index..) take quantized inputs of three kinds
  * and then return quantized results: FP8 with one scale per tensor, FP8 with 1 x 128 blocks, and MXFP8 with scales that
- * are not swizzled. They move the row-wise codes, each row with its scales, and drop the column-wise copy; gradients
- * are plain. They refuse other kinds. Functions that add up rows refuse all quantized inputs: use te_dequantize
- * first. */
+ * are not swizzled. They move the row-wise codes, each row with its scales, and drop the column-wise copy. Gradients
+ * are not quantized. Other kinds of quantized inputs are refused. Functions that add up rows refuse all quantized
+ * inputs: use te_dequantize first. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {

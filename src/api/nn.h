@@ -50,7 +50,7 @@ typedef struct te_layernorm_linear_desc {
     te_parameters_split parameters_split; /* splits the weight into several parameters */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks, and its
-                                            * gradient is summed over them */
+                                            * gradient is summed over the ranks */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
 /* Creates a LayerNormLinear: a norm, and a Linear that reads its output. The norm writes this output already quantized
@@ -72,7 +72,7 @@ typedef struct te_layernorm_mlp_desc {
     te_init output_layer_init;    /* initial values of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* with sequence_parallel: `ln_out` has the rows of all ranks, and its
-                                            * gradient is summed over them */
+                                            * gradient is summed over the ranks */
     bool checkpoint;              /* true => results of norm, fc1 and activation are not kept, but recomputed in the
                                    * backward pass (as by te_module_set_checkpoint) */
     const char *name; /* copied; NULL => "layernorm_mlp" */
@@ -96,8 +96,8 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
 
 /* Options of te_sdpa_create: the attention core of language models, their child `sdpa`. It runs te_attention. Unlike
  * DotProductAttention it has no packed tensors, caches, lengths and FP8. A program can replace it by another attention
- * with te_module_set_forward. The forward reads the query from args->input [s, b, H, d], and args->key and args->value
- * [s_kv, b, G, d], or laid out as `format` says, and sets args->outputs.out [s, b, H, d] in the same layout.
+ * with te_module_set_forward. The forward reads args->input (the query, [s, b, H, d]), args->key and args->value
+ * ([s_kv, b, G, d]), and sets args->outputs.out [s, b, H, d]. Another `format` changes the layout of all four.
  * args->attention may have attn_mask_type, window and checkpoint_core_attention. In a model of te_causal_lm_create
  * attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT if a KV cache has keys of earlier calls. All
  * other settings come from this desc, which te_module_state returns. */
@@ -219,8 +219,8 @@ typedef struct te_embedding_desc {
 /* Creates an Embedding, which looks up rows of a table. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
-/* Options of te_activation_create. Activation and the modules below compute one function each, for use in
- * te_sequential_create; only Bias has a parameter. Source: transformer_engine.pytorch.ops. */
+/* Options of te_activation_create. Activation, and each module that is declared below, computes one function, for use
+ * in te_sequential_create; only Bias has a parameter. Source: transformer_engine.pytorch.ops. */
 typedef struct te_activation_desc {
     te_activation activation;               /* 0 => GELU; the last size of y is half that of x if the activation is
                                              * gated */

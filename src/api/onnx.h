@@ -2,10 +2,10 @@
 
 /* Writes an ONNX file (opset 19) that computes the same as a forward pass of `module` on `inputs`; any ONNX runtime can
  * read it. The module runs three times without recording (te_no_grad_begin): twice at the sizes of `inputs` and once at
- * larger ones. Every operation that it runs becomes nodes, so modules of the user are exported too, if operations of
- * te.h make their outputs. Small inputs are enough: only their shapes and formats matter, and their values are not
- * written. Random states, and the scales and histories of recipes, stay as they were. A hook of te_set_trace sees none
- * of the runs.
+ * larger ones. Every operation of the module becomes nodes of the graph, so modules of the user are exported too, if
+ * operations of te.h make their outputs. Small inputs are enough: only their shapes and formats matter, and their
+ * values are not written. Random states, and the scales and histories of recipes, stay as they were. A hook of
+ * te_set_trace sees none of the runs.
  *
  *     inputs      each tensor in the args (input, encoder_output, key, value, masks, biases, rotary->start_positions,
  *                 m_splits_tensor and so on) becomes an input of the graph with the field's name. All other fields of
@@ -21,8 +21,8 @@
  *                 adds or rounds to
  *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss" if the module
  *                 makes them, in the formats that the module gives them
- *     weights     initializers with the paths of the parameters as names (te_module_visit_tensors), in their formats,
- *                 each once
+ *     weights     initializers, named by the paths of the parameters (te_module_visit_tensors), in the formats of the
+ *                 parameters; each is written once
  *     arithmetic  in f32: inputs of an operation are cast to f32, and its result is cast to the operation's format
  *     autocast    between te_autocast_begin and te_autocast_end, recipes with one scale per tensor become
  *                 QuantizeLinear and DequantizeLinear with float8 codes. Under delayed scaling the file has the present

@@ -1,6 +1,6 @@
 /* api/ops.h: the rules of all raw operations, and the args of the mathematical ones. A raw operation has an args struct
- * with explicit outputs, and is not recorded on the tape. Raw operations serve engines that have a graph of their own.
- * All functions and modules of te.h compute with these operations alone.
+ * with explicit outputs, and is not recorded for te_backward. Raw operations serve programs that have an autograd graph
+ * of their own. All functions and modules of te.h compute with these operations alone.
  *
  * A call fills in defaults, checks the args, chooses kernels and workspace (the plan), and launches. If the check or
  * the plan gives an error, nothing has changed. The caller allocates the outputs. Calls are asynchronous on CUDA,
@@ -15,7 +15,7 @@
  *                   tensor in a list is compared only with the tensors at the same index of the other lists
  *   TE_ERR_DTYPE    a quantized tensor (te_quantized_view returns its codes and scales as plain tensors), or a format
  *                   that the operation does not take for this argument
- *   TE_ERR_SHAPE    a strided tensor, unless the comment allows strides
+ *   TE_ERR_SHAPE    a strided tensor, unless the operation's comment allows strides
  *
  * Unless said otherwise: tensors are plain, contiguous and of the call's context, borrowed for the call; float tensors
  * are f32, f16 or bf16; sums are taken in f32 or better; results are rounded once. M is the product of all sizes of a
@@ -119,23 +119,23 @@
 /* All operations, also those that a build leaves out. */
 #define TE_OP_LIST_ALL(X) TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(X) TE_OP_LIST_MOE(X)
 /* Applies X to the operations of this build and NONE to those that it leaves out, in the order of te_op. TE_NO_DIST
- * leaves out TE_OP_LIST_DIST. TE_NO_DIST and TE_NO_MOE together leave out TE_OP_LIST_MOE; TE_NO_MOE alone does not,
- * because ranks move rows by these operations too. */
+ * leaves out TE_OP_LIST_DIST. TE_NO_DIST and TE_NO_MOE together leave out TE_OP_LIST_MOE; TE_NO_MOE alone keeps it,
+ * because context parallelism uses these operations too. */
 #define TE_OP_LIST_EACH(X, NONE) \
     TE_OP_LIST_CORE(X) TE_OP_LIST_DIST(TE_OP_DIST(X, NONE)) TE_OP_LIST_MOE(TE_OP_MOE(X, NONE))
 /* The operations of this build. */
 #define TE_OP_LIST(X) TE_OP_LIST_EACH(X, TE_OP_LEFT_OUT)
-/* Expands to nothing, for an operation that is left out. */
+/* Expands to nothing. It stands for an operation that this build leaves out. */
 #define TE_OP_LEFT_OUT(lower, UPPER, family)
 #ifdef TE_NO_DIST
-#define TE_OP_DIST(X, NONE) NONE /* for TE_OP_LIST_DIST: NONE, because this build leaves these operations out */
+#define TE_OP_DIST(X, NONE) NONE /* this build leaves TE_OP_LIST_DIST out, so its operations get NONE */
 #else
-#define TE_OP_DIST(X, NONE) X /* for TE_OP_LIST_DIST: X, because this build has these operations */
+#define TE_OP_DIST(X, NONE) X /* this build has TE_OP_LIST_DIST, so its operations get X */
 #endif
 #if defined(TE_NO_MOE) && defined(TE_NO_DIST)
-#define TE_OP_MOE(X, NONE) NONE /* for TE_OP_LIST_MOE: NONE, because this build leaves these operations out */
+#define TE_OP_MOE(X, NONE) NONE /* this build leaves TE_OP_LIST_MOE out, so its operations get NONE */
 #else
-#define TE_OP_MOE(X, NONE) X /* for TE_OP_LIST_MOE: X, because this build has these operations */
+#define TE_OP_MOE(X, NONE) X /* this build has TE_OP_LIST_MOE, so its operations get X */
 #endif
 
 /* The numbers of the operations: TE_OP_COPY, TE_OP_FILL and so on, in the order of TE_OP_LIST_ALL. They do not depend
@@ -240,8 +240,8 @@ typedef struct te_op_embedding_fwd_args {
     int64_t vocab_size, vocab_start;
     bool from_end;
 } te_op_embedding_fwd_args;
-/* dtable [V, H] = (accumulate ? dtable : 0) + the gradient: each row of dy [.., H] is added to the row of dtable with
- * its id, in f32, in the order of the ids. vocab_size, vocab_start, from_end and ids out of range: as in the
+/* dtable [V, H] = (accumulate ? dtable : 0) + the gradient: each row of dy [.., H] is added, in f32, to the row of
+ * dtable that its id names, in the order of the ids. vocab_size, vocab_start, from_end and ids out of range: as in the
  * forward. */
 typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;

@@ -174,7 +174,7 @@ typedef struct te_activation_params {
     bool no_glu_linear_offset; /* clamped SwiGLU: true => 0 is added to the second half (TransformerEngine:
                                 * glu_linear_offset = 0); false => 1 is added */
     int64_t glu_interleave_size; /* gated activations: the two halves alternate in blocks of this many columns (in
-                                  * modules: rows of fc1). It must divide the size of a half, as this rank has it. 0 =>
+                                  * modules: rows of fc1). It must divide the size of this rank's part of a half. 0 =>
                                   * the second half lies behind the first. Not possible with `col`, and in the backward
                                   * pass not with dbias, rounded or a padded dx */
 } te_activation_params;
@@ -184,7 +184,7 @@ typedef struct te_activation_params {
  *   col   e4m3/e5m2 [N, ldc], optional, written: the codes of y transposed; columns M .. ldc - 1 become 0. With col, y
  *         may be NULL
  *   amax  f32 [1], optional, becomes max(amax, max |y|), with y in f32 before it is scaled or rounded, as in
- *         TransformerEngine (vectorized_pointwise.h). So current scaling needs no separate pass for the amax of y */
+ *         TransformerEngine (vectorized_pointwise.h). */
 typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -248,8 +248,8 @@ typedef struct te_rope_angles {
     float attention_factor; /* multiplies cosine and sine; 0 => 1 */
     int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
     const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
-    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): the position of each token; NULL => its
-                                 * index in its sequence */
+    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): the position of each token; NULL => the
+                                 * token's index in its sequence */
     const te_tensor *freqs; /* f32 [positions, 1 or b, 1, rotary_dim]: row t has the angles of all channels of a token
                              * at position t. Then base, inv_freq and position_scale must be 0. The second size is b if
                              * each sequence has its own angles (mRoPE). A position without a row is an error on the
@@ -266,7 +266,7 @@ typedef struct te_rope_angles {
  *               other strides are free. y may be x
  *   angles      the angle of each pair
  *   cu_seqlens  i32 [b + 1], with TE_THD: the row at which each sequence begins; positions in a sequence are counted
- *               from its first row. With cp_size, rows are counted in the whole sequences
+ *               from its first row. With cp_size, cu_seqlens counts the rows of the whole sequences
  *   backward    true => the transposed rotation is applied
  *   no_rope     true => no channel is rotated: y is a copy of x, and angles and cu_seqlens are not read */
 typedef struct te_op_rope_args {
@@ -318,9 +318,9 @@ typedef struct te_window {
     int64_t left, right; /* numbers of keys; -1 => no bound on that side */
 } te_window;
 
-/* A function of the user that returns the new score of query q_idx and key kv_idx in sequence b and head h or, as
- * score_bprop_fn, the derivative of the new score with respect to `score`. It is called from several threads at once,
- * and must not call te.h. */
+/* A function of the user. As score_fn it returns the new score of query q_idx and key kv_idx in sequence b and head h.
+ * As score_bprop_fn it returns the derivative of the new score with respect to `score`. It is called from several
+ * threads at once, and must not call te.h. */
 typedef float (*te_score_mod_fn)(void *user, float score, int64_t b, int64_t h, int64_t q_idx, int64_t kv_idx);
 /* A function of the user that returns whether query q_idx sees key kv_idx. It is called from several threads at once,
  * and must not call te.h. */
@@ -356,9 +356,9 @@ typedef struct te_score_mod {
     te_tensor *aux[TE_SCORE_MOD_AUX];
 } te_score_mod;
 
-/* The options of attention beside q, k, v and their format; te_attention, te_op_attn_fwd and te_op_attn_bwd share this
- * struct. Zero is plain causal attention; tensors are optional. Below, len_q and len_kv are s_q and s_kv or, with a
- * padding mask, the numbers of queries and keys of the sequence.
+/* The options of attention other than q, k, v and their format; te_attention, te_op_attn_fwd and te_op_attn_bwd share
+ * this struct. Zero is plain causal attention; tensors are optional. Below, len_q and len_kv are s_q and s_kv or, with
+ * a padding mask, the numbers of queries and keys of the sequence.
  *   mask             the keys that a query sees; 0 => TE_MASK_CAUSAL
  *   window           in addition to the mask, query i sees only keys i + delta - left .. i + delta + right; window.on
  *                    false => no window. delta is len_kv - len_q or 0: see bottom_right_diagonal
@@ -392,7 +392,7 @@ typedef struct te_score_mod {
  *   block_mask       u8 [b or 1, H or 1, ceil(s_q / 128), ceil(s_kv / 128)], contiguous: one te_attn_block for each 128
  *                    queries and 128 keys (s_q and s_kv of the longest sequences). Forward and backward passes skip
  *                    empty blocks. te_create_block_mask makes such a tensor
- *   score_mod        the user's own rule for scores and masks */
+ *   score_mod        the user's own change of scores and masks */
 typedef struct te_attn_rule {
     te_attn_mask mask;   /* 0 => causal */
     te_window window;    /* zero => none */
@@ -418,9 +418,8 @@ typedef struct te_attn_rule {
 /* Options of FP8 attention. The probabilities S and the gradients dP of the scores are rounded to FP8 before GEMMs read
  * them: x becomes f32(code) * (1 / scale rounded to f32), with the code of te_op_fp8_quantize. S is rounded after
  * dropout; it multiplies V and dO. dP multiplies K and Q, and is summed for the gradient of a bias. Exception: with a
- * softcap, the bias gradient is summed from unrounded numbers. They are gradients of the scores after the softcap,
- * because the bias is added there, and may exceed the range for which dp_scale was chosen. Everything else is in high
- * precision: the caller quantizes q, k, v, o and their gradients. Zero => neither S nor dP is rounded. */
+ * softcap, the bias gradient is summed from unrounded gradients. Everything else is in high precision: the caller
+ * quantizes q, k, v, o and their gradients. Zero => neither S nor dP is rounded. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, is not rounded. Only the backward pass reads
                                    * dp_dtype */
@@ -432,9 +431,9 @@ typedef struct te_attn_fp8 {
 /* O = softmax(scale * Q K^T, masked) V, without storing the score matrix.
  *   q, o  [s_q, b, H, d], or with format TE_BSHD [b, s_q, H, d], or with TE_THD [tokens, H, d], one sequence behind the
  *         other, with a padding mask
- *   k, v  [s_kv, b, G, d], or with TE_BSHD and TE_THD as q. v may have another head size than q and k. Head h uses
- *         group h / (H / G). q, k, v and o may have any strides, with the last dimension contiguous. d is at most 1024;
- *         above 256 general kernels are used, which read chunks of 256 channels
+ *   k, v  [s_kv, b, G, d], or with TE_BSHD and TE_THD in the order of q's dimensions. v may have another head size than
+ *         q and k. Head h uses group h / (H / G). q, k, v and o may have any strides, with the last dimension
+ *         contiguous. d is at most 1024; above 256 general kernels are used, which read chunks of 256 channels
  *   lse   f32 [b, H, s_q], or [H, tokens]: log(sum of exp(score)) of each row, with scores after scale, softcap, bias
  *         and mask; -inf for a row that sees no key, whose o is 0
  *   max_logit   f32 [H], optional, written: the largest score of each head, after scale, softcap, bias and mask; -inf
@@ -534,9 +533,9 @@ typedef struct te_op_copy_to_kv_cache_args {
     const te_tensor *page_table;
 } te_op_copy_to_kv_cache_args;
 
-/* Sets causal, i32 [1], to 1 if mask [b, H, s, s], of any strides, is a mask of causal attention with the given window,
- * else to 0. An f32, f16 or bf16 mask is added to scores; a key is visible if its element is above -10000. In a u8 mask
- * a key is visible if its element is not 0.
+/* Sets `causal`, i32 [1], to 1 if `mask` [b, H, s, s] is a mask of causal attention with the given window, else to 0.
+ * `mask` may have any strides. An f32, f16 or bf16 mask is added to scores; a key is visible if its element is above
+ * -10000. In a u8 mask a key is visible if its element is not 0.
  *   window   (left, 0): row i sees keys i - left .. i. If window.on is false or left is negative, it sees keys 0 .. i
  *   strict   true => every element is checked: those of visible keys must be 0 (u8: not 0), those of masked keys below
  *            -10000 (u8: 0). false => NeMo Automodel's checks. In head 0 of each sequence, the first row must see one
@@ -560,8 +559,8 @@ typedef struct te_op_detect_causal_mask_args {
  *   cu_seqlens  optional i32 [b + 1]: the first row of each sequence, all multiples of 2 * ranks. NULL => there are as
  *               many sequences of equal length as the field `sequences` says. Rows behind the last sequence are shared
  *               evenly
- *   share       the numbers in cu_seqlens are divided by `share` first, for sequences that are also shared by that many
- *               other ranks; 0 => 1
+ *   share       the ranks together have 1 / `share` of each sequence, so the numbers in cu_seqlens are first divided by
+ *               `share`; 0 => 1
  * If 2 * ranks does not divide the length of a sequence, the CPU refuses it; on a GPU its rows stay in place. */
 typedef struct te_op_context_rows_args {
     const te_tensor *cu_seqlens;
@@ -571,15 +570,16 @@ typedef struct te_op_context_rows_args {
     bool inverse;
 } te_op_context_rows_args;
 
-/* Computes lengths and first rows, in the form that te_attn_rule takes, for attention to a part of packed sequences:
- * the chunks of each sequence that `chunks` selects.
+/* Computes the lengths and first rows of the chunks that `chunks` selects from each packed sequence, in the form that
+ * te_attn_rule takes.
  *   cu_seqlens         i32 [b + 1]: running sums of the numbers of tokens of the whole sequences
  *   cu_seqlens_padded  optional i32 [b + 1]: the first row of each sequence, padding included, at multiples of 2 *
  *                      ranks; NULL => cu_seqlens
  *   lengths            i32 [b + 1], written: running sums, from 0, of the numbers of tokens in the selected chunks
  *   starts             i32 [b + 1], written: the first row of each sequence's selected chunks, counted in the rows of
  *                      the rank or, with TE_CHUNKS_UP_TO, in all rows; the last entry is the end
- *   rank               the number of the rank; with TE_CHUNKS_UP_TO, the number of chunks instead, up to 2 * ranks */
+ *   rank               the index of this rank, from 0; with TE_CHUNKS_UP_TO it is a count of chunks instead, up to 2 *
+ *                      ranks */
 typedef struct te_op_context_lengths_args {
     const te_tensor *cu_seqlens, *cu_seqlens_padded;
     te_tensor *lengths, *starts;

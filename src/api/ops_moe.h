@@ -104,8 +104,8 @@ typedef struct te_op_moe_unpermute_args {
 /* Computes the gradient of te_op_moe_unpermute with merging_probs.
  *   dx      [R, H], optional. The row of a copy becomes its token's row of dy times the probability of the copy. Rows
  *           without a copy become 0
- *   dprobs  optional, of any float format, in the shape of merging_probs. The number of a copy becomes the dot product
- *           of its token's row of dy and its own row of x; it is 0 where there is no copy. For dprobs several copies
+ *   dprobs  optional, of any float format, in the shape of merging_probs. The entry of a copy becomes the dot product
+ *           of its token's row of dy and its own row of x. An entry without a copy becomes 0. For dprobs several copies
  *           may name the same row
  *   x       needed for dprobs
  * row_id_map, pad_offsets, topk and merging_probs are the forward's. */
@@ -127,7 +127,7 @@ typedef struct te_op_moe_unpermute_bwd_args {
  *                            no groups
  *   group_best       0 => topk / group_topk
  *   zero_other_groups   true: the biased scores of experts in the other groups are multiplied by 0, and these experts
- *                       may still be chosen. So such an expert comes before one with a negative score. NaN stays last
+ *                       may still be chosen. A NaN score is still ranked last
  *   norm_topk_prob   TE_ON: the probabilities are divided by their sum + 1e-20 if topk > 1 (with all_scores for any
  *                    topk). 0 means TE_ON, or TE_OFF for softmax scores
  *   bias_in_probs    true: the probabilities come from the biased scores as well
@@ -157,8 +157,8 @@ typedef struct te_op_moe_router_fwd_args {
  * the forward's routing_map (not needed with all_scores). If the forward made topk_probs in place of probs, dtopk_probs
  * and topk_indices [T, topk] take the place of dprobs and routing_map. Indices outside 0 .. E-1 are an error
  * (TE_ERR_INVALID). On the CPU the call itself returns the error, on a GPU the next call that waits. expert_bias is
- * needed with bias_in_probs alone. topk, score_function, use_pre_softmax, scaling_factor, all_scores, norm_topk_prob
- * and bias_in_probs are the forward's. */
+ * needed only with bias_in_probs. topk, score_function, use_pre_softmax, scaling_factor, all_scores, norm_topk_prob and
+ * bias_in_probs are the forward's. */
 typedef struct te_op_moe_router_bwd_args {
     const te_tensor *logits, *routing_map, *dprobs;
     const te_tensor *topk_indices, *dtopk_probs, *expert_bias;

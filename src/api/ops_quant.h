@@ -64,9 +64,9 @@ typedef struct te_op_delayed_gather_args {
  *   amax       f32 [1], optional, written: max(amax, max |x|) of the unscaled x; with `current` it is max |x| alone
  *   current    true: the scale is computed from max |x| by the rule of te_op_scale_from_amax, with the fp8_max of the
  *              codes' format, `epsilon` and `power_of_two` (Float8CurrentScalingQuantizer)
- *   x_amax     f32 [2], optional, with `current` and without `noop`; its address is a multiple of 8 bytes. Its first
- *              number is max |x|, which te_op_act_fwd and others write as their `amax`; its second number is 0. With
- *              x_amax the call need not read x a second time. The call sets both numbers to 0
+ *   x_amax     f32 [2], optional, with `current` and without `noop`; its address is a multiple of 8 bytes. Before the
+ *              call its first number must be max |x|, as te_op_act_fwd and others write it to their `amax`, and its
+ *              second number 0. The call then sets both numbers to 0. With x_amax the call reads x only once
  *   dbias      [N] of any float format, optional: the column sums of x in f32, which are the gradient of a bias if x is
  *              a gradient. Not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written
@@ -193,7 +193,8 @@ typedef struct te_op_mxfp8_dequantize_args {
  *   keep      true: the larger one of the new amax and the present value is stored; false: the new amax
  *   noop      optional f32 [1]: 1.0 => nothing is written
  *   groups    optional i32 [M]: the group of each row, as in te_op_amax; amax_row and amax_col are then f32 [n]. Groups
- *             begin at multiples of 16 rows: of each 16 rows, the first one tells the group of all 16. Not with noop */
+ *             must begin at multiples of 16 rows: the group of the first of each 16 rows is used for all 16. Not with
+ *             noop */
 typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
@@ -219,8 +220,8 @@ typedef struct te_op_nvfp4_amax_args {
  *                     col is given
  *   swizzled   true: the scales are in the layout of te_op_mxfp8_quantize with `swizzled`
  *   groups     optional i32 [M]: the group of each row, as in te_op_amax; amax_row and amax_col are then f32 [n]. For
- *              the column-wise copy, groups must begin at multiples of 16 rows: of each 16 rows, the first one tells
- *              the group of all 16. Rows that belong to no group are quantized with the amax of group 0. Not with
+ *              the column-wise copy, groups must begin at multiples of 16 rows: the group of the first of each 16 rows
+ *              is used for all 16. Rows that belong to no group are quantized with the amax of group 0. Not with
  *              two_dimensional, `measure` or `noop`
  *   rht        true: the column-wise copy is transformed and rounded to bf16; its amax, scales and codes are those of
  *              the rounded values. Sums are taken as a tensor core takes them. Each product is truncated 25 bits below

@@ -4,12 +4,12 @@
 /* Creates the state `state_name` ("exp_avg", "exp_avg_sq", "master_param") of `param`; replaces an existing state.
  *   zero_buffer             true: the state is zeros; false: its values are undefined until they are set
  *   store_param_remainders  true: the state is stored as remainders (the lower halves of f32 numbers), u8 [elements,
- *                           2], always zeros; false: the state has the format that the optimizer's desc gives it
+ *                           2], always zeros; false: the state has the format that te_fused_adam_desc gives it
  * A new master gets the value of its parameter in the next step. */
 typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
-/* Abilities of an initialize_state function with parameters that are stored quantized. A function that has all three
- * needs no patch (api/patches.h). */
+/* These flags say what an initialize_state function does with a parameter that is stored quantized. A function that has
+ * all three needs no patch (api/patches.h). */
 typedef enum te_state_capability {
     TE_STATE_DEQUANTIZES = 1, /* the function treats a quantized parameter as the tensor that te_dequantize makes of
                                * it */
@@ -46,7 +46,7 @@ TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param,
 TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                bool zero_buffer, bool store_param_remainders);
 /* Returns a state as it is stored (borrowed); NULL if there is none of that name. *scale (`scale` may be NULL) receives
- * the state's scale, f32 [1] (borrowed), or NULL if it has none. States in other formats than f32 have a scale, except
- * remainders. The scale of a bf16 state stays 1. te_optimizer_get_unscaled_state gives the values. */
+ * the state's scale, f32 [1] (borrowed), or NULL if the state has no scale. States in other formats than f32 have a
+ * scale, except remainders. The scale of a bf16 state stays 1. te_optimizer_get_unscaled_state gives the values. */
 TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name,
                                      te_tensor **scale);

@@ -2,22 +2,25 @@
  * its children unchanged. Names are TransformerEngine's, and zero is the default. Where zero means something else than
  * TransformerEngine's default, the field's comment says so.
  *
- * These options of TransformerEngine have no field here, for these reasons:
- *   get_rng_state_tracker    a context keeps its random states itself (te_rng_tracker_add); rng_tracker_name names one
- *   ub_overlap_*, ub_bulk_*, ub_name  userbuffers need memory that GPUs of several processes share. te.h has none, so
- *                                     products and collectives follow each other on the stream
- *   cp_stream                a context computes on one stream, and adds other streams itself
- *   cp_global_ranks          te_send and te_recv take ranks of the group
- *   layer_number             te_module_path names a module, and te.h does not scale by the number
- *                            (NVTE_APPLY_QK_LAYER_SCALING)
- *   seq_length, micro_batch_size  they warm TorchScript up; here te_warmup takes a shape
- *   qkv_format of InferenceParams and of a forward call  each module has one qkv_format
- *   custom_cache_manager     an attention function of the program (te_module_set_forward) keeps keys and values itself
- *   fast_zero_fill, num_splits    they change speed and not results, and the kernels choose them
- *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`
- *   hidden_size as a tuple   te_tensor_view joins the sizes
- *   attention_softmax_in_fp32, apply_query_key_layer_scaling, skip_weight_param_allocation, and the weight and bias of
- *   forward: TransformerEngine has removed them */
+ * These options of TransformerEngine have no field here:
+ *   get_rng_state_tracker              The context keeps its random states (te_rng_tracker_add). rng_tracker_name
+ *                                      selects one.
+ *   ub_overlap_*, ub_bulk_*, ub_name   They need userbuffers, which te.h does not have.
+ *   cp_stream                          The context manages its streams itself.
+ *   cp_global_ranks                    te_send and te_recv take the ranks of the group.
+ *   layer_number                       te_module_path names a module. te.h has no scaling by the layer number
+ *                                      (NVTE_APPLY_QK_LAYER_SCALING).
+ *   seq_length, micro_batch_size       TransformerEngine needs them for TorchScript. te_warmup takes a shape.
+ *   qkv_format of InferenceParams      The module's qkv_format holds for all its calls.
+ *   qkv_format of a forward call       The same.
+ *   custom_cache_manager               A program can replace the attention function by te_module_set_forward.
+ *   fast_zero_fill, num_splits         They change only the speed. The kernels choose them.
+ *   kv_channels as a pair              DotProductAttention takes the head size of values from the tensor `value`.
+ *   hidden_size as a tuple             te_tensor_view can join several dimensions to one.
+ *   attention_softmax_in_fp32          TransformerEngine has removed it.
+ *   apply_query_key_layer_scaling      TransformerEngine has removed it.
+ *   skip_weight_param_allocation       TransformerEngine has removed it.
+ *   weight and bias of forward         TransformerEngine has removed them. */
 
 /* How weights are initialised. Biases begin at 0, norms as the identity. */
 typedef struct te_init {
@@ -137,8 +140,8 @@ typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime). NULL => no
                                       * other ranks, or a group that te_set_tensor_parallel_group sets later */
     int tp_size;                     /* the size of the group that te_set_tensor_parallel_group will set; 0 => 1 */
-    te_parallel_mode parallel_mode;  /* how the product is divided, in a Linear, GroupedLinear or LayerNormLinear (which
-                                      * allows TE_PARALLEL_COLUMN alone) */
+    te_parallel_mode parallel_mode;  /* how the product is divided, in a Linear, GroupedLinear or LayerNormLinear. A
+                                      * LayerNormLinear allows only TE_PARALLEL_COLUMN */
     bool set_parallel_mode;          /* in a LayerNormMLP, MultiheadAttention or TransformerLayer: first products are
                                       * divided by column, second products by row; false => no product is divided */
     bool sequence_parallel;          /* between the divided products each rank has only a part of the first dimension.
@@ -178,18 +181,18 @@ typedef struct te_attn_options {
                                    * gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; TransformerEngine's TransformerLayer calls it attn_input_format */
     te_attn_mask attn_mask_type; /* 0 => causal; TransformerEngine's TransformerLayer calls it self_attn_mask_type */
-    te_window window;           /* TransformerEngine: window_size. With a causal mask it is (left, 0), and a right bound
-                                 * counts as 0. With another mask it is two numbers of keys, or (-1, -1) for no window;
-                                 * (-1, 0) also counts as no window */
+    te_window window;           /* TransformerEngine: window_size. With a causal mask `right` counts as 0. With another
+                                 * mask `left` and `right` are both used; (-1, -1) and (-1, 0) mean no window */
     te_switch bottom_right_diagonal; /* the diagonal of the window and of ALiBi's distances ends in the bottom right
-                                      * corner; 0 => on. No effect with TE_MASK_CAUSAL and TE_MASK_PADDING_CAUSAL, whose
-                                      * diagonal begins in the top left corner, and with masks named bottom_right */
+                                      * corner of the scores; 0 => on. No effect with TE_MASK_CAUSAL and
+                                      * TE_MASK_PADDING_CAUSAL (their diagonal begins in the top left corner), nor with
+                                      * masks named bottom_right */
     float softmax_scale;        /* factor of the scores; 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
     bool return_max_logit;      /* the module also returns the largest score of each head as the output `max_logit`, f32
                                  * [H], without a gradient */
-    te_attn_type attention_type; /* self or cross attention, in a MultiheadAttention. In self attention, cu_seqlens_q
-                                  * also serves the keys if cu_seqlens_kv is not given */
+    te_attn_type attention_type; /* self or cross attention, in a MultiheadAttention. In self attention, cu_seqlens_q is
+                                  * also used for the keys if cu_seqlens_kv is not given */
     bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V]. false => they are [groups, (q.., k, v)],
                                      * except with no_fuse_qkv_params. TransformerEngine's default is [Q | K | V],
                                      * because its fuse_qkv_params is off */
@@ -211,9 +214,9 @@ typedef struct te_inference_params te_inference_params; /* the keys and values o
  *
  * The padding masks take the lengths of sequences from cu_seqlens_q and cu_seqlens_kv. If these are NULL, they take the
  * lengths from attention_mask and attention_mask_q, whose padding must lie behind the tokens of each sequence. Neither
- * way waits for the device. With other masks cu_seqlens are refused, and attention_mask is read with TE_MASK_ARBITRARY
- * alone, as in TransformerEngine. In a TransformerLayer, self attention uses cu_seqlens_q for its keys too; cross
- * attention uses cu_seqlens_q and cu_seqlens_kv. */
+ * way waits for the device. With other masks cu_seqlens are refused, and attention_mask is read only with
+ * TE_MASK_ARBITRARY, as in TransformerEngine. In a TransformerLayer, self attention uses cu_seqlens_q for its keys too;
+ * cross attention uses cu_seqlens_q and cu_seqlens_kv. */
 typedef struct te_attn_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* window.on false => the module's own */
@@ -222,14 +225,14 @@ typedef struct te_attn_call {
                                       * s], and of the queries too unless attention_mask_q is given. With
                                       * TE_MASK_ARBITRARY it may have any shape that broadcasts to [b, H, s_q, s_kv] */
     te_tensor *attention_mask_q;     /* u8 [b, 1, 1, s_q], which marks the padding of the queries; cross attention needs
-                                      * it beside attention_mask */
+                                      * both masks */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
     te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* i32 [b + 1], with TE_THD: where each sequence starts in
                                                             * memory, if there is padding between sequences */
     int64_t max_seqlen_q, max_seqlen_kv; /* with TE_THD, the length of the longest sequence; 0 => the number of all
                                           * tokens. A small number saves work, but longer sequences are cut off.
                                           * TransformerEngine's default is the longest length rounded up to a multiple
-                                          * of 64; to find it, its host waits for the device */
+                                          * of 64. TransformerEngine copies the lengths to the host to compute it */
     te_switch pad_between_seqs;      /* whether cu_seqlens_q_padded and cu_seqlens_kv_padded are read; 0 => on if they
                                       * are given */
     te_attn_bias core_attention_bias_type; /* 0 => none */
@@ -239,9 +242,9 @@ typedef struct te_attn_call {
                                       * H) */
     bool checkpoint_core_attention;  /* the core (softmax and its two products) of this call runs again in the backward
                                       * pass */
-    te_inference_params *inference_params; /* the cache of keys and values (borrowed), for self attention alone, inside
-                                            * te_no_grad_begin. The lengths come from the cache, and causal masks become
-                                            * padding_causal_bottom_right */
+    te_inference_params *inference_params; /* the cache of keys and values (borrowed), only for self attention and only
+                                            * inside te_no_grad_begin. The lengths come from the cache, and causal masks
+                                            * become padding_causal_bottom_right */
     const te_score_mod *score_mod;   /* the program's own formula for scores and masks; NULL => none. If the call runs
                                       * again in the backward pass, the source texts in score_mod must live until
                                       * then */

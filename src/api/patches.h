@@ -15,9 +15,9 @@
 typedef struct te_patch {
     const char *name;                            /* for messages and te_report; unique in a context (copied) */
     const char *fixed_in;                        /* the first version of TransformerEngine that does not need the patch,
-                                                  * "2.12" (copied); NULL => every version needs it */
+                                                  * such as "2.12" (copied); NULL => every version needs it */
     bool (*found)(te_ctx *te, void *user);       /* returns whether there is something to patch; NULL => always true */
-    bool (*needed)(te_ctx *te, void *user);      /* returns whether the thing found lacks what the patch adds; NULL =>
+    bool (*needed)(te_ctx *te, void *user);      /* returns whether the library lacks what the patch adds; NULL =>
                                                   * always true */
     te_result (*apply)(te_ctx *te, void *user);  /* required: puts the patch in force. If it fails, it must change
                                                   * nothing, record the error in the context and return the error's
@@ -42,8 +42,9 @@ typedef struct te_patch_info {
 TE_API te_result te_register_patch(te_ctx *te, const te_patch *patch);
 /* Decides about every waiting patch, in order. A patch is applied if the library version is older than fixed_in and
  * `found` and `needed` return true; otherwise it is skipped. The log gets one line for each: a debug line with the
- * reason for a skipped patch, an info line for an applied one. A second call does nothing. The call stops at the first
- * patch that fails; this patch stays waiting, and a later call tries it again. Refused inside a graph's capture. */
+ * reason for a skipped patch, an info line for an applied one. A second call does nothing for the patches that are
+ * decided. The call stops at the first patch that fails; this patch stays waiting, and a later call tries it again.
+ * Refused inside a graph's capture. */
 TE_API te_result te_apply_patches(te_ctx *te);
 /* Undoes the applied patches, the last one first. Afterwards all patches are waiting. Existing optimizers keep their
  * states. */

@@ -10,16 +10,16 @@
  * TransformerEngine's bytes, with these exceptions:
  *   - Stochastic rounding uses te.h's random numbers (te_op_nvfp4_quantize). They depend on the index of an element,
  *     not on the thread that rounds it.
- *   - NVFP4's transform of a NaN: in te.h the scales of the NaN's blocks become NaN in both copies, for any shape.
- *     TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 does the same. Its kernels for other shapes leave the
- *     NaN out of the scale, so a gradient loses it.
- *   - NVFP4's transform of a tensor whose amax is infinite: te.h scales the tensor by 1, as TransformerEngine's kernels
- *     for other shapes do. TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 scales it by 0. In both cases
- *     the tensor decodes to infinities and NaN.
+ *   - NVFP4's Hadamard transform of a NaN: in te.h the scales of the NaN's blocks become NaN in both copies, for any
+ *     shape. TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 does the same. Its kernels for other shapes
+ *     leave the NaN out of the scale, so a NaN in a gradient is lost.
+ *   - NVFP4's Hadamard transform of a tensor whose amax is infinite: te.h scales the tensor by 1, as
+ *     TransformerEngine's kernels for other shapes do. TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0
+ *     scales it by 0. In both cases the tensor decodes to infinities and NaN.
  *   - te_quantize_master_weights with 128 x 128 blocks and fp32_scales, where fp8_max / amax is infinite in f32 (E4M3:
  *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale, for slices
  *     as for a whole weight. TransformerEngine takes this number for a whole weight, but FLT_MAX for slices
- *     (compute_scale.cu). So there a bf16 or f16 weight gets two different scale_inv.
+ *     (compute_scale.cu). So a bf16 or f16 weight gets two different scale_inv in TransformerEngine.
  *   - e4m3_max_256 has an effect even without four_over_six. In TransformerEngine, NVFP4Quantizer ignores it without
  *     four_over_six, and uses 448.
  *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH do nothing in te.h. In TransformerEngine they make
@@ -48,7 +48,8 @@ typedef enum te_quant_kind {
 /* The copies of a quantized tensor. A usage is TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 enum { TE_ROWWISE = 1, TE_COLUMNWISE = 2 };
 
-/* A quantizer that the program defines. Products decode its copies and multiply them in high precision. */
+/* A quantizer that the program defines. Products decode the tensors that it makes, and multiply them in high
+ * precision. */
 typedef struct te_custom_quantizer {
     const char *name; /* for messages; must outlive the quantizer */
     void *user;       /* handed to every function; must outlive the quantizer and its tensors */
@@ -83,8 +84,8 @@ typedef struct te_block_quantizer {
 typedef struct te_nvfp4_quantizer {
     te_switch rht;                 /* random Hadamard transform of the column-wise copy; 0 => off */
     bool no_random_sign_mask;      /* with rht: the transform without random signs */
-    te_switch stochastic_rounding; /* codes are rounded by random numbers of the context, whose random state advances by
-                                    * two; 0 => off */
+    te_switch stochastic_rounding; /* codes are rounded with random numbers of the context, and the context's random
+                                    * state advances by two; 0 => off */
     bool row_scaled;               /* the row-wise copy has one amax for each row of x, and the column-wise copy has one
                                     * for each column; false => one amax a tensor */
     te_4over6_error four_over_six; /* the error by which each copy chooses the scales of its blocks (4-over-6); 0 =>
@@ -92,8 +93,8 @@ typedef struct te_nvfp4_quantizer {
     bool e4m3_max_256;             /* the largest block scale is 256, so that 4-over-6 can raise a scale by half; false
                                     * => 448 */
 } te_nvfp4_quantizer;
-/* Options of a hybrid quantizer: the quantizers of its two copies. Neither may be hybrid. They are read during the
- * call. */
+/* Options of a hybrid quantizer: the quantizers of its two copies. Neither may be hybrid. te_quantizer_create reads
+ * both during its call. */
 typedef struct te_hybrid_quantizer {
     const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* both needed */
 } te_hybrid_quantizer;
@@ -122,11 +123,12 @@ typedef struct te_quantizer_desc {
 /* Makes a quantizer, which the caller owns (te_quantizer_destroy). Errors: TE_ERR_INVALID for options that exclude each
  * other, TE_ERR_STATE inside a graph's capture. */
 TE_API te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc *desc);
-/* Gives up the program's ownership of the quantizer, which lives on while tensors that it made exist. NULL is fine. */
+/* Gives up the program's ownership of the quantizer. The quantizer lives on while tensors that it made exist. NULL is
+ * fine. */
 TE_API void te_quantizer_destroy(te_quantizer *q);
-/* Sets which copies tensors get from now on: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
+/* Sets which copies q makes of tensors from now on: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage);
-/* Returns which copies tensors get from now on; 0 for NULL. */
+/* Returns which copies q makes of tensors; 0 for NULL. */
 TE_API int te_quantizer_get_usage(const te_quantizer *q);
 /* Quantizes x [.., N] (f32, f16, bf16) into a new tensor of the innermost scope. In FP8 a NaN stays NaN, and infinity
  * saturates. The call allocates memory, and is asynchronous on CUDA. It is differentiable as the identity. */
@@ -153,9 +155,9 @@ TE_API bool te_quantizer_is_requantization_safe(const te_quantizer *q);
  * the row-wise copy if x has one, else the column-wise copy. Allocates memory. Differentiable as the identity. */
 TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype);
 /* Sets which copies x has: TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. Drops a copy that is not in
- * `usage`. Makes a missing column-wise copy from the row-wise copy if both hold the same numbers: per-tensor FP8, 128 x
- * 128 blocks, NVFP4 by 16 x 16 (with 4-over-6 the new copy has the scales of the row-wise copy). Any other missing copy
- * gives TE_ERR_STATE. TransformerEngine: update_usage. */
+ * `usage`. Makes a missing column-wise copy from the row-wise copy if both hold the same numbers: per-tensor FP8, FP8
+ * with 128 x 128 blocks, and NVFP4 with 16 x 16 blocks (with 4-over-6 the new copy has the scales of the row-wise
+ * copy). Any other missing copy gives TE_ERR_STATE. TransformerEngine: update_usage. */
 TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
 
 /* Sets *data and *scale to the codes and the scales of the copy `which` of x [.., N], viewed as [M, N]. Both are plain
@@ -207,7 +209,7 @@ typedef enum te_format {
                             * E5M2 */
 } te_format;
 
-/* Which operands the backward products use. With delayed scaling only TE_BACKWARD_QUANTIZED is possible. */
+/* Says which operands the backward products use. With delayed scaling only TE_BACKWARD_QUANTIZED is possible. */
 typedef enum te_backward_override {
     TE_BACKWARD_QUANTIZED = 0,      /* quantized, as the recipe says */
     TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
@@ -240,8 +242,8 @@ typedef enum te_tensor_type {
     TE_TENSOR_GRAD_OUTPUT = 3, /* the gradient of y */
     TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x, with fp8_grad */
 } te_tensor_type;
-/* A slot: one quantized tensor of a module's product. A custom recipe's factory and te_quant_stats_fn get it as an
- * argument. */
+/* One quantized tensor of a module's product. It is an argument of a custom recipe's factory and of
+ * te_quant_stats_fn. */
 typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
     const char *name;        /* path of the module (te_module_path). If a create function quantizes weights (inside
@@ -252,7 +254,7 @@ typedef struct te_quantizer_role {
     te_tensor_type tensor_type; /* which tensor of the product */
 } te_quantizer_role;
 
-/* Options of delayed scaling. A custom recipe uses them for TE_QUANT_DELAYED slots to which its factory gave no
+/* Options of delayed scaling. A custom recipe uses them for tensors that its factory makes TE_QUANT_DELAYED without a
  * scale. */
 typedef struct te_delayed_recipe {
     float margin;           /* scale = fp8_max / 2^margin / amax */
@@ -264,7 +266,7 @@ typedef struct te_delayed_recipe {
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
     void *user;             /* handed to amax_fn and scale_fn; borrowed while the recipe is in use */
-    bool no_reduce_amax;    /* each rank keeps its own amaxes, even if autocast was given a group */
+    bool no_reduce_amax;    /* each rank keeps its own amaxes, even if te_autocast_desc.amax_group is set */
 } te_delayed_recipe;
 /* Options of current scaling. */
 typedef struct te_current_recipe {
@@ -298,9 +300,9 @@ typedef struct te_nvfp4_recipe {
 } te_nvfp4_recipe;
 /* Options of a custom recipe. */
 typedef struct te_custom_recipe {
-    /* Chooses the quantizer of a slot: fills in `desc`, which is zero on entry. If kind stays 0, the operand stays in
-     * high precision. TE_QUANT_DELAYED without a scale gets the module's own scale and history (DelayedScalingRequest).
-     * Called once for each slot, when a module first runs under the recipe. */
+    /* Chooses the quantizer of the tensor `role`: fills in `desc`, which is zero on entry. If kind stays 0, the tensor
+     * stays in high precision. TE_QUANT_DELAYED without a scale gets the module's own scale and history
+     * (DelayedScalingRequest). Called once for each `role`, when a module first runs under the recipe. */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user; /* handed to factory; borrowed while the recipe is in use */
 } te_custom_recipe;
@@ -313,12 +315,12 @@ typedef struct te_custom_recipe {
 typedef struct te_recipe {
     te_recipe_kind kind;                    /* needed */
     te_format format;                       /* format of the codes; 0 => the default of the kind (te_format). NVFP4 has
-                                             * only one format. A custom recipe uses this field for slots of delayed
-                                             * scaling */
+                                             * only one format. A custom recipe uses this field for its tensors under
+                                             * delayed scaling */
     te_backward_override backward_override; /* 0 => quantized operands */
-    /* Whether the partial sums of a product are added into full f32 at regular intervals: split_fprop for the forward
-     * product, split_dgrad for the input gradient, split_wgrad for the weight gradient. 0 => off in the forward
-     * product, on in both gradient products. Block scaling always does it. */
+    /* These fields say whether the partial sums of a product are added into full f32 at regular intervals: split_fprop
+     * for the forward product, split_dgrad for the input gradient, split_wgrad for the weight gradient. 0 => off in the
+     * forward product, on in both gradient products. Under block scaling all products do this. */
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: lower bound of the amax from which a scale is computed */
     /* FP8 attention (delayed, current, MXFP8, custom). With fp8_dpa, DotProductAttention rounds q, k, v, the softmax,
@@ -326,12 +328,12 @@ typedef struct te_recipe {
      * With fp8_mha, which includes fp8_dpa, MultiheadAttention gives the FP8 output of the attention core to its
      * projection without decoding it, except under MXFP8. In both cases the core itself quantizes q, k and v.
      *
-     * A custom recipe's factory is called for the core's slots, which are numbered as in TransformerEngine. q, k and v
-     * are the output of product 0, o is the input of product 1, and the softmax is the output of product 2. The
-     * gradients of q, k and v are the grad_output of product 0. The gradient of o is the grad_input of product 1, and
-     * that of the softmax is the grad_input of product 2. If the factory chooses one scale a tensor, the softmax and
-     * its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, its choice for the softmax and its gradient is not
-     * read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
+     * A custom recipe's factory is called for the tensors of the core. Products are numbered as in TransformerEngine.
+     * q, k and v are the output of product 0, o is the input of product 1, and the softmax is the output of product 2.
+     * The gradients of q, k and v are the grad_output of product 0. The gradient of o is the grad_input of product 1,
+     * and that of the softmax is the grad_input of product 2. If the factory chooses one scale a tensor, the softmax
+     * and its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, its choice for the softmax and its gradient is
+     * not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* delayed, custom */
     te_current_recipe current; /* current */
@@ -350,8 +352,8 @@ TE_API te_recipe te_recipe_block_scaling(void);   /* FP8, one scale for 1 x 128 
 TE_API te_recipe te_recipe_mxfp8(void);           /* FP8, one E8M0 scale for 32 elements (MXFP8BlockScaling) */
 TE_API te_recipe te_recipe_nvfp4(void);           /* FP4, one E4M3 scale for 16 elements (weights: 16 x 16)
                                                    * (NVFP4BlockScaling) */
-/* Makes a recipe in which `factory` chooses the quantizer of each slot (te_custom_recipe.factory). `user` is handed to
- * `factory` (borrowed). TransformerEngine: CustomRecipe. */
+/* Makes a recipe in which `factory` chooses the quantizer of each tensor (te_custom_recipe.factory). `user` is handed
+ * to `factory` (borrowed). TransformerEngine: CustomRecipe. */
 TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role,
                                                        te_quantizer_desc *desc),
                                   void *user);
@@ -367,18 +369,19 @@ typedef struct te_autocast_desc {
     bool disabled;        /* modules inside run in high precision */
     bool calibrating;        /* with `disabled`: the amaxes of delayed scaling are still recorded */
     te_group *amax_group;    /* the group over which amaxes of delayed, current and NVFP4 scaling are reduced (borrowed
-                              * until the region's last backward pass). NULL => no group; but a product uses its
-                              * tp_group (te_parallel_options) if the ranks gather one of its operands.
-                              * TransformerEngine's default for delayed scaling is the group of all ranks */
+                              * until the region's last backward pass). NULL => no group; but the amaxes of a product
+                              * are reduced over its tp_group (te_parallel_options) if the ranks gather one of its
+                              * operands. TransformerEngine's default for delayed scaling is the group of all ranks */
 } te_autocast_desc;
 
 /* Opens a region in which modules quantize the operands of their products; desc may be NULL. Regions may be nested. The
  * outermost region copies the scales and histories of delayed scaling, so that te_clear_error can undo a failed step;
  * this takes one kernel launch for some thirty products. TE_ERR_INVALID for a recipe whose options exclude each other.
- * After an error no region is open, and the program must not call te_autocast_end. TransformerEngine: autocast. */
+ * If the call fails, it opens no region, and the program must not call te_autocast_end for it. TransformerEngine:
+ * autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
-/* Closes the innermost region. If it is the outermost one and gradients are enabled, the scales of the forward slots of
- * delayed scaling are updated; those of the backward slots are updated at the end of the backward pass. Asynchronous on
+/* Closes the innermost region. If it is the outermost one and gradients are enabled, the delayed scales of inputs,
+ * weights and outputs are updated; those of gradients are updated at the end of the backward pass. Asynchronous on
  * CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
 /* Returns whether a module that runs now would quantize the operands of its products. */
@@ -403,15 +406,15 @@ typedef struct te_quant_stats {
     float max_error;          /* max |x - y| */
 } te_quant_stats;
 
-/* Switches measuring on or off; off, the default, costs nothing. While it is on, every quantization of a module's
- * operand (input, weight, gradient of the output) is measured: the operand is decoded and read once more. Results stay
- * the same. Switching it on forgets earlier measurements. Weights that are stored quantized are not measured, because
- * they have no high-precision value. */
+/* Switches the measuring of quantization errors on or off; off, the default, costs nothing. While it is on, every
+ * quantization of a module's operand (input, weight, gradient of the output) is measured: the operand is decoded and
+ * read once more. Results stay the same. Switching it on forgets earlier measurements. Weights that are stored
+ * quantized are not measured, because they have no high-precision value. */
 TE_API te_result te_quant_inspect(te_ctx *te, bool on);
-/* A function of the program that te_quant_stats_visit calls with the latest measurement of a slot. role and stats are
- * valid during the call. The function returns false to stop the visit. */
+/* A function of the program that te_quant_stats_visit calls with the latest measurement of the tensor `role`. role and
+ * stats are valid during the call. The function returns false to stop the visit. */
 typedef bool (*te_quant_stats_fn)(void *user, const te_quantizer_role *role, const te_quant_stats *stats);
-/* Calls `visit` for every measured slot. Modules come in the order of their creation. Syncs. */
+/* Calls `visit` for every measured tensor. Modules come in the order of their creation. Syncs. */
 TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void *user);
 
 /* ---- FP8 primary weights --------------------------------------------------------------------------------------- */
@@ -419,18 +422,17 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
 /* Options of te_quantized_model_init_begin. */
 typedef struct te_quantized_model_init_desc {
     const te_recipe *recipe;               /* copied; NULL => delayed scaling. TransformerEngine's default depends on
-                                            * the GPU, as that of te_autocast_desc.recipe */
+                                            * the GPU, as for te_autocast_desc.recipe */
     bool disabled;                      /* modules made inside store plain weights */
     bool preserve_high_precision_init_val; /* the initial values of the weights are kept in host memory
                                             * (te_quantized_init_value) */
 } te_quantized_model_init_desc;
 
 /* Opens a region in which created modules store the weights of their products quantized, as the recipe quantizes
- * weights. A weight then has both copies and no high-precision copy. Biases, norms and embeddings stay plain. Such
- * modules run under autocast with the same recipe; outside of autocast their weights are decoded. Optimizers keep f32
- * masters of such weights, and quantize the masters after each step. Delayed scaling starts from scale 1. Regions may
- * be nested. desc may be NULL.
- * TransformerEngine: quantized_model_init, fp8_model_init. */
+ * weights. A weight then has both copies and no high-precision copy. Biases, norms and embeddings stay plain. The
+ * created modules run under autocast with the same recipe; outside of autocast their weights are decoded. Optimizers
+ * keep f32 masters of such weights, and quantize the masters after each step. Delayed scaling starts from scale 1.
+ * Regions may be nested. desc may be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
@@ -445,9 +447,10 @@ TE_API void te_quantized_clear_init_value(te_tensor *x);
 
 /* Moves the codes of x's row-wise copy into new_raw, which becomes the memory of this copy, so that a framework can
  * keep all parameters in one buffer. new_raw is u8 or the dtype of x's row-wise data, contiguous, and has at least as
- * many bytes; it is retained. Works for per-tensor, block, NVFP4 and identity quantizers, and for the row-wise part of
- * hybrid ones. TE_ERR_UNSUPPORTED for MXFP8, whose column-wise copy cannot be rebuilt from its row-wise copy. Kernels
- * are fastest where new_raw begins at a multiple of 16 bytes. TransformerEngine: replace_raw_data. */
+ * many bytes as this copy; it is retained. The call works for per-tensor, block, NVFP4 and identity quantizers, and for
+ * the row-wise part of hybrid ones. TE_ERR_UNSUPPORTED for MXFP8, whose column-wise copy cannot be rebuilt from its
+ * row-wise copy. Kernels are fastest where new_raw begins at a multiple of 16 bytes. TransformerEngine:
+ * replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
 /* This rank's slices of master weights. The lists are read during the call. */
@@ -471,11 +474,11 @@ typedef struct te_master_weights {
 } te_master_weights;
 
 /* Quantizes this rank's slices of f32 master weights (first rounded to the weight's nominal dtype) into the model's
- * weights. The slices of all ranks together give the bytes that quantizing the whole weight gives. Every rank must call
- * it with the same weights in the same order; the caller gathers the bytes afterwards. The amaxes of all weights are
- * reduced in one all_reduce. Everything is checked before the first byte changes: if the ranks are threads of one
- * process and one rank has an error, the call fails on all ranks. Preserved initial values are cleared. Block and NVFP4
- * need 2-D scaling. TransformerEngine: quantize_master_weights. */
+ * weights. The slices of all ranks together give the bytes that quantizing the whole weight gives. Every rank must make
+ * this call, with the same weights in the same order; the caller gathers the bytes afterwards. The amaxes of all
+ * weights are reduced in one all_reduce. Everything is checked before the first byte changes: if the ranks are threads
+ * of one process and one rank has an error, the call fails on all ranks. Preserved initial values are cleared. Block
+ * and NVFP4 need 2-D scaling. TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 /* Calls te_quantize_master_weights; TransformerEngine's older name. */
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);

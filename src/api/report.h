@@ -15,7 +15,7 @@ TE_API te_result te_warmup(te_module *m, te_dtype dtype, int ndim, const int64_t
 /* How an operation would run. Texts that are too long are cut off. */
 typedef struct te_explanation {
     bool supported;      /* false: the call would fail, and `why` is its error */
-    bool native;         /* false: another format emulates it exactly */
+    bool native;         /* false: the operation is emulated exactly in another format */
     bool deterministic;  /* the same bits in each run */
     size_t workspace;    /* bytes, from the context's pool */
     int launches;        /* kernel launches; 0 on the CPU */

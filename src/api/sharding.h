@@ -30,8 +30,8 @@
 typedef struct te_fsdp_state {
     bool is_last_backward;       /* the next backward pass is the last one of the step. It is there for post_backward
                                   * functions; te.h's own exchange does not read it */
-    bool reshard_after_backward; /* parameters that post_backward functions have gathered may be freed. te.h's own
-                                  * parameters are whole and are never freed */
+    bool reshard_after_backward; /* parameters gathered by post_backward functions may be freed. te.h's own parameters
+                                  * are whole and are never freed */
     bool requires_gradient_sync; /* gradients are exchanged */
 } te_fsdp_state;
 
@@ -55,15 +55,16 @@ typedef struct te_data_parallel_desc {
 /* Makes m and all modules below it one unit (DistributedDataParallel); desc NULL undoes that. First sets parameters and
  * buffers to the values of rank 0, so all ranks must call it. Errors:
  *   TE_ERR_UNSUPPORTED for weights that are stored quantized: seed all ranks alike and set no_init_sync instead.
- *   TE_ERR_INVALID for a module that te_fsdp_unit has made a unit, a group of another context, or a factor that is
- *   negative or not finite.
+ *   TE_ERR_INVALID for a module that is a unit of te_fsdp_unit already, for a group of another context, or for a factor
+ *   that is negative or not finite.
  *   TE_ERR_STATE inside a graph's capture.
- * Allocates memory. Syncs if the group does. */
+ * Allocates memory. Syncs if collectives of the group sync. */
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);
 /* Makes m one of several units of its model (fully_shard, but only for gradients); desc NULL undoes that. Parameters
  * keep their values. The errors are those of te_data_parallel. */
 TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc);
-/* Writes the flags of a unit (of either kind) into *state, and returns true; false for any other module. */
+/* Writes the flags of a unit (of te_data_parallel or te_fsdp_unit) into *state, and returns true; false for any other
+ * module. */
 TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state);
 /* Sets the flags of the unit and of all units below it. TE_ERR_INVALID for a module that is not a unit. */
 TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state);

@@ -4,8 +4,8 @@
 /* How an operation uses a tensor. */
 typedef enum te_arg_use {
     TE_ARG_IN = 1,   /* read */
-    TE_ARG_OUT = 2,  /* written; the values from before do not matter */
-    TE_ARG_INOUT = 3 /* written, and the values from before matter: the call adds to them or keeps a part of them */
+    TE_ARG_OUT = 2,  /* written; its old values do not matter */
+    TE_ARG_INOUT = 3 /* written, and its old values matter: the call adds to them or keeps a part of them */
 } te_arg_use;
 
 /* A tensor among the args of an operation. */
@@ -24,13 +24,13 @@ typedef struct te_arg {
  * Runs, checks and allocates nothing. Returns 0 for an op outside of TE_OP_LIST and for args == NULL. */
 TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity);
 
-/* The time of a call of the hook: before or after the operation. */
+/* Says when the hook is called: before or after the operation. */
 typedef enum te_trace_phase {
     TE_TRACE_BEFORE = 0, /* the args are checked and the call is about to begin */
     TE_TRACE_AFTER = 1   /* the call has returned */
 } te_trace_phase;
 
-/* Whether the call really runs. */
+/* Says whether the call really runs. */
 typedef enum te_trace_mode {
     TE_TRACE_RUN = 0,    /* the call runs: on CUDA it is queued, and may still be running in TE_TRACE_AFTER */
     TE_TRACE_WARMUP = 1, /* between te_warmup_begin and te_warmup_end: the call is only planned */
@@ -59,7 +59,7 @@ typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
  *
  * A hook observes. It may do the following:
  *   - call te_query_args, te_explain, te_query_supported and te_set_trace, and read shapes and statistics. These
- *     functions take the args of an event as they take the program's own;
+ *     functions also take the args of an event;
  *   - keep tensors by te_tensor_retain;
  *   - read a contiguous tensor back by te_tensor_to_host or te_tensor_to_f32. This waits for the device, and gives
  *     TE_ERR_STATE in a capture.

@@ -1,15 +1,15 @@
 /* api/train.h: optimizers and checkpoints. */
 
 /* A group of an optimizer's parameters that have their own learning rate and other hyperparameters. A pattern or a list
- * names the parameters. A parameter belongs to the first group that names it. Parameters of no group use the
- * hyperparameters of the optimizer's desc. Source: torch.optim, param_groups. */
+ * names the parameters. A parameter belongs to the first group that names it. Parameters in no group use the
+ * optimizer's own hyperparameters. Source: torch.optim, param_groups. */
 typedef struct te_param_group {
     const char *pattern;        /* pattern of parameter paths below the optimizer's module, as for file names: * stands
                                  * for any characters, ? for one ("*.bias"). NULL => `params` is used */
     te_tensor *const *params;   /* [num_params] the parameters themselves (te_module_parameter); NULL => `pattern` is
                                  * used */
     int num_params;             /* length of params */
-    float lr;                   /* learning rate. 0 => the optimizer's, and te_optimizer_set_lr changes it too.
+    float lr;                   /* learning rate. 0 => the optimizer's, also after te_optimizer_set_lr.
                                  * te_optimizer_set_group_lr may set it later */
     float weight_decay;         /* 0 => the optimizer's */
     bool no_weight_decay;       /* the group has no weight decay, even if the optimizer has one */
@@ -58,8 +58,8 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
 typedef struct te_fused_sgd_desc {
     float lr;                 /* learning rate; needed */
     float momentum;           /* 0 => none */
-    float dampening;          /* the momentum takes up (1 - dampening) times the gradient, except in a parameter's first
-                               * step; 0 => the whole gradient */
+    float dampening;          /* the gradient is multiplied by (1 - dampening) before it is added to the momentum,
+                               * except in a parameter's first step */
     float weight_decay;       /* 0 => none */
     bool nesterov;            /* Nesterov momentum; needs momentum not 0 and dampening 0 */
     bool wd_after_momentum;   /* weight decay is added after the momentum; false => before it */
@@ -107,9 +107,9 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 
 /* A factor (scale) of the loss. It keeps small f16 gradients from becoming 0. If a gradient is not finite, the scale
- * falls and the step is skipped. After growth_interval steps without that, the scale grows. The whole state of a scaler
- * stays on the device, as with `capturable` of TransformerEngine's FusedAdam. te_graph can capture a scaler after one
- * step outside of the graph. A step is:
+ * falls and the step is skipped. After growth_interval steps without such a gradient, the scale grows. The whole state
+ * of a scaler stays on the device, as with `capturable` of TransformerEngine's FusedAdam. te_graph can capture a scaler
+ * after one step outside of the graph. A step is:
  *
  *     te_backward(te_grad_scaler_scale(scaler, loss));
  *     te_grad_scaler_step(scaler, opt);
@@ -144,7 +144,7 @@ TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt);
 TE_API te_result te_grad_scaler_update(te_grad_scaler *s);
 /* Returns the scale, f32 [1] on the device (borrowed), or NULL if s is NULL. */
 TE_API te_tensor *te_grad_scaler_get_scale(const te_grad_scaler *s);
-/* The state of a scaler, for a file (te_metadata). */
+/* The state of a scaler. A program can store it in a file's metadata (te_metadata). */
 typedef struct te_grad_scaler_state {
     float scale;        /* the scale in force */
     int growth_tracker; /* steps without an overflow since the scale last changed */
@@ -155,13 +155,13 @@ TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s);
 TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state);
 
 /* Returns the values of a parameter's state `state_name` as a new f32 tensor of the parameter's shape, in the innermost
- * scope. A state with a scale is multiplied by it. For a master stored as remainders the whole master is returned, and
- * the call syncs. `param` is the parameter itself (te_module_parameter). If there is no state of that name, the error
- * is TE_ERR_INVALID, and NULL is returned. */
+ * scope. If the state has a scale, the values are multiplied by it. For a master stored as remainders the whole master
+ * is returned, and the call syncs. `param` is the parameter itself (te_module_parameter). If there is no state of that
+ * name, the error is TE_ERR_INVALID, and NULL is returned. */
 TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
 /* Sets a parameter's state `state_name` from f32 values of the parameter's shape, with a new scale if the state has
- * one. If the state is a master stored as remainders, the parameter changes too, and the call syncs. A whole master
- * changes the parameter in the next step. */
+ * one. If the state is a master stored as remainders, the parameter changes too, and the call syncs. If the state is a
+ * whole master, the parameter changes in the next step. */
 TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
                                                const te_tensor *unscaled_state);
 
@@ -182,7 +182,7 @@ TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *t
                                                  const te_tensor *inv_scale, te_tensor **per_tensor);
 /* Clips the gradients of all parameters of m and of the modules below it, as torch.nn.utils.clip_grad_norm_: multiplies
  * them in place by min(1, max_norm / (norm + 1e-6)). A parameter's main gradient is used if there is one. Returns the
- * norm from before, f32 [1] of the innermost scope, or NULL after an error. */
+ * norm before clipping, f32 [1] of the innermost scope, or NULL after an error. */
 TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm);
 
 /* An entry of a file's metadata: two UTF-8 strings, borrowed for the call. */

@@ -33,8 +33,8 @@
 #define TE__ALIGNED(n) _Alignas(n)
 #endif
 
-/* Keeps a function from being inlined. It stands after `static` or TE_API. It is for small functions with many callers
- * that need no speed: copies in all callers would cost more compile time than the calls cost run time. */
+/* Keeps a function from being inlined. It stands after `static` or TE_API. It saves compile time, for a small function
+ * that has many callers and need not be fast. */
 #if defined(_MSC_VER)
 #define TE__NOINLINE __declspec(noinline)
 #elif defined(__GNUC__)

@@ -6,8 +6,8 @@
 typedef struct te__field {
     const char *name; /* for messages: "amax_epsilon", "nvfp4.four_over_six" */
     size_t offset, size;
-    int mark; /* a number whose meaning depends on the table: the kinds that read the field, or a value that counts as
-               * not set */
+    int mark; /* a number whose meaning depends on the table: in some it says which kinds read the field, in others it
+               * is a value of the field that counts as not set */
 } te__field;
 #define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
 /* An entry for a field of an embedded group. The offset is a sum because not every compiler accepts offsetof for a
@@ -54,8 +54,8 @@ static bool te__fields_same(const void *a, const void *b, const te__field *field
 #define TE__UNCOUNTED(field)
 #define TE__COUNTED(field) +1
 /* Proves at compile time that LIST has all fields of the struct TE__TYPE in their order. Use this macro inside a
- * function. Between two fields of the list there may be only padding, with no room for a pointer. On 32 bits padding
- * may be as large as a pointer, so only compilers for 64 bits check this. */
+ * function. A gap between two fields of the list must be padding that is smaller than a pointer. On 32 bits padding may
+ * be as large as a pointer, so only compilers for 64 bits check this. */
 #define TE__WHOLE(LIST)                                                                                              \
     {                                                                                                                \
         enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \

@@ -38,7 +38,7 @@ static inline void te__xx_stripes(uint64_t lane[4], const uint8_t *p, size_t n) 
         for (int i = 0; i < 4; i++) lane[i] = te__xx_round(lane[i], te__read_le64(p + 8 * i));
 }
 
-/* Mixes the last n < 32 of `total` bytes into the lanes and returns the hash. */
+/* Returns the hash of `total` bytes. The last n < 32 of them are at p; the lanes hold all bytes before them. */
 static inline uint64_t te__xx_end(const uint64_t lane[4], uint64_t seed, uint64_t total, const uint8_t *p, size_t n) {
     uint64_t h = seed + TE__XX5;
     if (total >= 32) {

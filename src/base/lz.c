@@ -15,8 +15,7 @@
  *         distance   varint        how far back the match begins, without a limit; 0: the previous distance again
  *
  * A varint has 7 bits in each byte, lowest first. The top bit is set in all of its bytes but the last. The format
- * resembles LZ4, except that distances have no limit: kernels resemble each other over megabytes, and unpacking happens
- * once, into memory. */
+ * resembles LZ4, except that distances have no limit, because similar kernels may lie megabytes apart. */
 
 enum { TE__LZ_MIN_MATCH = 4 };
 
@@ -36,7 +35,7 @@ static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *v
     return false;
 }
 
-/* Returns the unpacked size of src, which it reads from the header; 0 if src is not a packed block. */
+/* Reads the unpacked size from the header of src and returns it. Returns 0 if src is not a packed block. */
 static inline uint64_t te__lz_size(const uint8_t *src, size_t n) {
     uint64_t size = 0;
     const uint8_t *p = src;

@@ -3,8 +3,8 @@
  *
  * Every conversion is integer arithmetic on the bits of the f32. So no compiler flag (contraction, fast math, flushing
  * of subnormals) and no rounding mode can change a result, and loops over a conversion vectorize. The results are those
- * of the GPU's cvt instructions, also for NaN: whatever NaN comes in, each format has one positive NaN code. In f32
- * this is 0x7fffffff. */
+ * of the GPU's cvt instructions, also for NaN: every NaN becomes the one positive NaN code of the format. In f32 this
+ * is 0x7fffffff. */
 #ifndef TE__NUMBERS_H
 #define TE__NUMBERS_H
 

@@ -3,8 +3,8 @@
 #ifndef TE__OUTSIDE_H
 #define TE__OUTSIDE_H
 
-/* How many ids were out of range, and the first one that was found: `id`, at index `place`. The allowed ids are 0 ..
- * bound - 1. */
+/* The number of ids that were out of range, and the first one that was found: `id`, at index `place`. The allowed ids
+ * are 0 .. bound - 1. */
 typedef struct te__outside {
     unsigned long long count;
     long long id, place, bound;

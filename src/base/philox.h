@@ -112,7 +112,8 @@ TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
 }
 
 /* Computes two independent standard normal numbers from two random words (Box and Muller). The word a gives the radius:
- * u in (0, 1] is the middle of a cell 2^-32 wide, so that the tails reach 6.7 sigma. The word b gives the angle. */
+ * it selects u, the middle of an interval 2^-32 wide in (0, 1], so a result is at most 6.77 in magnitude. The word b
+ * gives the angle. */
 TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
     float u = te__fma((float)a, 2.3283064365386963e-10f, 1.16415321826934814e-10f);
     float t = -2.0f * te__ln_unit(u);

@@ -36,7 +36,7 @@ TE__BOTH float te__rcp_f32(float a) {
 
 /* Returns the factor by which a tensor or block is multiplied: fp8_max / amax. An amax below `epsilon` is replaced by
  * epsilon. An amax of 0, infinity or NaN gives 1. A quotient beyond f32 gives `limit`. power_of_two sets the mantissa
- * to 0, which only makes the scale smaller, so amax still fits. */
+ * of the scale to 0. This only makes the scale smaller, so amax * scale still fits the format. */
 TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float limit, int power_of_two) {
     float scale;
     if (amax < epsilon) amax = epsilon;
@@ -46,8 +46,8 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
     return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
 }
 
-/* Returns the E8M0 code of the scale of a group in MXFP8. The product is rounded to f32 before its exponent is rounded
- * up, so an amax of 448 * 2^k gives exactly 2^k in E4M3. */
+/* Returns the E8M0 code of the scale of a group in MXFP8. amax * fp8_max_inverse is rounded to f32 before its exponent
+ * is rounded up, so an amax of 448 * 2^k gives exactly 2^k in E4M3. */
 TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
     return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
 }

@@ -4,8 +4,8 @@
 #define TE__SEQUENCES_H
 
 /* Returns the number of the last sequence that begins at or before `row`; 0 for a row before all sequences. starts[0 ..
- * n - 1] are the first rows of the n sequences. The result is in 0 .. n - 1 for any starts, since on a GPU nobody has
- * checked them. */
+ * n - 1] are the first rows of the n sequences. The result is in 0 .. n - 1 even for wrong starts, which are not
+ * checked on a GPU. */
 TE__BOTH int te__sequence_of(const int *starts, int n, long long row) {
     int first = 0, last = n - 1;
     while (first < last) {

@@ -7,7 +7,7 @@
 
 /* ---- pieces ---- */
 
-/* The state of an attention that is recorded for te_backward. */
+/* The state of one call of te_attention. It is recorded for te_backward. */
 typedef struct te__context_attention {
     te_op_attn_fwd_args args; /* te__context_backward replaces the tensors in `args` by those that were saved for the
                                * backward pass */
@@ -19,8 +19,8 @@ typedef struct te__context_attention {
 /* One piece of attention: queries of this rank with keys of rank `owner` of the ring, or with gathered keys. */
 typedef struct te__context_piece {
     te_context_chunks q, kv;
-    int owner, up_to;           /* up_to: with TE_CHUNKS_UP_TO, the number of chunks of keys, from the first one on; 0:
-                                 * all chunks */
+    int owner, up_to;           /* up_to: with TE_CHUNKS_UP_TO, the piece has this many chunks of keys from the first
+                                 * one on; 0: all chunks */
     int64_t first_key, num_keys; /* the range of gathered keys in a sequence (not used if packed) */
     te_attn_mask mask;
     te_window window;
@@ -90,8 +90,8 @@ static te_tensor *te__context_sums(const te__context_attention *s, const te__con
     return s->packed ? lse : te__context_part(lse, 2, p->q);
 }
 
-/* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the running sums of the
- * sequence lengths in this part, and *padded by the first row of each sequence. */
+/* Computes which packed queries or keys of rank `rank` belong to a piece. Replaces *cu by the running sums of each
+ * sequence's length within the piece, and *padded by the first row of each sequence. */
 static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
                                      te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
@@ -386,8 +386,8 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
 
 enum { TE__CONTEXT_INPUTS = TE__ATTENTION_INPUTS, TE__CONTEXT_SAVED = TE__ATTENTION_SAVED };
 
-/* Sets cu[0..2] to the tensors with the starts, in memory, of the sequences of queries, keys and values; NULL if they
- * are not packed. */
+/* Sets cu[0..2] to the tensors that hold the first row of each sequence in q, k and v; to NULL if the sequences are not
+ * packed. */
 static void te__context_starts(const te_attn_rule *x, te_tensor *cu[3]) {
     cu[0] = x->cu_seqlens_q_padded ? x->cu_seqlens_q_padded : x->cu_seqlens_q;
     cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
@@ -428,8 +428,8 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         a.d_o = d_o;
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
-        if (needs[4] && result == TE_OK) { /* for this rank's heads only: other ranks have the gradients of their
-                                            * heads */
+        if (needs[4] && result == TE_OK) { /* dx[4] is 0 except for this rank's heads: other ranks compute the gradients
+                                            * of their heads */
             dx[4] = te__empty_1d(te, TE_F32, heads * te__group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
             if (result == TE_OK)
@@ -494,7 +494,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
 }
 
 /* Compares the calls of all ranks before the first exchange. `result` is a failure that this rank had before, or TE_OK.
- * If one rank fails, all ranks fail, and none of them begins the exchanges. *compared tells whether the ranks have
+ * If one rank fails, all ranks fail, and none of them begins the exchanges. *compared becomes true if the calls were
  * compared. */
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attn_desc *d,
                                    te_result result, bool *compared) {
@@ -545,8 +545,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     a->format = desc->format;
     a->rule = desc->rule;
     if (a->rule.window.left < 0) a->rule.window.on = false; /* the left bound is negative only in (-1, 0) with a causal
-                                                             * mask and in (-1, -1); these windows hide no key that the
-                                                             * mask does not hide */
+                                                             * mask and in (-1, -1); these windows hide no further
+                                                             * keys */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);

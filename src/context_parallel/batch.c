@@ -27,15 +27,15 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     }
     return dim;
 }
-/* Returns the map that reorders the rows of a whole batch. x has 1 / `part` of these rows. If part is 1, the map is
- * from the order of the sequences to that of the ranks; otherwise it is the reverse. */
+/* Returns the map that reorders the rows of a whole batch. The batch has `part` times as many rows as x. If part is 1,
+ * the map is from the order of the sequences to that of the ranks; otherwise it is the reverse. */
 static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
     te__context_order order = te__context_order_of(ranks, 1, part == 1);
     const int64_t sequences = dim == 1 ? x->shape[0] : 1;
     return te__context_map(x->te, &order, sequences * x->shape[dim] * part, sequences,
                            b->format == TE_THD ? b->cu_seqlens_padded : NULL);
 }
-/* Returns a copy of x, so that the larger memory that x is a part of can be released. */
+/* Returns a copy of x, so that the larger tensor that contains x can be released. */
 static te_tensor *te__batch_copy(te_tensor *x) {
     te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
@@ -120,8 +120,8 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
 
 /* ---- padding ---- */
 
-/* Returns a copy of cu_seqlens in host memory, after checking it. Sets *n to the number of sequences, which may have at
- * most `tokens` tokens together. The caller must free the *n + 1 numbers. NULL after an error. */
+/* Checks cu_seqlens and returns a copy of it in host memory. Sets *n to the number of sequences, which may have at most
+ * `tokens` tokens together. The caller must free the *n + 1 numbers. NULL after an error. */
 static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, const char *who, int64_t *n) {
     te_ctx *te = cu->te;
     int32_t *host;

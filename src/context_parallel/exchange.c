@@ -1,25 +1,25 @@
-/* context_parallel/exchange.c: decides which rank has which tokens of a shared sequence, and exchanges heads, keys and
- * values (TransformerEngine: context parallelism). This part may call groups and operations. It must not depend on
- * attention.
+/* context_parallel/exchange.c: divides the tokens of a sequence among ranks, and exchanges heads, keys and values
+ * between the ranks (TransformerEngine: context parallelism). This part may call groups and operations. It must not
+ * depend on attention.
  *
- * A sequence is divided into 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, one behind the
- * other, so that under a causal mask all ranks have the same work. There are two exchanges:
+ * A sequence is divided into 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, in this order.
+ * So all ranks have the same work under a causal mask. There are two exchanges:
  *
- *     heads    the ranks exchange heads for tokens (a2a): each rank then has a part of the heads of all tokens of the
- *              group, and attends with these heads
- *     ring     keys and values are passed from rank to rank (p2p), and each rank attends to the keys of one rank at a
- *              time. So the memory of a rank grows only with the number of its own tokens. Or all keys and values are
- *              gathered at once (all_gather)
+ *     heads    the ranks exchange heads for tokens (a2a). Then each rank has all tokens of its group, but only a part
+ *              of the heads
+ *     ring     each rank passes keys and values to the next rank (p2p), and attends to the keys of one rank at a time.
+ *              With all_gather, each rank instead gathers all keys and values at once
  *
- * With both, heads are exchanged first. Ranks of one `heads` group have consecutive numbers, so all their chunks
- * together form the two chunks of one rank of `ring`.
+ * If both are used, heads are exchanged first. The ranks of one `heads` group have consecutive numbers. Their chunks
+ * together are the two (longer) chunks of one rank of `ring`.
  *
  * A rank that fails still takes part in every exchange, without a tensor, so that no other rank waits. At the end all
  * ranks of a ring know whether any rank has failed. */
 
 typedef struct te__context {
     te_group *heads, *ring; /* borrowed. The exchange is not needed if a group is NULL or has one rank */
-    bool gathers;           /* the keys and values of the ring are gathered, not passed on */
+    bool gathers;           /* true: each rank gathers all keys and values at once; false: it passes them to the next
+                             * rank */
     bool met;               /* the ranks have compared their calls */
 } te__context;
 
@@ -41,10 +41,10 @@ static int te__context_rank(const te__context *c) {
 /* A permutation between two orders of rows: the order of the ranks (all rows of rank 0, then of rank 1 ...) and the
  * order of the sequences. */
 typedef struct te__context_order {
-    int ranks, share; /* ranks: the number of ranks whose rows are ordered. share: these ranks together have 1 / `share`
-                       * of each sequence, so the numbers in cu are divided by `share` */
+    int ranks, share; /* `ranks`: the number of ranks. `share`: these ranks together have 1 / `share` of each sequence,
+                       * so the offsets in `cu` are divided by `share` */
     bool inverse;     /* true: from the order of the sequences to the order of the ranks; false: the reverse */
-    te_tensor *map;   /* the last map that was made; it is kept because keys and values need the same one */
+    te_tensor *map;   /* the last result of te__context_map, kept for the next call with the same `cu` */
     const te_tensor *cu;
 } te__context_order;
 
@@ -55,8 +55,9 @@ static te__context_order te__context_order_of(int ranks, int share, bool inverse
     order.inverse = inverse;
     return order;
 }
-/* Returns the map for the `rows` rows of all ranks: i32 [rows], the new index of each row. `cu` has the starts of the
- * sequences; if it is NULL, there are `sequences` sequences of equal length. Returns NULL after an error. */
+/* Returns a permutation as i32 [rows]: entry i is the new index of row i. `rows` counts the rows of all ranks. `cu` has
+ * the offsets at which the sequences start; if it is NULL, there are `sequences` sequences of equal length. Returns
+ * NULL after an error. */
 static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences,
                                   te_tensor *cu) {
     te_op_context_rows_args a = TE_ZERO;
@@ -70,15 +71,14 @@ static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t 
     order->cu = cu;
     return order->map = a.map ? te__checked(a.map, te_op_context_rows(te, &a)) : NULL;
 }
-/* Returns the map (te__context_map) for the rows of all ranks. x has 1 / `part` of these rows and the layout
- * `format`. */
+/* Calls te__context_map for a tensor x of layout `format`, which has 1 / `part` of the rows of all ranks. */
 static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part,
                                      te_tensor *cu) {
     const int64_t sequences = format == TE_BSHD ? x->shape[0] : 1,
                   rows = sequences * x->shape[format == TE_BSHD ? 1 : 0];
     return te__context_map(x->te, order, rows * part, sequences, cu);
 }
-/* Returns a tensor of the given shape whose row map[i] is row i of x. */
+/* Permutes the rows of x: row i becomes row map[i]. The result has the given shape. */
 static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, const int64_t *shape) {
     te_op_moe_permute_args a = TE_ZERO;
     int64_t rows, cols;
@@ -97,8 +97,8 @@ static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, cons
 
 /* ---- heads for tokens ---- */
 
-/* Exchanges parts of each in[i] with all ranks and writes out[i]. `result` is this rank's result so far; if it is a
- * failure, the other ranks are told. */
+/* Does an all-to-all of each in[i] into out[i]. `result` is this rank's result so far. If it is a failure, nothing is
+ * exchanged, and the other ranks fail too. */
 static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n,
                                       te_result result) {
     int i;
@@ -108,14 +108,14 @@ static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_
     for (i = 0; i < n && result == TE_OK; i++) result = te_all_to_all(group, in[i], NULL, out[i], NULL);
     return result;
 }
-/* Returns x, viewed as [a, b, ..], transposed to [b, a, ..]. This turns rows of heads [R, ranks, ..] into blocks
- * [ranks, R, ..], or the reverse. */
+/* Views x as [a, b, n], and returns it transposed to [b, a, n] and contiguous. */
 static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t numel) {
     int64_t shape[3] = {a, b, numel / te__max(1, a * b)};
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
 /* Exchanges heads for tokens: x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any
- * layout. If `back` is true, does the reverse. cu[i] has the starts of the sequences of x[i] in memory. */
+ * layout. If `back` is true, does the reverse. cu[i] has the token offset of each sequence of x[i], padding
+ * included. */
 static te_result te__context_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                    te_qkv_format format, bool back, te_result result) {
     const int ranks = te__group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -173,8 +173,8 @@ static te_result te__context_pass(te_group *group, te_tensor *const out[2], te_t
         }
     return result;
 }
-/* Fails on all ranks if one rank has failed. If the ranks of a group cannot tell each other of failures, it returns
- * `result`. */
+/* Returns a failure on all ranks if `result` is a failure on any rank. If group->refuse is NULL, ranks cannot report
+ * failures to each other; then this function returns `result`. */
 static te_result te__context_agree(te_group *group, te_result result) {
     if (te__is_alone(group) || !group->refuse) return result;
     return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);

@@ -70,8 +70,8 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
     va_end(args);
     return code;
 }
-/* te__no_tensor and te__not_ok are te__fail for callers that return no te_result. They return the value that such
- * callers return after an error: NULL or false. */
+/* te__no_tensor and te__not_ok call te__fail, and return NULL or false. They are for callers that return no
+ * te_result. */
 TE_PRINTF(3, 4) static te_tensor *te__no_tensor(te_ctx *te, te_result code, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -126,7 +126,7 @@ static te_result te__refuse_fork(te_ctx *te) {
                     te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
-/* Checks that the desc of the create function `who` is not NULL. */
+/* Checks that `desc` is not NULL. `who` is the name of the create function. */
 static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     if (desc) return true;
     te__fail(te, TE_ERR_INVALID, "%s: desc is NULL; it says what to make: zero one, and fill in what has no default",
@@ -134,8 +134,8 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* Checks the number that a callback of the program, `function`, has returned. Returns TE_OK and error codes unchanged;
- * any other number is an error. `of` is the name of the object that has the callback, or NULL. */
+/* Checks r, the number that the program's callback `function` has returned. TE_OK and error codes are returned
+ * unchanged. Any other number is an error. `of` is the name of the object that has the callback, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;
     return te__fail(te, TE_ERR_INVALID,
@@ -143,12 +143,12 @@ static te_result te__returned(te_ctx *te, te_result r, const char *function, con
                     of ? " of \"" : "", of ? of : "", of ? "\"" : "", (int)r);
 }
 
-/* Waits for kernels that are still being compiled. One of them may fail, and te_ok and te_error must report that
- * failure. */
+/* Waits for kernels that are still being compiled, so that te_ok and te_error can report a failure of the
+ * compilation. */
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
-/* Calls te__settle, but only if there is no error yet: the first error is final, so waiting would not change it. */
+/* Calls te__settle if there is no error yet. A later failure would not change the first error. */
 static void te__settle_error(const te_ctx *te) {
     if (te && te->error_code == TE_OK) te__settle(te);
 }
@@ -162,8 +162,8 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-/* Returns the code of the first error; it may wait for kernels that are being compiled. So the library itself calls
- * this function only after a failure. To test whether an error has happened, the library reads te->error_code. */
+/* Returns the code of the first error. This may wait for kernels that are being compiled. To test for an error without
+ * waiting, the library reads te->error_code. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
     te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
@@ -177,7 +177,7 @@ TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
     te__settle(te); /* earlier calls may still fail; their errors are cleared too */
     te__forget_error(te);
-    /* if undoing itself fails, that error is dropped: the next step tries again to undo, and reports the error */
+    /* an error of te__undo_step is dropped here: the next step tries again to undo, and reports the error */
     if (te->step_failed && !te->capture && te__undo_step(te) != TE_OK) te__forget_error(te);
 }
 
@@ -191,7 +191,7 @@ TE_API const char *te_result_name(te_result result) {
 
 /* ---- host memory ---- */
 
-/* Allocates host memory that no context lists: memory for the context itself, and for objects that outlive it. */
+/* Allocates host memory without a te__block header: for the context itself, and for objects that outlive it. */
 static void *te__raw_alloc(const te_allocator *a, size_t bytes) {
     return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes);
 }
@@ -203,7 +203,7 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
 }
 
 /* The header in front of every piece of memory that te__try_alloc and te__alloc return. Header and memory are aligned
- * to 16 bytes. The headers form a list, so that te_ctx_destroy can free what is left. */
+ * to 16 bytes. The headers form a list, so that te_ctx_destroy can free all memory that is still allocated. */
 struct te__block {
     union {
         struct {
@@ -214,8 +214,7 @@ struct te__block {
     } u;
 };
 
-/* Allocates host memory. Returns NULL, without setting an error, if there is none, for callers that can go on without
- * it. */
+/* Allocates host memory. If there is none, returns NULL and sets no error. */
 static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te__block *b;
     if (bytes == 0) bytes = 1;
@@ -242,7 +241,7 @@ static TE__NOINLINE void *te__alloc_zero(te_ctx *te, size_t bytes) {
     if (p) memset(p, 0, bytes ? bytes : 1);
     return p;
 }
-/* Frees p, which te__try_alloc or te__alloc has returned, or which is NULL. */
+/* Frees memory from te__try_alloc or te__alloc. p may be NULL. */
 static void te__free(te_ctx *te, void *p) {
     te__block *b;
     if (!p) return;

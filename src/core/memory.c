@@ -1,5 +1,5 @@
-/* core/memory.c: the caching pool of device memory, the arenas of graphs, and reference-counted buffers, whose memory
- * comes from either. This part may use the device only through te__device.
+/* core/memory.c: the caching pool of device memory, the arenas of graphs, and reference-counted buffers. The memory of
+ * a buffer comes from the pool or from an arena. This part may use the device only through te__device.
  *
  * All operations of a context run on its own stream, one after another, so a released block may be handed out again at
  * once. If another stream has used the block, an event on that stream marks the end of the use, and the block is handed
@@ -26,7 +26,7 @@ static size_t te__pool_capacity(size_t bytes) {
     return (bytes + step - 1) / step * step;
 }
 
-/* Returns the index of the first list whose capacity is at least `capacity`. */
+/* Returns the index of the pool's first list with a capacity of at least `capacity`. */
 static int te__pool_find(const te__pool *pool, size_t capacity) {
     int low = 0, high = pool->num_lists;
     while (low < high) {
@@ -81,8 +81,8 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
                     te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* Returns a cached block of at least *want bytes and sets *want to its capacity; NULL if there is none. The block is at
- * most a quarter larger than *want, so that larger blocks stay free for larger requests. */
+/* Takes a block out of the pool. Its capacity is at least *want and at most a quarter more. Sets *want to this
+ * capacity. Returns NULL if there is no such block. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -142,9 +142,9 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    bool waits = !used->awaited && !te__event_passed(used); /* only the context's own stream will use the block. If
-                                                             * used->awaited is true, that stream already waits for the
-                                                             * event */
+    bool waits = !used->awaited && !te__event_passed(used); /* if the context's own stream already waits for the event
+                                                             * (used->awaited), no further wait is needed, since the
+                                                             * block is next used on that stream */
     if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
         if (waits) te__event_synchronize(used);
         te__event_release(used);
@@ -159,7 +159,7 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     b->next = pool->pending;
     pool->pending = b;
 }
-/* Puts those deferred blocks into the pool whose event has passed. If `wait` is true, first waits for the events of all
+/* Moves each deferred block whose event has passed into the pool. If `wait` is true, first waits for the events of all
  * deferred blocks. */
 static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__pool *pool = &te->pool;
@@ -179,9 +179,8 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
 }
 
 /* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs. Returns NULL after an error. If
- * `arena` is not NULL, the block is later released into that arena, because the graph keeps writing its blocks and no
- * other pool may get them. This release must not fail, so the host memory for its list entry in the arena is allocated
- * now. */
+ * `arena` is not NULL, te__pool_release later puts the block into this arena. That must not fail, so the host memory
+ * for its list entry is allocated here. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -192,8 +191,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* gives the cached blocks back to the device and tries again. A capture need not wait, since
-                      * te_graph_begin has waited */
+        if (!data) { /* gives the cached blocks back to the device and tries again. A capture need not wait:
+                      * te_graph_begin has waited for the device */
             if (!te->capture) te->device->synchronize(te);
             te__pool_reclaim(te, true);
             te__pool_trim(te);
@@ -218,8 +217,8 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* Takes back a block. `used` is the event of the te__buffer, or NULL; the function takes over the caller's reference to
- * it. */
+/* Takes back a block. `used` is the event after its last copy (te__buffer), or NULL. The caller's reference to the
+ * event passes to this function. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
     if (used && arena && arena->open) { /* the graph's next launch writes this block without waiting for the event */
@@ -264,8 +263,8 @@ static te__arena *te__arena_create(te_ctx *te) {
 static void te__arena_drop(te_ctx *te, te__arena *a) {
     if (a && --a->refs == 0) te__free(te, a);
 }
-/* Closes the arena of a graph that is gone; nothing may be running. Free blocks go to the context's pool now. Blocks in
- * use go there when they are released. */
+/* Closes the arena of a graph that is being destroyed. The device must be idle. Free blocks go to the context's pool
+ * now. Blocks in use go there when they are released. */
 static void te__arena_close(te_ctx *te, te__arena *a) {
     int i;
     if (!a) return;
@@ -357,7 +356,8 @@ static void te__buffer_release(te__buffer *b) {
                                                     * is freed here */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
-    } else if (b->used) { /* foreign memory: its owner does not know the event, so the host waits for the event here */
+    } else if (b->used) { /* the program owns this memory and does not know the event, so the host waits for the event
+                           * here */
         te__event_synchronize(b->used);
         te__event_release(b->used);
     }
@@ -372,15 +372,15 @@ static void te__buffer_release(te__buffer *b) {
     te__free(te, b);
 }
 
-/* Records a write to the whole of b, or to a part whose range is not tracked. */
+/* Records a write to b. It counts as a write to the whole of b. */
 static void te__buffer_touch(te__buffer *b) {
     b->version++;
     b->written_at = b->whole_at = ++b->te->writes;
     b->num_writes = 0;
 }
 
-/* Makes room in b's list of writes to parts. First drops writes that are older than every node on the tape. If the list
- * is still full, merges each pair of neighbours into one write whose range covers both. */
+/* Makes room in b->writes. First removes writes that are older than every node on the tape. If the array is still full,
+ * replaces every two neighbouring entries by one entry whose byte range covers both. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     const te__segment *root = &te->tape.root;
@@ -407,7 +407,7 @@ static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     te__write *last = b->num_writes ? &b->writes[b->num_writes - 1] : NULL;
     b->version++;
     b->written_at = ++te->writes;
-    /* if the range is the same as before and no node has saved the buffer since, one entry is enough */
+    /* a repeated write of the same range needs no new entry, unless a node has saved the buffer in between */
     if (last && last->begin == begin && last->end == end && last->at > b->saved_at) {
         last->at = te->writes;
         return;
@@ -423,7 +423,7 @@ static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     b->writes[b->num_writes++].end = end;
 }
 
-/* Returns whether any of the bytes begin .. end - 1 of b was written after the time `at`. */
+/* Returns whether any of the bytes begin .. end - 1 of b was written after the time `at` (a value of te->writes). */
 static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, uint64_t at) {
     int i;
     if (b->arena && b->arena->launched_at > at) return true;

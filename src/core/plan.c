@@ -1,9 +1,9 @@
-/* core/plan.c: builds a plan, which is the list of kernel launches of one operation, with kernels, options, sizes,
- * arguments and workspace. This part calls no driver: cuda/launch.c launches the plan. */
+/* core/plan.c: builds a plan: the kernel launches of one operation, with their options, sizes and arguments, and the
+ * workspace. This part calls no driver: cuda/launch.c launches the plan. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are cleared when they are handed out:
-                                                  * clearing the whole large struct for every operation would be slow */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are large, and each entry is set when
+                                                  * it is handed out. So they are not cleared here */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;
@@ -25,7 +25,8 @@ static void te__plan_end(te__plan *p) {
     p->num_workspaces = p->num_launches = 0;
 }
 
-/* Sets the sentence of te_explain. `why` must be static. Returns TE_OK, so that a plan can end with it. */
+/* Sets the sentence of te_explain. `why` must be static. Returns TE_OK, so that a planning function can end with
+ * "return te__plan_why(..)". */
 static te_result te__plan_why(te__plan *p, const char *why) {
     p->why = why;
     return TE_OK;
@@ -43,8 +44,8 @@ static TE__NOINLINE bool te__plan_grow(te__plan *p) {
     return true;
 }
 
-/* Returns a new launch of the plan. From launch number TE__OWN_LAUNCHES on, the earlier launches may move in memory. So
- * code that plans long lists must write only to the latest launch. */
+/* Adds a launch to the plan and returns it. If there are more than TE__OWN_LAUNCHES launches, the call may move the
+ * earlier ones in memory. So code that plans that many must write only to the latest launch. */
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
     if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
@@ -72,8 +73,8 @@ static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int 
     l->num_options++;
 }
 
-/* A text of user code that a kernel includes in place of a file. The value of the option TE__CODE_OPTION is the id of
- * the text. The texts live as long as the process, as the kernels do. */
+/* User code that a kernel includes like a file. The value of the option TE__CODE_OPTION is the id of the code. The text
+ * is kept until the process ends. */
 #define TE__CODE_OPTION "X_MOD"
 typedef struct te__code {
     struct te__code *next;
@@ -126,7 +127,7 @@ static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, 
     l->shared_bytes = (unsigned)shared_bytes;
 }
 
-/* Sizes a launch to one row of blocks without dynamic shared memory. Most kernels are launched so. */
+/* Sets the grid of a launch to `blocks` blocks along x, with no dynamic shared memory. */
 static void te__launch_blocks(te__launch *l, int64_t blocks, int threads) {
     te__launch_size(l, blocks, 1, 1, threads, 0);
 }
@@ -141,7 +142,7 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     } else {
         l->args = te__alloc(p->te, bytes);
         l->args_on_heap = l->args != NULL;
-        if (!l->args) { /* the caller writes its arguments here; the plan will not run */
+        if (!l->args) { /* no memory: the caller overwrites arguments of other launches, since the plan will not run */
             p->result = TE_ERR_OUT_OF_MEMORY;
             l->args = p->args.bytes;
         }
@@ -151,8 +152,7 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
-/* Returns a new launch of the plan, whose arguments are a copy of the `bytes` bytes at `args`. Kernels that read the
- * same struct get it this way. */
+/* Adds a launch to the plan and returns it. Its arguments are a copy of the `bytes` bytes at `args`. */
 static te__launch *te__plan_with(te__plan *p, const char *family, const char *kernel, int64_t blocks, int threads,
                                  const void *args, size_t bytes) {
     te__launch *l = te__plan_launch(p, family, kernel);
@@ -166,17 +166,16 @@ static te__launch *te__plan_with(te__plan *p, const char *family, const char *ke
 static unsigned *te__plan_counter(const te__plan *p) {
     return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter;
 }
-/* Returns TE__PLAN_COUNTERS further counters, for kernels in which each group of blocks has a last block. They lie
- * behind the words that te_last_block and te_grid_wait use. */
+/* Returns TE__PLAN_COUNTERS further counters, for kernels in which each group of blocks has a last block. They lie 32
+ * bytes behind te__plan_counter. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
 /* Returns a float in device memory for a maximum over all blocks. The float is 0 between kernels. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
-/* Returns the largest number of blocks of a cooperative launch: all of them must run at the same time. `per_sm` is the
- * number of blocks that fit on one multiprocessor by the kernel's launch bounds. `shared` is the shared memory of a
- * block in bytes, static shared memory included. The smaller chips of each generation have room for 1,536 threads and
- * 100 KB of shared memory. */
+/* Returns the largest number of blocks of a cooperative launch. All these blocks must fit on the GPU at the same time.
+ * `per_sm` is the number of blocks per multiprocessor by the kernel's launch bounds. `shared` is the shared memory of a
+ * block in bytes, static shared memory included. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;
@@ -184,8 +183,8 @@ static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t sha
     return te__max(per_sm, 1) * p->num_sms;
 }
 
-/* Returns device memory, 256-byte aligned, that is released when the plan has been queued. Later work on the stream may
- * reuse it. */
+/* Returns device memory, aligned to 256 bytes. It is released when the plan's kernels have been queued, so that later
+ * kernels can reuse it. */
 static void *te__plan_workspace(te__plan *p, int64_t bytes) {
     te__buffer *b;
     if (bytes <= 0) return NULL;

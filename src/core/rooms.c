@@ -2,14 +2,15 @@
  * all rooms when an event happens. This part may use te__room. It must not depend on which rooms there are; their table
  * is in open.c. */
 
-/* Returns the state, in this context, of the room that has `slot`. Every slot is in the table of open.c. */
+/* Returns the state that a room keeps in this context. `slot` identifies the room and must be in the table of
+ * open.c. */
 static void *te__slot_of(const te_ctx *te, const te__slot *slot) {
     int i;
     for (i = 0; i < te->num_rooms && te->rooms[i]->slot != slot; i++) {}
     return te->state[i];
 }
 
-/* Calls the function `capture` of each room, before a capture begins or ends. Stops at the first room that refuses. */
+/* Calls `capture` of each te__room before a capture begins or ends. Stops at the first error. */
 static te_result te__ask_capture(te_ctx *te, bool begins) {
     te_result result = TE_OK;
     int i;
@@ -17,7 +18,7 @@ static te_result te__ask_capture(te_ctx *te, bool begins) {
         if (te->rooms[i]->capture) result = te->rooms[i]->capture(te, begins);
     return result;
 }
-/* Calls the function `step_begins` of each room, where a training step may begin. Stops at the first error. */
+/* Calls `step_begins` of each te__room where a training step may begin. Stops at the first error. */
 static te_result te__ask_step(te_ctx *te) {
     te_result result = TE_OK;
     int i;
@@ -25,8 +26,7 @@ static te_result te__ask_step(te_ctx *te) {
         if (te->rooms[i]->step_begins) result = te->rooms[i]->step_begins(te);
     return result;
 }
-/* Calls the function `step_undone` of each room, which undoes a training step that has failed. Stops at the first
- * error. */
+/* Calls `step_undone` of each te__room, to undo a training step that has failed. Stops at the first error. */
 static te_result te__undo_step(te_ctx *te) {
     te_result result = TE_OK;
     int i;
@@ -34,8 +34,8 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* Tells all rooms, by their function `reads`, that a function takes x as an input; x may be NULL. Does so only during
- * the first run of a checkpoint. */
+/* Tells each te__room that a function takes x as an input, by its function `reads`. Does nothing outside of the first
+ * run of te_checkpoint. x may be NULL. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)
@@ -51,7 +51,7 @@ static void te__tell_backward_done(te_ctx *te) {
     for (i = 0; i < te->num_rooms; i++)
         if (te->rooms[i]->backward_done) te->rooms[i]->backward_done(te);
 }
-/* Calls the function `backward_ends` of each room. Returns `result`, or an error of a room. */
+/* Calls `backward_ends` of each te__room. Returns `result`, or an error of one of these functions. */
 static te_result te__tell_backward_ends(te_ctx *te, const te_module *m, te_result result) {
     int i;
     for (i = 0; !te->tape.quiet && i < te->num_rooms; i++)

@@ -8,7 +8,8 @@ typedef struct te__block te__block; /* core/error.c: the header in front of each
 /* A field of every object that te_ctx_destroy must close if the program has not closed it, such as a module, a group or
  * an open file. Freeing the memory of such an object is not enough. */
 typedef struct te__closable {
-    struct te__closable *next, **at; /* at: the address of the pointer to this; NULL: in no list */
+    struct te__closable *next, **at; /* at: the address of the pointer that points to this struct; NULL: it is in no
+                                      * list */
     const char *kind;             /* "module" */
     void (*close)(void *owner);
     void *owner;
@@ -29,11 +30,11 @@ typedef struct te__event {
     struct te__event *next; /* te->spare_events */
     int refs;
     void *handle;
-    const te__stream *stream; /* the stream on which it was last recorded; NULL: the context's own. The pointer is only
-                               * compared, because the stream may be gone */
-    bool pending;             /* it was recorded, and perhaps has not passed yet */
-    bool awaited;             /* the context's own stream waits for it, so all work that is queued there from now on
-                               * runs after the event */
+    const te__stream *stream; /* the stream on which the event was last recorded; NULL: the context's own stream. The
+                               * pointer is only compared, because the stream may be gone */
+    bool pending;             /* the event was recorded, and perhaps has not passed yet */
+    bool awaited;             /* the context's own stream waits for the event: work that is queued there from now on
+                               * runs after it */
 } te__event;
 
 /* A block of pinned host memory, for copies on a second stream. */
@@ -53,9 +54,9 @@ typedef struct te__write {
     int64_t begin, end; /* bytes */
 } te__write;
 
-/* A block of device memory with a reference count. `version` counts the writes, which shows whether a cached quantized
- * copy is stale. saved_at, written_at and whole_at are values of te->writes; by them the tape finds out that a saved
- * tensor was overwritten before its backward pass. */
+/* A block of device memory with a reference count. `version` counts the writes; by it the library knows when a cached
+ * quantized copy is stale. saved_at, written_at and whole_at are times, as values of te->writes. By them the tape knows
+ * when a saved tensor was overwritten before its backward pass. */
 typedef struct te__buffer {
     te_ctx *te;
     struct te__buffer *next, **at; /* next: the next buffer in the list te->buffers; at: the address of the pointer to
@@ -63,16 +64,16 @@ typedef struct te__buffer {
     int refs;
     void *data;
     size_t bytes;    /* the size that was requested */
-    size_t capacity; /* the size of the block from the pool; 0: foreign memory, not te.h's */
+    size_t capacity; /* the size of the block from the pool; 0: te.h did not allocate the memory */
     uint64_t version;
-    void (*release)(void *user); /* frees foreign memory, or NULL */
+    void (*release)(void *user); /* frees memory that te.h did not allocate; or NULL */
     void *user;
     struct te__arena *arena; /* the arena that owns the memory; NULL: the context's pool */
     te__event *used; /* the event after the last copy of the buffer on another stream (a reference), or NULL */
     struct te__offloaded *offloaded; /* the copy of the buffer in host memory (tape/offload.c), or NULL */
     uint64_t kept_version; /* tape/offload.c has decided not to copy this version of the buffer to host memory */
-    uint64_t held, written;  /* held: id of the last capture that holds the buffer; written: id of the last one that
-                              * wrote it */
+    uint64_t held, written;  /* held: the id of the last capture that took a reference to the buffer; written: the id of
+                              * the last capture with an operation that writes the buffer */
     uint64_t saved_at;         /* the time at which a tape node last saved a tensor in the buffer; 0: never */
     uint64_t written_at, whole_at; /* written_at: the time of the last write; whole_at: the time of the last write that
                                     * has no entry in `writes` */
@@ -85,7 +86,7 @@ typedef struct te__buffer {
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
-    size_t capacity; /* capacity and used (a reference to the event) are set for pending blocks only */
+    size_t capacity; /* capacity and used are set for pending blocks only; used is a reference to an event */
     te__event *used;
 } te__free_block;
 typedef struct te__free_list {
@@ -100,26 +101,27 @@ typedef struct te__pool {
     te_memory_stats stats;
 } te__pool;
 
-/* The memory of a graph. Blocks that were free when the capture ended stay in the arena, since only the graph's kernels
- * may write there. The arena outlives the graph while buffers in the arena's memory exist. Blocks that are released
- * after the graph's end go to the context's pool. */
+/* The device memory of a graph. Blocks that were free when the capture ended stay in the arena, since only the graph's
+ * kernels may write them. The arena outlives the graph while buffers in the arena's memory exist. Blocks that are
+ * released after the graph's end go to the context's pool. */
 typedef struct te__arena {
     int refs; /* one for the graph, and one for every living buffer of the arena */
     bool open; /* the graph still exists */
-    uint64_t launches; /* the number of launches of the graph; each launch writes the buffers that outlived the
-                        * capture */
+    uint64_t launches; /* the number of launches of the graph; each launch counts as a write to every buffer of the
+                        * arena */
     uint64_t launched_at; /* te->writes at the last launch */
     te__pool pool;     /* only `lists` and `spare` are used */
 } te__arena;
 
 /* The copy of a buffer in host memory, for tape nodes that have saved tensors in this buffer (tape/offload.c). */
 typedef struct te__offloaded {
-    struct te__offloaded *older, *newer; /* neighbours in the order in which nodes last saved the buffers */
+    struct te__offloaded *older, *newer; /* neighbours in a list, which is sorted by the time at which a tape node last
+                                          * saved the buffer */
     int refs;          /* the number of saved tensors that need the copy */
-    te__buffer *buffer; /* the buffer in device memory. While `inside` is true this is a reference; otherwise it is not
-                         * counted, and becomes NULL when the buffer is freed or written */
+    te__buffer *buffer; /* the buffer in device memory. While `inside` is true, this is a reference. Otherwise it is a
+                         * plain pointer, and becomes NULL when the buffer is freed or written */
     uint64_t version;  /* the version of `buffer` that was copied */
-    bool inside;       /* the buffer is among those that tape/offload.c still keeps in device memory */
+    bool inside;       /* tape/offload.c still keeps the buffer in device memory */
     size_t bytes;
     te__pinned *host;
 } te__offloaded;
@@ -135,18 +137,19 @@ typedef struct te__var {
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
     bool played;     /* the backward function of the node that made the tensor has run, and the node is gone */
     bool fresh;      /* in te->tape.fresh */
-    bool passing;    /* made inside a backward function. If an inner te_backward has written a gradient here, the
-                      * gradient stays, even if the outer te_backward fails */
+    bool passing;    /* the tensor was made inside a backward function. A gradient that an inner te_backward has written
+                      * to this variable stays, even if the outer te_backward fails */
     uint64_t pass;   /* the number (te->tape.passes) of the last backward pass that could reach the variable */
-    te_tensor *grad; /* for a leaf, the sum so far; else the gradient that te_backward has computed up to now */
+    te_tensor *grad; /* for a leaf, the sum of its gradients so far; else the gradient that te_backward has computed up
+                      * to now */
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
 /* The functions for a tensor that is not plain, such as a quantized one. The room (a part of the library above core/)
  * that made the tensor supplies them. */
 typedef struct te__form {
-    /* Finds the plain tensors that hold the value of x: stores the addresses of x's pointers to them in `slot`, and
-     * returns their number. Some of the pointers may be NULL. */
+    /* x consists of several plain tensors. Stores the address of x's pointer to each of them in `slot`, and returns the
+     * number of addresses. Some of the pointers may be NULL. */
     int (*parts)(te_tensor *x, te_tensor **slot[TE__MAX_PARTS]);
     te_tensor *(*decode)(te_tensor *x, te_dtype dtype); /* returns the value as a plain tensor, recorded on the tape */
     bool (*share)(const te_tensor *x, te_tensor *y);    /* makes y, a tensor without memory, share the value of x;
@@ -160,11 +163,11 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL if the tensor is quantized, or has a shape without memory (te_tensor_describe) */
+    te__buffer *buffer; /* NULL if the tensor is quantized, or was made without memory (te_tensor_describe) */
     int64_t offset;     /* bytes */
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter; hooks on saved tensors do not get it */
-    bool is_gradient; /* a variable holds this tensor as its gradient, main gradient or decoupled gradient */
+    bool is_gradient; /* a te__var holds this tensor as its gradient, main gradient or decoupled gradient */
     bool sequence_parallel; /* the tensor's gradient covers only one rank's part of the sequence
                              * (te_tensor_sequence_parallel) */
     bool sharded;           /* set by te_tensor_set_sharded */
@@ -176,8 +179,8 @@ struct te_tensor {
 
 /* ---- plans ---- */
 
-/* The limits of a plan. A plan holds its first launches and arguments inside itself. Further ones, as for lists of
- * thousands of tensors, lie in host memory. */
+/* The limits of a plan. A plan holds its first launches and arguments inside itself. Further launches and arguments lie
+ * in host memory. */
 enum { TE__MAX_OPTIONS = 12, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
@@ -253,23 +256,23 @@ typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
     void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*release)(te_ctx *te, void *data, size_t bytes);
-    /* copies from host memory; the caller may reuse `host` when it returns */
+    /* copies from host memory; the caller may reuse `host` after the call */
     te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);
     te_result (*download)(te_ctx *te, void *host, const void *src, size_t bytes); /* waits */
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes); /* NULL: host memory */
-    void *(*word)(te_ctx *te, int i); /* returns the address of word number i of 4 words in device memory. A word has 8
-                                       * bytes, is 0 at first, and is kept until the context closes. NULL: the device
-                                       * uses host memory */
+    void *(*word)(te_ctx *te, int i); /* returns the address of number i of four 8-byte places in device memory. They
+                                       * are 0 at first, and are kept until the context closes. NULL: the device uses
+                                       * host memory */
     te_result (*run)(te_ctx *te, const te__op_info *op, const void *args); /* args are checked */
-    te_result (*enter)(te_ctx *te, bool *entered); /* makes the calls until `leave` cheaper; NULL: the device does not
-                                                    * need it */
+    te_result (*enter)(te_ctx *te, bool *entered); /* makes device calls cheaper until `leave` is called; NULL: not
+                                                    * needed */
     void (*leave)(bool entered);
     te_result (*settle)(te_ctx *te); /* queues the launches that wait for the compilation of their kernels; NULL:
                                       * launches never wait */
-    te_result (*warm)(te_ctx *te); /* compiles the kernels that were listed since te_warmup_begin; NULL: the device has
-                                    * no kernels */
+    te_result (*warm)(te_ctx *te); /* compiles the kernels that operations have needed since te_warmup_begin; NULL: the
+                                    * device has no kernels */
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* begins a capture: from now on operations are recorded in te->capture and
                                              * do not run */
@@ -326,17 +329,15 @@ typedef struct te__node {
     void *state;
     size_t state_size;
     void (*release)(te_ctx *te, void *state); /* or NULL */
-    bool takes_quantized; /* the backward function accepts quantized gradients; for other nodes they are decoded
-                           * first */
+    bool takes_quantized; /* the backward function accepts quantized gradients; if false, they are decoded first */
     te_saved_tensors_hooks hooks; /* the hooks that made `packed` */
     void **packed;                /* [num_saved] the handles that the hooks made of saved tensors; an entry is NULL if
-                                   * that tensor was not packed. The list is NULL if there are no hooks */
+                                   * that tensor was not packed. `packed` is NULL if there are no hooks */
     te__packed_as *packed_as;
 } te__node;
 
-/* A list of nodes in the order of recording. The context has one segment. While the backward function of a node runs,
- * it records into a separate segment. When that node is done, this segment is empty again: its nodes have run backwards
- * or were dropped. */
+/* A list of nodes in the order of recording. The context has one segment. While a backward function runs, the nodes
+ * that it records go into a separate segment. */
 typedef struct te__segment {
     struct te__segment *outer;
     te__node **nodes; /* an entry is NULL if the node's backward function is running or has run */
@@ -347,21 +348,21 @@ typedef struct te__segment {
 enum { TE__MAX_GRAD_REGIONS = 64, TE__MAX_HOOKS = 16 };
 typedef struct te__tape {
     te__segment root, *segment; /* segment: the innermost segment, which gets the nodes that are recorded */
-    int no_grad, hidden_no_grad; /* no_grad > 0: nothing is recorded. hidden_no_grad is the part of this count that
-                                  * comes from the first runs of te_checkpoint; a training step goes on during such a
-                                  * run */
+    int no_grad, hidden_no_grad; /* no_grad > 0: nothing is recorded. hidden_no_grad: how much of no_grad comes from the
+                                  * first runs of te_checkpoint */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* for each open region of te_enable_grad_begin, the
                                                                 * value of no_grad outside of it */
     int plays; /* the number of calls of te_backward that have not returned yet */
-    uint64_t passes; /* the number of backward passes for which data_parallel/sharding.c has marked the variables that
-                      * they reach */
+    uint64_t passes; /* the number of backward passes for which data_parallel/sharding.c has marked variables
+                      * (te__var.pass) */
     te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* the hooks of the open regions of te_saved_tensors_begin */
     int num_hooks;
     te__var **fresh; /* leaves that got their first gradient in the current te_backward (references) */
     int num_fresh, cap_fresh;
     int unscoped, unscoped_live; /* used by te__watch_scopes */
     int replays; /* the number of checkpointed functions whose second run is going on */
-    int quiet;   /* > 0: the library itself runs backward passes, and rooms are not told of them */
+    int quiet;   /* > 0: the library itself runs backward passes. The functions te__tell_backward_begins and
+                  * te__tell_backward_ends then do nothing */
     te__var **warm_vars; /* leaves that got their first gradient since te_warmup_begin */
     int num_warm_vars, cap_warm_vars;
 } te__tape;
@@ -375,18 +376,18 @@ typedef struct te__scope {
 
 /* ---- graphs ---- */
 
-/* A part of a graph: host state that changes with each launch, such as an optimizer's count of steps. `owner` and
- * `data` are handed to the functions. */
+/* Host state that changes with each launch of a graph, such as an optimizer's count of steps. Each function gets
+ * `owner` and `data`. */
 typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory that the graph owns */
     size_t bytes;
     bool random; /* true: a random state; false: a step of an optimizer */
-    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes the part's words in
+    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes its numbers to
                                                                 * g->word, and may run operations */
     void (*after)(te_graph *g, void *owner, void *data);
-    void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: undoes the counting of
-                                                             * steps that happened during it */
+    void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: takes back the steps
+                                                             * that the capture has counted */
 } te__graph_part;
 
 /* The size of a graph's state in 8-byte words. The state is an array of numbers in device memory that the host writes
@@ -399,10 +400,10 @@ struct te_graph {
     te_allocator host_allocator;
     uint64_t id;
     bool failed; /* a call inside the capture has failed */
-    const char *broken; /* the reason why it cannot be launched any more, or NULL */
+    const char *broken; /* why the graph cannot be launched any more, or NULL */
     te__arena *arena;
-    te__buffer **held; /* buffers from before the capture that the captured operations use. The operations write the
-                        * first num_written of them */
+    te__buffer **held; /* buffers that the captured operations use and that are older than the capture. The operations
+                        * write the first num_written of these buffers */
     int num_held, cap_held, num_written;
     te_tensor *state, *rng; /* state: u8 [8 * TE__GRAPH_WORDS]; rng: its first two words as i64 [2] */
     uint64_t word[TE__GRAPH_WORDS];
@@ -428,15 +429,16 @@ typedef struct te__rng_tracker {
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
-/* All random states of a context. With a copy of it, a call that fails can restore the states, and a function can run
- * again with the same random numbers. Regions of te_rng_fork_begin refer to a named state by its index in `tracker`. */
+/* All random states of a context. Code that must restore the states, after a failed call or to repeat random numbers,
+ * keeps a copy of this struct. Regions of te_rng_fork_begin refer to a named state by its index in `tracker`. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* used in copies only: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */
     te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
     int num_trackers;
     int fork; /* the number, from 1 on, of the named state in use; 0: the context's own state */
-    int outer_fork[TE__MAX_FORKS], num_forks; /* for each open region, the value of `fork` outside of it */
+    int outer_fork[TE__MAX_FORKS], num_forks; /* for each open region of te_rng_fork_begin, the value of `fork` outside
+                                               * of it */
 } te__rng_state;
 
 enum { TE__MAX_THREADS = 64 };
@@ -449,14 +451,14 @@ typedef struct te__report_text {
     size_t size, used;
 } te__report_text;
 
-/* Describes the state that a room keeps in each context: its size. The state is cleared when the context opens, and
+/* The size of the state that a room (te__room) keeps in each context. The state is cleared when the context opens, and
  * te__slot_of returns it. */
 typedef struct te__slot {
     size_t bytes;
 } te__slot;
 
-/* A room: a part of the library above core/ that keeps state in a context and is told of events. Each function is
- * called when its event happens; NULL: the room does not need the event. The table of rooms is in open.c. */
+/* A room: a part of the library above core/ that keeps state in a context. Each function is called when its event
+ * happens. A function that the room does not need is NULL. The table of rooms is in open.c. */
 typedef struct te__room {
     const te__slot *slot;
     void (*open)(te_ctx *te);    /* called when the device is open */
@@ -477,7 +479,7 @@ typedef struct te__room {
     te_result (*backward_ends)(te_ctx *te, const te_module *m, te_result result);
     void (*report)(te_ctx *te, te__report_text *t); /* adds lines to te_report */
 } te__room;
-/* Initializes a room that only needs to know when contexts open and close. */
+/* Initializes a te__room that has no functions except `open` and `close`. */
 #define TE__ROOM(slot, open, close) {slot, open, close, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 enum { TE__MAX_ROOMS = 16 };
 
@@ -491,7 +493,7 @@ struct te_ctx {
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
-    int regions; /* how many calls of te__device_enter have not been ended by te__device_leave yet. The two surround a
+    int regions; /* the number of te__device_enter calls whose te__device_leave is still to come. These calls surround a
                   * forward, a backward or an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
@@ -510,7 +512,7 @@ struct te_ctx {
     te__path *path;    /* a copy of module_path, which nodes share; NULL until a node needs it */
     uint64_t writes;   /* the number of writes to all buffers so far, used as a clock */
     uint64_t seed, rng_offset; /* the random state in use */
-    te__rng_state rng; /* the named states, and the number of the one in use */
+    te__rng_state rng; /* the named states, and which of them is in use */
     bool empty_is_unallocated; /* a tensor without elements counts as one without memory
                                 * (te_set_empty_is_unallocated) */
     bool in_step, step_failed; /* in_step: a training step is going on (from an outermost te_autocast_begin to a
@@ -526,7 +528,7 @@ struct te_ctx {
     te__block *blocks;   /* every piece of host memory of the context */
     te__closable *closables;
     int64_t process_id; /* the process that made the context */
-    int forks;          /* the value of te__forks when that process made the context */
+    int forks;          /* the value of te__forks when the context was made */
     te_trace_fn trace; /* set by te_set_trace */
     void *trace_user;
     bool tracing; /* the trace hook is running */

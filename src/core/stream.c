@@ -56,7 +56,7 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     return TE_OK;
 }
 /* Makes all work that is queued on `s` after this call wait for the event. The host does not wait. During a capture
- * this function does nothing: a capture records no events, and te_graph_begin has waited for all earlier ones. */
+ * this function does nothing: a capture records no events, and te_graph_begin has waited for all earlier events. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s || (!s && e->awaited) || te->capture) return TE_OK;

@@ -39,7 +39,7 @@ static TE__NOINLINE int64_t te__numel(const te_tensor *x) {
 static size_t te__row_bytes(te_dtype dtype, int64_t cols) {
     return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8);
 }
-/* Returns the bytes of all rows of a contiguous tensor. A tensor without dimensions is a row of one element. */
+/* Returns the size in bytes of a contiguous tensor. A tensor without dimensions has one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
     int i;
@@ -47,10 +47,9 @@ static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     return n * te__row_bytes(dtype, ndim ? shape[ndim - 1] : 1);
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
-/* The same of a tensor that may be missing. Returns 0 if x is NULL. */
+/* Returns te__cols(x), or 0 if x is NULL. */
 static int64_t te__cols_of(const te_tensor *x) { return x ? te__cols(x) : 0; }
-/* Returns the number of rows of x, which is the product of all sizes except the last. A last size of 0 does not make it
- * 0. */
+/* Returns the number of rows of x, which is the product of all sizes except the last. */
 static TE__NOINLINE int64_t te__rows(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -73,11 +72,11 @@ static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
 static TE__NOINLINE void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
-/* The same address, for the types of elements that most callers need. */
+/* These functions return te__data(x) as a pointer to float, int or unsigned char. */
 static float *te__f32_data(const te_tensor *x) { return (float *)te__data(x); }
 static int *te__int_data(const te_tensor *x) { return (int *)te__data(x); }
 static unsigned char *te__u8_data(const te_tensor *x) { return (unsigned char *)te__data(x); }
-/* Returns the dtype of a tensor that may be missing. Returns TE_DTYPE_NONE if x is NULL. */
+/* Returns the dtype of x, or TE_DTYPE_NONE if x is NULL. */
 static te_dtype te__dtype_of(const te_tensor *x) { return x ? x->dtype : TE_DTYPE_NONE; }
 /* Returns the position just after the last element of x, in bytes from the start of x's buffer. A strided tensor never
  * has 4-bit elements. */
@@ -105,9 +104,9 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* A tensor with a form (for example a quantized one) keeps its value in several plain tensors, its parts. Stores into
- * `slot` the addresses of the pointers to these parts; some of the pointers may be NULL. A tensor without a form is its
- * own only part. Returns the number of parts. */
+/* Stores into `slot` the addresses of the pointers to the plain tensors that hold the value of *x. Returns the number
+ * of addresses. A plain tensor has only one such pointer, *x itself. A quantized tensor has several; some of them may
+ * be NULL. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;
@@ -125,7 +124,7 @@ static void te__note_saved(te_tensor *x) {
     for (i = 0; i < n; i++)
         if (part[i] && part[i]->buffer) part[i]->buffer->saved_at = x->te->writes;
 }
-/* Returns whether any memory of x's value was written after the time `at` (a value of te->writes). */
+/* Returns whether any part of x's memory was written after the time `at` (a value of te->writes). */
 static bool te__written_since(te_tensor *x, uint64_t at) {
     te_tensor *part[TE__MAX_PARTS];
     int i, n = te__parts(x, part);

@@ -32,7 +32,8 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
-    /* A new thread starts with the floating-point mode of the thread that created it, so this thread sets its own. */
+    /* A new thread has the floating-point mode of the thread that created it. te__floats_begin sets the mode that te.h
+     * needs. */
     te__floats_begin();
     te__mutex_lock(&t->mutex);
     for (;;) {

@@ -1,4 +1,4 @@
-/* cpu/rows.c: converts runs of elements of any dtype to and from f32. No other part of the CPU backend has a switch
+/* cpu/rows.c: converts consecutive elements of any dtype to and from f32. No other part of the CPU backend has a switch
  * over dtypes. This part may use base/numbers.h. It must not depend on operations. */
 
 /* Converts f to an integer dtype. Truncates and saturates like the GPU; converts NaN to 0. */
@@ -10,8 +10,8 @@ static int64_t te__truncate(float f, te_dtype dtype) {
     return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
 }
 
-/* X(dtype, type of an element, element p[i] as f32, in[i] as an element). f32 itself is copied, and two elements of
- * e2m1 share a byte. */
+/* Each entry is X(dtype, C type, p[i] converted to f32, in[i] converted to the dtype). The list lacks f32, which is
+ * copied, and e2m1, which has two elements in a byte. */
 #define TE__ROW_LIST(X)                                                       \
     X(TE_F16, uint16_t, te__f16_to_f32(p[i]), te__f32_to_f16(in[i]))          \
     X(TE_BF16, uint16_t, te__bf16_to_f32(p[i]), te__f32_to_bf16(in[i]))       \
@@ -29,7 +29,7 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
     if (n == 0) return; /* the arrays may be NULL then */
     switch (dtype) {
     case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
-    /* All elements are of one row. The low half of a byte holds the element with the even index. */
+    /* The low half of a byte holds the element with the even index. */
     case TE_F4E2M1: {
         const uint8_t *p = (const uint8_t *)data;
         for (i = 0; i < n; i++) out[i] = te__e2m1_to_f32((uint8_t)(p[(index + i) / 2] >> (index + i) % 2 * 4 & 15));

@@ -58,8 +58,8 @@ static bool te__cache_open(te__cache *c, te__text *why) {
     return why->n == 0;
 }
 
-/* Copies to `folder` the first folder of *list, a list like PATH, and moves *list past it. Returns false at the end of
- * the list. */
+/* *list is a list of folders, like PATH. Copies the first of them to `folder`, and moves *list to the next one. Returns
+ * false at the end of the list. */
 static bool te__cache_next_folder(const char **list, char *folder, size_t size) {
     const char *end;
     while (**list == TE__PATH_SEPARATOR) ++*list;
@@ -78,8 +78,8 @@ static void te__cache_folder(const char *root, const te__cache_key *key, te__tex
     te__text_printf(out, "%s/%s/%.*s", root, key->arch, (int)strcspn(key->kernel, "/"), key->kernel);
 }
 
-/* Writes the part of an entry's file name before the name of the compiler, such as
- * norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. */
+/* Writes the first part of an entry's file name, such as norm_fwd.X_DT=3,Y_DT=3.0123456789abcdef. The compiler's name
+ * follows this part. */
 static void te__cache_stem(const te__cache_key *key, te__text *out) {
     const char *kernel = strchr(key->kernel, '/');
     char digest[TE__DIGEST_CHARS + 1];
@@ -107,8 +107,7 @@ static void te__cache_path(const char *root, const te__cache_key *key, te__text 
     te__text_put(out, te__cache_suffix(key));
 }
 
-/* A search among entries that differ only in their compiler. It finds the last file name in alphabetical order, so the
- * choice is always the same. */
+/* A search among entries that differ only in their compiler. The result is the last file name in alphabetical order. */
 typedef struct te__cache_search {
     const char *stem, *suffix;
     te__text best;
@@ -122,8 +121,8 @@ static bool te__cache_consider(void *user, const char *name) {
     return true;
 }
 
-/* Fills in key->compiler, which is empty, from the names of the entries in the folder. Returns false if no entry fits
- * the key. */
+/* Sets key->compiler, which is empty, to the compiler of an entry that fits the rest of the key. Returns false if there
+ * is no such entry. */
 static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
     te__text folder = TE_ZERO, stem = TE_ZERO;
     te__cache_search search = TE_ZERO;
@@ -159,8 +158,8 @@ static void te__cache_header(const te__cache_key *key, const char *image, size_t
                     (unsigned long long)size, digest);
 }
 
-/* Checks the header of an entry and removes it from *entry. Returns false if the entry is damaged or belongs to another
- * key. */
+/* Checks the header of an entry, and removes the header from *entry. Returns false if the entry is damaged or belongs
+ * to another key. */
 static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     te__text header = TE_ZERO;
     const char *end = entry->n ? strstr(entry->s, "\n\n") : NULL;
@@ -231,8 +230,8 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* Seconds to wait for another process that compiles a kernel. After that this process compiles the kernel too, since
- * the other process may have been stopped. */
+/* The number of seconds to wait for another process that compiles a kernel. After this time, this process compiles the
+ * kernel too, because the other process may have been stopped. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {

@@ -1,6 +1,6 @@
 /* cuda/driver.c: the interface to libcuda: its functions, a context's device, memory, copies, errors and tensor maps.
- * This part may call the driver. It must not depend on kernels or on how they are compiled. te.h declares the types of
- * the driver itself, so no CUDA header is needed; a program that includes one has no conflict. */
+ * This part may call the driver. It must not depend on kernels or on how they are compiled. te.h declares the driver's
+ * types under its own names. So no CUDA header is needed, but a program may include one. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
@@ -226,8 +226,8 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
-/* A set of the associative cache of tensor maps. It has several slots because otherwise two maps of the same set would
- * replace each other and be encoded again in every step. */
+/* One set of the set-associative cache of tensor maps. It has several slots, so that maps of the same set need not
+ * replace each other. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
     unsigned turn; /* counts the new maps; determines which slot the next map overwrites */
@@ -251,26 +251,26 @@ struct te__cuda {
     unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces: large uploads are copied through it */
     te__cu_handle staged[TE__STAGES]; /* the event recorded after the last copy from each piece */
     uint64_t uploads;
-    void *counter; /* device memory for the counters of te__plan_counter and the words of te__cuda_word */
+    void *counter; /* device memory for te__plan_counter and te__cuda_word */
     te__outside *outside; /* core/outside.c, in pinned memory */
     te__map_set *maps;
     te__memo_slot *memo;
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
-    struct te__warm_list *warm_list; /* cuda/launch.c: launches noted between te_warmup_begin and te_warmup_end */
+    struct te__warm_list *warm_list; /* cuda/launch.c: the launches that were recorded between te_warmup_begin and
+                                      * te_warmup_end */
     bool stream_shown;       /* te_ctx_cu_stream was called, so the caller may queue work on the stream */
     /* The next three are set while launches wait for their kernels to be compiled (cuda/queue.c); otherwise they are
      * NULL.
      * settle: waits for the kernels and launches everything that is queued.
-     * enqueue: queues a write of `bytes` bytes to dst after the launches. Copies `host` for it; if `host` is NULL, it
-     * writes zeros. */
+     * enqueue: queues a write of `bytes` bytes to dst, behind these launches. The bytes are a copy of `host`, or zeros
+     * if `host` is NULL. */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
     te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
-/* Reports an error of the driver. `call` names the driver function, preceded by the object or field concerned where
- * that helps. */
+/* Reports an error of the driver. `call` says what failed, such as "copy to the device: cuMemcpyHtoDAsync". */
 static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
     const char *name = NULL, *text = NULL, *more = "";
     te__cu.GetErrorName(code, &name);
@@ -283,8 +283,8 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
                     te->device_name, call, name ? name : "unknown error", text ? text : "?", more);
 }
 
-/* Makes te's CUcontext current. te__cuda_leave makes the caller's CUcontext current again; it needs the value of
- * *pushed. */
+/* Makes te's CUcontext current, and sets *pushed. te__cuda_leave needs this value to make the caller's CUcontext
+ * current again. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
     te__cu_result code;
@@ -406,14 +406,14 @@ static te_result te__cuda_take_outside(te_ctx *te) {
     te->cuda->outside = (te__outside *)memset(host, 0, TE__OUTSIDE_COUNT * sizeof(te__outside));
     return TE_OK;
 }
-/* Returns the result after a wait for the stream: an error of the wait itself, or an error if kernels have found ids
- * out of range. */
+/* Returns the result of a wait for the stream. It is an error if the wait has failed (`code`), or if kernels have found
+ * ids out of range; otherwise it is `result`. */
 static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result code, const char *call) {
     if (code) return te__cu_fail(te, call, code);
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
 }
 
-/* Returns 8-byte word number i of the counter memory, counted from its end. */
+/* Returns the address of 8 bytes near the end of the counter memory. With i = 0 they are the last 8 bytes. */
 static void *te__cuda_word(te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Opens the device and fills te->cuda. On failure te->cuda is NULL. */

@@ -27,7 +27,7 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
 }
 
 /* Plans a call and describes the plan in `out`. The args are already checked. `sm` is the architecture to plan for,
- * such as 80, and no GPU is needed. With `sm` 0 the plan is for the context's GPU. */
+ * such as 80, and no GPU is needed. If `sm` is 0, the plan is for the context's GPU. */
 static te_result te__cuda_explain(te_ctx *te, const te__op_info *op, const void *args, int sm, te_explanation *out) {
     te__plan plan;
     te_result result;

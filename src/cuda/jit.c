@@ -276,7 +276,7 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_COMPILE;
     }
     result = te__jit_cache_or_compile(j, &unit, &key);
-    /* the messages of the compiler show only macros, so the user's code is added to them */
+    /* the compiler's messages show the user's code only as macros, so the code itself is added */
     if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text);
     return result;
 }
@@ -308,8 +308,8 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
 /* Loads an image and adds its kernel to the table. For a PTX image the driver compiles the kernel here. te's CUcontext
- * must be current. `maker` is the source of the image, for messages. With `quiet`, an image that the driver rejects
- * gives TE_ERR_DEVICE without a message. */
+ * must be current. `maker` says, in messages, where the image comes from. If `quiet` is true and the driver rejects the
+ * image, returns TE_ERR_DEVICE without a message. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image,
                                     const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
@@ -353,7 +353,7 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
 
-/* Logs a finished job, loads its image and adds the kernel to the table. */
+/* Logs the compilation j, which has ended. Loads its image and adds the kernel to the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
@@ -450,8 +450,8 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* Searches the table for the kernel of a launch, or with `baseline` for its version from the embedded PTX. Returns
- * false if the table does not have it. Otherwise returns true, sets *result to TE_OK or an error, and with TE_OK sets
+/* Looks up the kernel of a launch in the table. If `baseline` is true, looks for its version from the embedded PTX.
+ * Returns false if the table does not have it. Otherwise returns true and sets *result. If *result is TE_OK, also sets
  * *function. te's CUcontext must be current. */
 static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
@@ -464,7 +464,7 @@ static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_
         *result = te__jit_fail_missing(te, l);
     return true;
 }
-/* Sets *function to the function of a launch. If the kernel is not in the table, reads it from the cache or compiles
+/* Sets *function to the driver's function for a launch. If the table does not have the kernel, first loads or compiles
  * it. */
 static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     const te__launch *one = l;

@@ -33,8 +33,8 @@ static const te__kernel_file *te__kernels_find(const te__kernels *k, const char 
     return NULL;
 }
 
-/* Replaces the embedded files by the sections of a te_kernels.cu.inc. `text` is the content of that file; it is
- * modified, and the sections point into it. */
+/* `text` is the content of a te_kernels.cu.inc. Each section of it replaces the embedded file with the same path.
+ * `text` is modified, and k keeps pointers into it. */
 static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
     static const char mark[] = "//// file: ";
     const size_t mark_size = sizeof(mark) - 1;
@@ -116,9 +116,8 @@ static const te__kernels *te__kernels_get(te__text *why) {
 
 /* ---- marks --------------------------------------------------------------------------------------------------- */
 
-/* The comment at the start of a kernel's text may have several lines of the form "// te:NAME value". Copies the value
- * of the line with this name and this index (0 is the first), truncated to fit. Returns false if there is no such
- * line. */
+/* A kernel's text may begin with several lines of the form "// te:NAME value". Finds line number `index` (from 0) among
+ * the lines with the given name, and copies its value, cut to `size` bytes. Returns false if there is no such line. */
 static bool te__kernel_mark(const char *text, const char *name, int index, char *value, size_t size) {
     size_t n = strlen(name);
     while (strncmp(text, "//", 2) == 0) {
@@ -222,13 +221,13 @@ static bool te__unit_open(const te__kernels *k, const char *family, const char *
     return true;
 }
 
-/* Replaces, in the unit, the file that has the same path as `file`. Does nothing if `file` is NULL. */
+/* Replaces the unit's file that has the same path as `file`. Does nothing if `file` is NULL. */
 static void te__unit_replace(te__unit *u, const te__kernel_file *file) {
     for (int i = 0; file && i < u->num_files; i++)
         if (strcmp(u->file[i]->path, file->path) == 0) u->file[i] = file;
 }
 
-/* Writes the digest of a unit. It depends only on the paths and texts of the files. */
+/* Writes the digest of a unit to `hex`. The digest depends only on the paths and texts of the unit's files. */
 static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
     te__hasher h;
     te__hasher_init(&h);

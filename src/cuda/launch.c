@@ -3,7 +3,7 @@
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
 
-/* The launches noted by a warm-up. te_warmup_end loads or compiles their kernels. */
+/* The launches that a warm-up has recorded. te_warmup_end loads or compiles their kernels. */
 typedef struct te__warm_list {
     te__launch *launches; /* launches of embedded PTX have no options */
     bool *baseline;
@@ -57,7 +57,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
-/* Sets the properties of the device in a plan. The first plan assumes that every kernel is available. */
+/* Sets the fields of a plan that depend on the device. Assumes that every kernel is available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
@@ -87,8 +87,8 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the launches of the plan on te's stream. te's CUcontext must be current. If any kernel is neither loaded nor
- * being compiled, queues nothing. */
+/* Queues the launches of the plan on te's stream. If a kernel is not loaded yet, the plan waits in the queue of
+ * cuda/queue.c, or the host compiles the kernel first. te's CUcontext must be current. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te_result result = TE_OK;
     te__cuda_drop_options(p);

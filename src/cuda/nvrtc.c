@@ -88,9 +88,9 @@ static te__nvrtc te__nvrtc_of_process;
 static int te__nvrtc_state; /* 0: not searched yet; 1: found; -1: not found, and te__nvrtc_reason says why */
 static te__text te__nvrtc_reason;
 
-/* Returns NVRTC. It is searched for once per process. If no usable NVRTC is found, returns NULL and adds the reason to
- * `why`, which may be NULL. `newest` is the newest major version of CUDA whose cubins the driver accepts; with 0 any
- * version is usable. */
+/* Returns NVRTC, which is searched for once per process. If no usable NVRTC is found, returns NULL and adds the reason
+ * to `why`, which may be NULL. `newest` is the newest major version of CUDA whose cubins the driver accepts; if it is
+ * 0, any version is usable. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);

@@ -112,7 +112,7 @@ typedef struct te__queue {
     int num_threads;
 } te__queue;
 
-/* Compiles the kernel of an order. The mutex is held on entry and on return, but not while compiling. */
+/* Compiles the kernel that `o` stands for. The caller holds q->mutex. The mutex is free during the compilation. */
 static void te__order_make(te__queue *q, te__jit_order *o) {
     o->state = TE__ORDER_TAKEN;
     te__mutex_unlock(&q->mutex);
@@ -135,7 +135,8 @@ static void te__queue_worker(void *user) {
     te__mutex_unlock(&q->mutex);
 }
 
-/* Returns the order for this launch's kernel. Creates the order if there is none. Returns NULL if memory runs out. */
+/* An order is a request to compile a kernel. Returns the order for this launch's kernel, and creates it if there is
+ * none. Returns NULL if memory runs out. */
 static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *l) {
     te__jit_order *o, **end = &q->orders;
     for (; (o = *end) != NULL; end = &o->next)
@@ -161,9 +162,9 @@ static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *
     return o;
 }
 
-/* Closes the order if its kernel has been compiled: adds the kernel to the table, or sets o->result to an error. With
- * `wait`, first compiles the kernel or waits until another thread has compiled it. Returns whether the order is
- * closed. */
+/* If the kernel of the order o has been compiled, adds it to the table, or sets o->result to an error; the order is
+ * then closed. If `wait` is true, first compiles the kernel, or waits until another thread has compiled it. Returns
+ * whether the order is closed. */
 static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wait) {
     char path[sizeof(te->module_path)];
     bool made;
@@ -198,12 +199,11 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
     return code ? te__cu_fail(te, e->host ? "copy to the device: cuMemcpyHtoDAsync" : "cuMemsetD8Async", code) : TE_OK;
 }
 
-/* Launches entries from the front of the queue until one has a kernel that is not compiled yet. With `wait`, waits for
- * such kernels and launches all entries. te's CUcontext must be current. */
+/* Launches entries from the front of the queue until one has a kernel that is not compiled yet. If `wait` is true,
+ * waits for such kernels and launches all entries. te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
-    /* A log function that is called below may call te_ok. While `sending` is true, that call does not settle the
-     * queue. */
+    /* A log function that is called below may call te_ok. While `sending` is true, te__queue_settle does nothing. */
     q->sending = true;
     while (q->first) {
         te__queued *e = q->first;

@@ -150,7 +150,7 @@ static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
     te__free(te, grads);
     return result;
 }
-/* Exchanges the unit's gradients now, if state.requires_gradient_sync is set. */
+/* Exchanges the gradients of u between the ranks now, if state.requires_gradient_sync is set. */
 static te_result te__unit_exchange(te__dp_unit *u) {
     te__unit_params p = TE_ZERO;
     te_ctx *te = u->module->te;
@@ -171,8 +171,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-/* Called before a backward pass from the tensors y. Marks the leaves that the pass can reach. The marks are needed if
- * the pass fails: its nodes are gone then, but this rank must still find the groups whose ranks it must inform. */
+/* Marks the variables that a backward pass from the `count` tensors y can reach. If the pass fails, its nodes are gone;
+ * the marks then tell which groups of ranks must be informed. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;
@@ -190,7 +190,8 @@ static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y
             if (again->params[k]->var) again->params[k]->var->pass = pass;
     }
 }
-/* Returns whether te__units_mark has marked a parameter of this tree in this pass. */
+/* Returns whether te__units_mark has marked a parameter of m, or of a module below m, in the backward pass number
+ * `pass`. */
 static bool te__units_are_marked(const te_module *m, uint64_t pass) {
     bool marked = false;
     int i;
@@ -199,15 +200,15 @@ static bool te__units_are_marked(const te_module *m, uint64_t pass) {
     for (i = 0; i < m->num_children && !marked; i++) marked = te__units_are_marked(m->children[i], pass);
     return marked;
 }
-/* Returns whether te_backward_dw still has to compute weight gradients of this tree. */
+/* Returns whether te_backward_dw still has to compute weight gradients of `root` or of a module below it. */
 static bool te__units_are_deferred(const te_module *root) {
     const te__deferred *d = root->te->deferred;
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* Exchanges the gradients at the end of a backward pass. Different ranks may reach different units of a model, but
- * every rank reaches some unit of it. So either all units of a model are exchanged or none. If the backward pass has
- * failed, informs only the group of the model of that pass, because only the ranks of that group wait for this rank. */
+/* Exchanges the gradients at the end of a backward pass. If this rank has reached any unit of a model, all units of the
+ * model are exchanged, because other ranks may have reached other units. If the pass has failed, informs only the group
+ * of the pass's model, because only the ranks of that group wait for this rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -370,8 +371,8 @@ static bool te__is_multimodal(const char *name) {
         if (strcmp(name, names[i]) == 0) return true;
     return false;
 }
-/* Searches the tree below m for multimodal towers and projectors. Visits each of them together with all modules below
- * it. Does not search inside one. */
+/* Searches the tree below m for multimodal towers and projectors. Visits each tower or projector together with all
+ * modules below it, and does not search inside of it. */
 static void te__units_multimodal(te__unit_walk *w, te_module *m) {
     int i;
     for (i = 0; i < m->num_children; i++) {
@@ -523,8 +524,8 @@ static te_result te__stage_check(te_module *stage, const te_stage_backward_desc 
         "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed",
         d->num_outputs, d->stage_outputs ? "has a NULL" : "is NULL");
 }
-/* Runs the backward pass of a stage that is one unit. te__stage_run makes one backward pass per output. The gradients
- * are exchanged only once, after all these passes, and only if d->last_backward is true. */
+/* Runs the backward passes of a stage that is one unit: one pass per output (te__stage_run). The gradients are
+ * exchanged only once, after all these passes, and only if d->last_backward is true. */
 static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
     const te_fsdp_state before = u->state;
     te_result result;

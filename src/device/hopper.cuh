@@ -8,8 +8,8 @@
 TE_DEV void te_mbar_init(te_u32 bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
-// Makes initialized mbarriers visible to other threads and to TMA. Call it after the last te_mbar_init and before the
-// barrier after which other threads use the mbarriers.
+// Makes initialized mbarriers visible to other threads and to TMA. Call this function after the last te_mbar_init. A
+// barrier must follow before other threads use the mbarriers.
 TE_DEV void te_mbar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 TE_DEV void te_mbar_arrive(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
@@ -47,7 +47,7 @@ TE_DEV void te_cluster_meet() {
                      : "memory");
 }
 // Translates a shared address `at` of this block to the address of the same variable in block `rank` of the cluster.
-// The offset between two addresses stays the same.
+// te_cluster_at(at + n, rank) is te_cluster_at(at, rank) + n.
 TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     te_u32 r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
@@ -171,8 +171,8 @@ TE_DEV void te_add_release(int *p, int v) {
 // Makes this thread's writes to shared memory visible to TMA and wgmma. A barrier must follow.
 TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Copies `bytes` bytes, a multiple of 16, from src to dst in shared memory. Both addresses must be multiples of 16. The
-// bytes count towards the mbarrier `bar`.
+// Copies `bytes` bytes, a multiple of 16, from device memory at src to shared memory at dst. Both addresses must be
+// multiples of 16. The bytes count towards the mbarrier `bar`.
 TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar)
@@ -182,7 +182,7 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 // ---- warpgroups -----------------------------------------------------------------------------------------------------
 
 // Sets the number of registers of each thread of a warpgroup to N. The sum of the registers of all threads must never
-// exceed the sum at the start of the block. With three warpgroups that is 3 * 128 threads * 168 registers.
+// exceed the sum at the start of the block. For three warpgroups the sum is 3 * 128 threads * 168 registers.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 

@@ -127,8 +127,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     return r;
 }
 
-// mma.sync for FP8, on GPUs whose tensor cores have it. On others the instruction does not exist, or the compiler
-// translates it into f16 products.
+// mma.sync for FP8, on GPUs whose tensor cores support it. On other GPUs the instruction does not exist, or the
+// compiler translates it into f16 products.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define TE_HAS_FP8_MMA 1
 TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) {

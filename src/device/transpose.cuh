@@ -27,7 +27,7 @@ TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {
     out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
 }
 
-// Writes the word of thread (tx, ty) for column number j, 0 to 7, of this thread's eight columns.
+// Writes one word of thread (tx, ty). The word belongs to column 8 tx + j of the tile; j is 0 to 7.
 TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) {
     tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word;
 }
@@ -35,15 +35,15 @@ TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {
     return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));
 }
 
-// Returns the words 2 * pair and 2 * pair + 1 of a column, which are half of a chunk of te_tile_get.
+// Returns the words 2 * pair and 2 * pair + 1 of a column.
 TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
     return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));
 }
 
-// Writes the finished tile to dst. Column j of the tile becomes the elements from dst + (first_col + j) * ld +
-// first_row on; an element has `size` bytes. Writes nothing beyond `cols` columns and `rows` rows. `vector` means that
-// dst allows stores of 16 bytes. 256 threads call this function, and t is the number of this thread. The caller must
-// synchronize the threads before.
+// Writes the finished tile to dst. Column j of the tile becomes consecutive elements of dst that start at index
+// (first_col + j) * ld + first_row; an element has `size` bytes. Writes nothing beyond `cols` columns and `rows` rows.
+// `vector` means that dst allows stores of 16 bytes. 256 threads call this function; t is the number of the calling
+// thread. The caller must synchronize these threads before the call.
 TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row,
                                te_i64 first_col, te_i64 cols, int size, bool vector, int t = threadIdx.x) {
     int per_chunk = 16 / size;
@@ -72,7 +72,7 @@ TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 
         }
     }
 }
-// Like te_tile_store_part, for a dst whose rows have exactly `ld` elements.
+// Calls te_tile_store_part with `rows` = `ld`.
 TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols,
                           int size, bool vector, int t = threadIdx.x) {
     te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);
@@ -90,8 +90,8 @@ template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
         v[i] = (upper ? v[i + n] : v[i]) + other;
     }
 }
-// Writes the column sums of the tile to `to`, for the columns below `cols`. v: this thread's sums of its eight columns
-// over its own rows. sums: 8 x 64 floats of shared memory.
+// Writes the column sums of the tile to `to`, for the columns below `cols`. `v` has this thread's sums of its eight
+// columns over its own rows. `sums` is 8 x 64 floats of shared memory.
 TE_DEV void te_tile_column_sums(float v[8], float *sums, float *to, te_i64 cols) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_tile_add_halves<4>(v, 16);

@@ -118,8 +118,8 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
     for (int j = 0; j < te_raw<FORMAT>::words; j++) r.w[j] = 0;
     return r;
 }
-// Loads eight elements that are stored in format dt, and keeps them in format FORMAT. FORMAT is dt, or TE_F32: then the
-// load converts.
+// Loads eight elements that are stored in format dt, and keeps them in format FORMAT. FORMAT is dt or TE_F32. If it is
+// TE_F32, the load converts.
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load(const void *p, te_i64 i, int dt) {
     te_raw<FORMAT> r;
     if constexpr (FORMAT != TE_F32) {
@@ -171,8 +171,8 @@ template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
         return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
-// Call this between two passes over the elements in r: then the compiler unpacks the elements again in each pass. If it
-// unpacked them once for all passes, they would take twice the registers.
+// Call this function between two passes over the elements in r. The compiler then unpacks the elements again in each
+// pass. Elements that it unpacked once for all passes would take twice the registers.
 template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -180,14 +180,14 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Keeps loads that come before this call from being moved down to the first use of their elements. Moved down, the
-// loads would wait one after another.
+// Keeps the compiler from moving earlier loads down past this call. Otherwise it moves each load to the first use of
+// its elements, and the loads wait for one another.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
 // ---- maxima ---------------------------------------------------------------------------------------------------------
 
-// Returns, for each half of two words of a 16-bit format, the larger of the two values. If one value is NaN, returns
-// the other.
+// Returns two values of a 16-bit format. Each one is the larger of the values in the same half of a and b. If one value
+// is NaN, the other one is returned.
 TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {
     te_u32 c;
     if (dt == TE_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));

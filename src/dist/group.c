@@ -26,8 +26,8 @@ struct te_group {
     te_group_desc is;
     char *name; /* the memory of is.name */
     /* Takes part in a collective with an error code instead of a tensor, so that the other ranks fail too and do not
-     * wait. `peer` is the destination of a te_send or the source of a te_recv. If this pointer is NULL, the
-     * implementation cannot do that. */
+     * wait. `peer` is the destination of a te_send or the source of a te_recv. `refuse` is NULL if the implementation
+     * cannot do this. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te__closable closable;
 };
@@ -115,7 +115,7 @@ static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_
                     te_dtype_name(x->dtype));
 }
 
-/* Checks that `whole` has exactly the size of one `part` for each rank. */
+/* Checks that `whole` has the dtype of `part` and is exactly `size` times as large. */
 static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole,
                                 const char *part_name, const te_tensor *part, int size) {
     const char *what = te__collective_name(kind);
@@ -276,8 +276,8 @@ static int64_t te__line_bytes(const te_tensor *x) {
     return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1);
 }
 
-/* Sets full[i] to the number of lines of x that go to rank i or come from rank i. These numbers are `counts`, or all
- * equal if `counts` is NULL. Checks that the numbers add up to the lines of x. */
+/* Sets full[i] to the number of lines (te__line_numel) of x that go to rank i or come from rank i. The numbers are
+ * `counts`; if `counts` is NULL, they are all equal. Checks that they add up to the number of lines of x. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts,
                                 int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
@@ -310,7 +310,7 @@ static te_result te__want_lines(const char *name, const te_tensor *x, const char
                     counts_name, (long long)sum, name, text, (long long)lines);
 }
 
-/* Checks that x and out have the same dtype and lines of the same size, and share no memory. */
+/* Checks that x and out have the same dtype and lines (te__line_numel) of the same size, and share no memory. */
 static te_result te__want_exchange(const te_tensor *x, const te_tensor *out) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -414,8 +414,8 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     te_tensor *x, *out;
     te_result result;
     te__frame_begin(te);
-    /* This wait makes errors of earlier kernels show before the exchange. Then all ranks fail; otherwise this rank
-     * alone would fail later. */
+    /* Waits for the device, so that an error of an earlier kernel appears before the exchange, and all ranks fail.
+     * Without this wait, only this rank would fail, and later. */
     result = te->device->synchronize(te);
     x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
     bytes *= group->is.size;
@@ -467,7 +467,7 @@ TE_API te_result te_group_abort(te_group *group, const char *reason) {
     return te__group_has(group, "te_group_abort", "abort", false);
 }
 
-/* ---- for other folders; dist/none.c replaces these with TE_NO_DIST ---- */
+/* ---- for other folders (dist/none.c has these functions if TE_NO_DIST is defined) ---- */
 
 static te_result te__all_reduce(te_group *group, te_tensor *x, te_reduce_op op) { return te_all_reduce(group, x, op); }
 static te_result te__all_gather(te_group *group, const te_tensor *x, te_tensor *out) {

@@ -4,8 +4,8 @@
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* The contribution of one rank to a collective. The thread of the rank writes this struct before a meeting. The other
- * threads read it after that meeting and before the next one. */
+/* The contribution of one rank to a collective. The rank's thread writes this struct before a meeting (te__hub_meet),
+ * at which it waits for all ranks. The other threads read it after that meeting and before the next one. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -37,8 +37,8 @@ typedef struct te__mailbox {
     int skip; /* the number of future messages to drop, because their receives have already failed */
 } te__mailbox;
 
-/* The event that a rank waits for: none, a meeting or a message. If all ranks wait for one another, the hub ends their
- * waits with an error. */
+/* The event that a rank waits for: none, a meeting of all ranks, or a message. If all ranks wait for one another, the
+ * hub ends their waits with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
@@ -131,7 +131,8 @@ TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
 /* Returns whether no meeting will begin any more. */
 static bool te__hub_is_over(const te_thread_hub *hub) { return hub->closed || hub->aborted; }
 static bool te__hub_is_broken(const te_thread_hub *hub) { return te__hub_is_over(hub) || hub->num_left > 0; }
-/* Writes to `text` the reason why the hub has been closed, aborted, or left by rank `left`. */
+/* Writes to `text` why the group can no longer be used: it was aborted, the hub was destroyed, or rank `left` has
+ * left. */
 static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text) {
     if (hub->aborted)
         snprintf(text, TE__WHY_TEXT, "%s", hub->abort_text);
@@ -171,8 +172,8 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     return TE_OK;
 }
 
-/* Checks that the posts of all ranks match. If they do not, writes the reason to hub->text. Compares the ranks with
- * rank 0, in order, so all threads get the same error in every run. */
+/* Checks that the contributions (te__post) of all ranks match. If they do not, writes the reason to hub->text. Compares
+ * rank 1, 2, .. with rank 0, so every run gives the same error. */
 static te_result te__hub_judge(te_thread_hub *hub) {
     const te__post *a = &hub->post[0], *b = NULL;
     const char *what = te__collective_name(a->kind);
@@ -270,8 +271,8 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
 }
 
 /* Waits until all ranks have arrived. All ranks return the same result; if it is not TE_OK, `text` gets the reason. If
- * a rank has left or has aborted the group, the `first` meeting of a collective fails. Later meetings of the same
- * collective do not fail for this reason: they protect this rank's memory, which other ranks may still read. */
+ * `first` is true, this function also fails if a rank has left or has aborted the group. `first` is false for the later
+ * meetings of a collective, because other ranks may still read this rank's memory. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;

@@ -58,13 +58,14 @@ static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_resu
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank,
                     me->hub->size, text);
 }
-/* Holds the first meeting of a collective. Afterwards the post of every rank is complete, or all ranks fail. */
+/* Waits for all ranks at the start of a collective. Afterwards the te__post of every rank is complete, or all ranks
+ * fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* Holds a later meeting of a collective. Afterwards every rank has done its part, or all ranks fail. */
+/* Waits for all ranks after a step of a collective. Afterwards every rank has done this step, or all ranks fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);
@@ -115,8 +116,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Replaces the elements `begin` to `end` - 1 of this rank's copy by the result over all ranks. Each rank has a range of
- * its own, which no other rank reads or writes in any copy. So neither locks nor more memory are needed. */
+/* Reduces the elements `begin` to `end` - 1 over the copies of all ranks, and writes the result to this rank's copy. No
+ * two ranks work on the same elements, so neither locks nor more memory are needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;
@@ -300,7 +301,7 @@ static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int 
         return;
     }
     te__post_fail(me, te__post_open(me, kind), code);
-    /* The result is not needed, because this rank already has its own error. */
+    /* te__hub_meet's result is not needed, because this rank already has its own error. */
     te__hub_meet(me->hub, me->rank, true, text);
 }
 

@@ -2,16 +2,17 @@
  * matrix product, or multiplied by one factor per row. This part may call raw operations and use quantized operands of
  * products. It must not depend on modules. */
 
-/* From the gradient the backward pass computes quantized codes, an amax and column sums. Each enumerator says with
- * which precision the gradient enters: as f32, or rounded to the format in which a plain gradient would be stored. */
+/* The backward pass computes quantized codes, an amax and column sums from the gradient. Each enumerator says which
+ * gradient is used for them: the f32 gradient, or the gradient rounded to the format in which a plain gradient would be
+ * stored. */
 typedef enum te__act_rounding {
     TE__ACT_ROUNDED,       /* codes, amax and column sums come from the rounded gradient */
     TE__ACT_UNROUNDED_AMAX, /* codes and column sums come from the rounded gradient, the amax from the f32 gradient */
     TE__ACT_UNROUNDED      /* codes, amax and column sums come from the f32 gradient */
 } te__act_rounding;
 
-/* Options for two extra results of an activation's backward pass: the gradient of the bias of the product that computed
- * x (column sums of dx), and the quantized dx. */
+/* Options for two extra results of an activation's backward pass: the gradient of a bias (column sums of dx), and the
+ * quantized dx. The bias was added to x by the matrix product that computed x. */
 typedef struct te__act_grad {
     te_tensor *bias; /* the bias that is already added to x; NULL: the bias gradient is not computed */
     const te__quant_call *quant; /* NULL: dx stays plain */
@@ -84,8 +85,8 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
 }
 
 /* Returns the activation of x, quantized if `spec` is given. For current scaling and NVFP4, the amax is the amax of the
- * unrounded f32 result, as in TransformerEngine's kernels. In all else the result is quantized like that of te__norm.
- * `spec`, `params` and `grad` may be NULL. */
+ * unrounded f32 result, as in TransformerEngine's kernels. Otherwise the result is quantized as in te__norm. `spec`,
+ * `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;
@@ -131,10 +132,9 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 
 /* ---- two operands in one block of memory ---- */
 
-/* Allocates one block for two tensors of `rows` rows and n columns, the second directly after the first. Returns the
- * block as one row [1, 2 * rows * n]. This row is the input of a gated activation whose two operands are the tensors.
- * Fast products need memory at a multiple of 16 bytes: returns NULL without an error if the second tensor would not
- * start there. */
+/* Allocates one block for two tensors of `rows` rows and n columns, one directly after the other. Returns the block as
+ * one row [1, 2 * rows * n], which can be the input of a gated activation. Fast products need memory at a multiple of
+ * 16 bytes: returns NULL without an error if the second tensor would not start there. */
 static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
     return n < 1 || rows * n * te__dtype_size(dtype) % 16 ? NULL : te__empty_2d(te, dtype, 1, 2 * rows * n);
 }
@@ -175,7 +175,7 @@ static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor
 
 /* ---- times one factor for each row ---- */
 
-/* The state is the forward pass's arguments; the tensors in it are not read. */
+/* `state` has the arguments of the forward pass. The tensors in these arguments are not read. */
 static te_result te__scaled_act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te_op_scaled_act_fwd_args *f = (const te_op_scaled_act_fwd_args *)state;

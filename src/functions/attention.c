@@ -9,8 +9,8 @@
 static double te__rope_mscale(double factor, double mscale) {
     return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
-/* Returns which pair of channels turns `turns` times within `original` positions. There are dim / 2 pairs; the returned
- * index is fractional. */
+/* Returns the index of the pair of rotated channels that makes `turns` full turns within `original` positions. There
+ * are dim / 2 pairs. The index may be fractional. */
 static double te__rope_pair(double turns, double base, int dim, double original) {
     return dim * log(original / (turns * TE__TURN)) / (2 * log(base));
 }
@@ -88,7 +88,7 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f)
         attention = (double)s.attention_factor;
     for (i = 0; i < dim / 2; i++) {
-        /* turns: how often this pair turns within the original context; kept: the weight of f in a mix of f and f /
+        /* `turns`: how often this pair turns within the original context. `kept`: the weight of f in a mix of f and f /
          * factor */
         double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0;
         if (s.type == TE_ROPE_LLAMA3)
@@ -146,12 +146,12 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                         "scaling.attention_factor with frequencies: leave it 0",
                         (double)d->attention_factor);
     a->base = d->base;
-    /* The product is exact in a float. te_op_rope rejects sizes far below 2^24. */
+    /* The limit of 2^24 keeps the conversion to float exact. te_op_rope rejects much smaller sizes anyway. */
     a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent);
     if (a->rotary_dim == 0) return TE_OK;
-    /* If both fields are set, positions are interpolated as in TransformerEngine's RotaryPositionEmbedding. A sequence
-     * longer than the stretched range is compressed into the pretrained range. In a shorter sequence, positions are
-     * divided by the factor. */
+    /* If both fields are set, positions are scaled as in TransformerEngine's RotaryPositionEmbedding. A sequence longer
+     * than `limit` is compressed into the pretrained range. In a shorter sequence, positions are divided by
+     * seq_len_interpolation_factor. */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
         a->position_scale = (float)length > limit
@@ -167,8 +167,8 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                                inv_freq, &a->attention_factor);
 }
 static bool te__rope_is_none(const te_rope_angles *a) { return a->rotary_dim == 0 && !a->freqs; }
-/* Returns the size in bytes of a state whose last member holds the frequencies of `a`. The argument `before` is the
- * number of bytes before this member. */
+/* Returns the size in bytes of a node's state. The last member of the state holds the frequencies of `a`, and `before`
+ * is the number of bytes before this member. */
 static size_t te__rope_state_size(const te_rope_angles *a, size_t before) {
     return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0);
 }
@@ -269,8 +269,8 @@ typedef struct te__qkv_state { /* laid out as te__rope_state */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__qkv_state;
 
-/* Sets up the arguments of te_op_qkv_rope for x, except the tensors q, k and v. The tokens of layout thd are treated as
- * one sequence without rotation. On failure sets an error and returns false. */
+/* Sets up the arguments of te_op_qkv_rope for x, except the tensors q, k and v. For the layout thd, `rotary` must be
+ * NULL, and all tokens are treated as one sequence. On failure sets an error and returns false. */
 static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                          te__qkv_state *s) {
     te_op_qkv_rope_args *a = &s->args;
@@ -346,8 +346,8 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
     return te_op_qkv_rope_bwd(te, &args);
 }
 
-/* Splits a packed projection into out[0] = q [s, b, H, d], out[1] = k [s, b, G, d] and out[2] = v [s, b, G, d]. With
- * thd the first sizes are [tokens, ..]. Each result has memory of its own. Returns false on failure. */
+/* Splits a packed projection into out[0] = q [s, b, H, d], out[1] = k [s, b, G, d] and out[2] = v [s, b, G, d]. In the
+ * layout thd, [tokens] replaces [s, b]. Each result has memory of its own. Returns false on failure. */
 static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
     te__qkv_state state;
@@ -381,8 +381,7 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
     return true;
 }
 
-/* Applies the inverse rotation to the gradient. Works in place if no other tensor shares the memory of the gradient:
- * the backward pass of attention wrote it, and nothing else reads it. */
+/* Applies the inverse rotation to the gradient. Works in place if no other tensor shares the memory of the gradient. */
 static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te__qkv_state *s = (const te__qkv_state *)state;
@@ -436,8 +435,8 @@ enum {
     TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, /* number of tensors that an attention node saves */
     TE__ATTENTION_INPUTS = 5
 };
-/* Copies the tensors of a te_attn_rule to `list`, so that a node can save them. With `back`, copies them from `list` to
- * the te_attn_rule. */
+/* Copies the tensors of a te_attn_rule to `list`, so that a node can save them. If `back` is true, copies them from
+ * `list` to the te_attn_rule. */
 static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
     te_tensor **field[TE__ATTENTION_TENSORS];
     int i, n = 0;
@@ -457,8 +456,7 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
 }
 
 /* Returns the size in bytes of a node's copies of the user's expressions (te__score_mod_keep). The copies are in one
- * block of memory. The block starts at score_mod, or at mask_mod if score_mod is NULL. (A derivative without a
- * score_mod was rejected earlier.) */
+ * block of memory, which starts at score_mod, or at mask_mod if score_mod is NULL. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
            (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
@@ -613,7 +611,7 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
 }
 
 /* Runs te_attention on q, k and v.
- * With p NULL, `parts` are the separate tensors q, k and v.
+ * If p is NULL, `parts` are the separate tensors q, k and v.
  * Otherwise one tensor is packed: parts[0] holds queries, keys and values, or, if p->keys is true, parts[1] holds keys
  * and values. `parts` is then overwritten by views of that tensor, so nothing is copied. The result has all heads
  * [.., H, d]. Queries with two strides (te__packing_spreads) need a te_attn_rule that is the same for all sequences and

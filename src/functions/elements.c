@@ -32,7 +32,7 @@ static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_
                ? y
                : NULL;
 }
-/* Records a tape node whose state owns nothing. Returns NULL if y is NULL. */
+/* Records a tape node whose state needs no release function. Returns NULL if y is NULL. */
 static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state,
                              size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
                              int num_saved) {
@@ -42,8 +42,8 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
                : NULL;
 }
 
-/* Checks that the operand `with` belongs to the same context as x. If `with` is NULL, accepts it if `optional`.
- * Otherwise fails without a message, because the call that returned NULL has already reported an error. */
+/* Checks that the operand `with` belongs to the same context as x. If `with` is NULL, returns `optional` and sets no
+ * error, because the call that returned NULL has already set one. */
 static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
     if (!with) return optional;
     return te__same_ctx(with, x->te, function);
@@ -306,7 +306,7 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     if (!x || i >= n) return NULL; /* no tensor, so no context that could record an error */
     te = x[i]->te;
     for (i = 0; i < n; i++) {
-        /* an error that made an input NULL is already recorded, and it stays */
+        /* if an input is NULL because of an earlier error, that error stays */
         if (!x[i]) te__fail(te, TE_ERR_STATE, "te_concat: tensor %d of %d is NULL", i + 1, n);
         if (!x[i] || !te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
     }
@@ -442,7 +442,7 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
 typedef struct te__dropout_state {
     float p;
     int64_t run;
-    uint64_t seed, offset; /* used together with the random state in saved[0], if that is not NULL */
+    uint64_t seed, offset; /* if saved[0] is not NULL, they are used together with the random state in it */
     te_dtype bias_dtype;
 } te__dropout_state;
 

@@ -38,7 +38,7 @@ typedef struct te__linear_call {
     te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
     const te__quant_call *quant;  /* NULL: high precision, even inside an autocast region */
     int gemm;                     /* index of the product in quant->scaling */
-    te__parallel parallel;        /* the ranks that share the product; `bias` is NULL if the weight is divided by row */
+    te__parallel parallel;        /* the ranks that share the product; in mode TE_PARALLEL_ROW `bias` must be NULL */
     unsigned *met;                /* points to a bit mask in the module: bit number `gemm` is set after the ranks have
                                    * compared the operands of this product (te__linear_meets); NULL: the ranks compare
                                    * nothing */
@@ -154,8 +154,8 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* Returns dy in the form in which the products read it: quantized if needed, and gathered from all ranks. Computes the
- * bias gradient in *db from the unquantized dy, as TransformerEngine does. */
+/* Returns dy as the two products read it: quantized if needed, and gathered from all ranks. Computes the bias gradient
+ * in *db from the unquantized dy, as TransformerEngine does. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
@@ -192,8 +192,7 @@ static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }
 
-/* Returns the saved input in the form in which the weight gradient needs it: quantized if needed, and gathered from all
- * ranks. */
+/* Returns the saved input as the product dW reads it: quantized if needed, and gathered from all ranks. */
 static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
     if (s->quantize_x) {
@@ -208,8 +207,8 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
             : TE_ROWWISE);
 }
 
-/* Ends a backward pass that cannot continue. Informs the ranks that wait for this rank in the next exchange. `gathered`
- * means that the gradient of y is already complete, or was never divided. Returns the error. */
+/* Ends a backward pass that cannot continue, and informs the ranks that wait for this rank in the next exchange.
+ * Returns the error. `gathered` is true if this rank already has the whole gradient of y. */
 static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
     const te__parallel *p = &s->parallel;
     te_result result = te_error_code(te);
@@ -354,8 +353,8 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     return w;
 }
 
-/* Calibrates delayed scaling: measures the amaxes of operands that stay in high precision. Later calls use them for
- * their scales. */
+/* Calibrates delayed scaling: measures the amaxes of operands that stay in high precision. Later quantized calls
+ * compute their scales from these amaxes. */
 static te_result te__calibrate(const te__linear_call *c) {
     te_result result = TE_OK;
     int slot;
@@ -408,8 +407,8 @@ static te_result te__linear_fits(const te__linear_call *c) {
     return TE_OK;
 }
 
-/* Returns the quantized input of the forward product, gathered from all ranks. *kept gets this rank's input for the
- * backward pass. If s->quantize_x is set, *kept is not quantized, and the backward pass quantizes it. */
+/* Returns the quantized input of the forward product, gathered from all ranks. Sets *kept to this rank's input, which
+ * the backward pass needs. If s->quantize_x is set, *kept is not quantized, and the backward pass quantizes it. */
 static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s,
                                    te_tensor **kept) {
     const te__quant_call *quant = c->quant;
@@ -503,8 +502,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
-/* Returns a tensor for an output. If the caller has set a place (te__functions_state) of the same format and size, uses
- * that memory; otherwise allocates a new tensor. */
+/* Returns a tensor for an output. If te__functions_state.place is set and has the same format and size, the result uses
+ * the memory of `place`; otherwise it gets new memory. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te__functions_of(te)->place;
     if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))

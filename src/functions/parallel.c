@@ -1,20 +1,20 @@
-/* functions/parallel.c: matrix products that several ranks share. It has the description of a rank's part
- * (te__parallel), and gathers shards of the first dimension of a tensor. A quantized shard is gathered as codes and
- * scales. This part may use groups and quantized copies. It must not depend on modules. */
+/* functions/parallel.c: matrix products that several ranks share. te__parallel describes the part of one rank. This
+ * file also gathers shards of the first dimension of a tensor. A quantized shard is gathered as codes and scales. This
+ * part may use groups and quantized copies. It must not depend on modules. */
 
 typedef struct te__parallel {
-    te_group *group; /* not owned; NULL although `size` is above 1: the group is set later */
+    te_group *group; /* not owned; may be NULL until the group is set, even if `size` is above 1 */
     int size;        /* 0 or 1: nothing is shared */
     te_parallel_mode mode;
-    bool sequence;   /* true: sequence parallelism, where each rank has a part of the first dimension between
-                      * products */
+    bool sequence;   /* true: sequence parallelism; between products each rank has only its part of the first
+                      * dimension */
 } te__parallel;
 
 static bool te__shares(const te__parallel *p, te_parallel_mode mode) {
     return TE__HAS_RANKS && p->size > 1 && p->mode == mode;
 }
-/* Returns true if the ranks gather a tensor that this product reads: its input (mode column) or the gradient of its
- * output (mode row). */
+/* Returns true if the ranks gather an operand of the product. In mode TE_PARALLEL_COLUMN they gather its input, in mode
+ * TE_PARALLEL_ROW the gradient of its output. */
 static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
 
 /* ---- shards of the first dimension ---- */
@@ -23,8 +23,8 @@ static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t s
     memcpy(shape, x->shape, sizeof(x->shape));
     shape[0] *= te__group_size(group);
 }
-/* Returns the shards x of all ranks one after another, without history on the tape. If x is NULL, this rank has failed
- * to compute its shard. If one rank fails, all ranks get an error and return NULL. */
+/* Concatenates the shards x of all ranks along the first dimension. The result has no history on the tape. If x is
+ * NULL, this rank has failed to compute its shard. If one rank fails, all ranks get an error and return NULL. */
 static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     int64_t shape[TE_MAX_DIMS];
     te_tensor *y;
@@ -38,8 +38,8 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te__all_gather(group, x, y)) : NULL;
 }
 
-/* Returns the sum of x over the ranks, without history on the tape. If x is NULL, this rank has failed, but it still
- * takes part in the exchange. */
+/* Returns the sum of x over the ranks. The result has no history on the tape. If this rank has failed to compute x, x
+ * is NULL; then all ranks get an error and return NULL. */
 static te_tensor *te__summed(te_group *group, te_tensor *x) {
     te_tensor *y = te__copied(x, x ? x->dtype : TE_DTYPE_NONE);
     return te__all_reduce(group, y, TE_REDUCE_SUM) == TE_OK ? y : NULL;
@@ -69,14 +69,15 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 
 /* ---- quantized shards ---- */
 
-/* Checks that quantizing the shards of x by `spec` gives the same codes as quantizing the whole tensor. So blocks must
- * not extend into the rows of the next rank. A recipe with one scale per tensor must use an amax of the whole group. */
+/* Returns true if quantizing the shards of x by `spec` gives the same codes as quantizing the whole tensor. This
+ * requires that no scaling block extends into the next rank's rows. A recipe with one scale per tensor must use an amax
+ * of the whole group. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
            te__cols(x) % tile == 0;
 }
-/* The same check as te__codes_gather, for the copy that a quantized tensor has. */
+/* Returns true if the codes of the quantized tensor x can be gathered (see te__codes_gather). */
 static bool te__copy_gathers(const te_tensor *x) {
     const te__quant_copy *c = te__first_copy(x);
     te__quant_spec spec;
@@ -86,8 +87,8 @@ static bool te__copy_gathers(const te_tensor *x) {
     return te__codes_gather(&spec, x);
 }
 
-/* Gathers the matrices `part` of all ranks into `whole`, one after another along dimension `dim`. Gathers the first
- * `used` rows or columns of each part; the rest is padding. Copies bytes and works for any format. */
+/* Concatenates the matrices `part` of all ranks along dimension `dim`, and writes the result to `whole`. Takes only the
+ * first `used` rows or columns of each part; the rest is padding. Copies bytes, so any format works. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
     te_tensor *stage, *from, *to;
@@ -126,7 +127,7 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
                                    columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
-/* Replaces the scale or amax *to by `from`, the value for the whole tensor that the group has agreed on. */
+/* Replaces the scale or amax *to of a shard by `from`, the scale or amax of the whole tensor. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
     if (!*to) return;
     te_tensor_release(*to);
@@ -192,8 +193,8 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
     dx[0] = te_tensor_contiguous(dy[0]);
     return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
 }
-/* Returns the shards x of all ranks one after another, as a differentiable function. The backward pass sums, over all
- * ranks, the gradients of this rank's x. */
+/* Concatenates the shards x of all ranks along the first dimension, and records this on the tape. The backward pass
+ * sums, over all ranks, the gradients of this rank's x. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
     x = te_tensor_contiguous(x);

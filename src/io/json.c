@@ -1,8 +1,9 @@
 /* io/json.c: a strict JSON parser that works in place, and a writer of strings. This part may use the context, for
  * errors. It must not depend on the meaning of a document.
  *
- * The caller calls the function of the element that it expects (te__json_open, te__json_string, te__json_uint ...). It
- * may check `failed` later, because after the first failure every call does nothing. */
+ * The caller knows which type of value must come next, and calls the function that reads this type (te__json_open,
+ * te__json_string, te__json_uint ...). After the first failure every call does nothing, so the caller may check
+ * `failed` later. */
 
 enum { TE__JSON_MAX_NESTING = 32 };
 
@@ -10,12 +11,12 @@ typedef struct te__json {
     te_ctx *te;
     const char *path; /* file name, for messages */
     const char *part; /* the part of the file that is parsed, for messages, such as "the header" or "the text" */
-    char *begin, *at, *end; /* the text and the current position; *end is 0. Strings are unescaped in place, which only
-                             * shortens them. */
+    char *begin, *at, *end; /* `begin` and `end` are the ends of the text, and `at` is the current position; *end is 0.
+                             * Strings are unescaped in place, which only shortens them. */
     bool failed;
 } te__json;
 
-/* Begins to parse a text of n bytes, behind which is a zero. `path` and `part` are for messages. */
+/* Begins to parse a text of n bytes; the byte after the text must be 0. `path` and `part` are for error messages. */
 static te__json te__json_of(te_ctx *te, const char *path, const char *part, char *text, size_t n) {
     te__json j;
     j.te = te;
@@ -168,7 +169,7 @@ static const char *te__json_key(te__json *j) {
 }
 /* Opens an object and returns its first key, whose value follows; NULL if the object is empty, or on an error. */
 static const char *te__json_first(te__json *j) { return te__json_open(j, '{', '}') ? te__json_key(j) : NULL; }
-/* Continues behind a value of an object and returns the next key; NULL at the end, or on an error. */
+/* Continues after a value of an object and returns the next key; NULL at the end, or on an error. */
 static const char *te__json_next(te__json *j) { return te__json_more(j, '}') ? te__json_key(j) : NULL; }
 /* Checks that nothing but spaces follows. */
 static bool te__json_end(te__json *j) {

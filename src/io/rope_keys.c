@@ -91,7 +91,7 @@ static bool te__hf_longrope(const te__json *j, const te__hf_rope *r, int64_t pai
     s->long_factor = r->long_factor;
     return te__hf_positive(j, "attention_factor", r->attention_factor, 0, &s->attention_factor);
 }
-/* Numbers of a config.json that are outside of the JSON object of the rotary embedding. */
+/* Numbers that rotary embeddings need, but that config.json stores outside of the object of the rotary embedding. */
 typedef struct te__hf_lengths {
     int64_t original, max_position; /* original_max_position_embeddings and max_position_embeddings; -1: missing */
     int64_t pairs;                  /* the number of pairs of channels that are rotated */

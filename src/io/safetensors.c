@@ -1,6 +1,6 @@
 /* io/safetensors.c: reads and writes safetensors files. Such a file has 8 bytes of header length, a JSON header, and
- * the data. This part also has the list of tensors that a file gets. It may use files and tensors. It must not depend
- * on modules: te__st_list_add has the arguments of a visitor of modules, and ignores the module.
+ * the data. This part may use files and tensors. It must not depend on modules, except that te__st_list_add has the
+ * arguments of a module visitor.
  *
  * No file is trusted. The header length is checked against the size of the file before the header is read. Every size
  * and offset is checked against the data before a tensor is created. The rules are those of the reference
@@ -166,7 +166,7 @@ static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
 static int te__st_by_offset(const void *a, const void *b) {
     const te_safetensors_entry *x = &((const te__st_entry *)a)->e, *y = &((const te__st_entry *)b)->e;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    /* an empty tensor comes before a tensor that begins at the same byte */
+    /* if two tensors begin at the same byte, the empty one comes first */
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
     return strcmp(x->name, y->name);
 }
@@ -433,7 +433,7 @@ TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, t
 
 /* One entry of a file to be written: a tensor, or bytes in host memory that were copied from another file. */
 typedef struct te__st_part {
-    const char *name; /* In parts that te__st_keep has filled, name and data are owned. */
+    const char *name; /* `name` and `data` are owned if te__st_keep has filled this part; otherwise they are borrowed */
     const te__st_dtype *type;
     int ndim;
     int64_t shape[TE_MAX_DIMS];
@@ -601,7 +601,7 @@ static te_result te__st_write_parts(te_ctx *te, const char *path, te__st_part *p
     te__text_free(&header);
     return result;
 }
-/* Like te_safetensors_write, but also writes the parts `kept`, which te__st_keep has filled. */
+/* Does the same as te_safetensors_write, but also writes the parts `kept`, which te__st_keep has filled. */
 static te_result te__st_write_with(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                    const te__st_part *kept, int num_kept, const te_metadata *metadata,
                                    int num_metadata) {
@@ -609,7 +609,7 @@ static te_result te__st_write_with(te_ctx *te, const char *path, const te_safete
     te__st_part *parts;
     te_result result = TE_OK;
     int i, k;
-    /* After an error, tensors may be partly written. They must not replace a good file. */
+    /* An earlier error may have left tensors incomplete. They must not replace a good file. */
     if (te->error_code != TE_OK) return te->error_code;
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
     if (result != TE_OK) return result;
@@ -663,8 +663,8 @@ static bool te__st_list_put(te__st_list *l, const char *name, te_tensor *x) {
     l->items[l->n].tensor = x;
     return l->items[l->n].name && l->items[l->n++].tensor;
 }
-/* Adds a parameter to the list `user` under its path; a quantized parameter is decoded. This is a visitor for
- * te_module_visit_tensors. */
+/* A visitor for te_module_visit_tensors. Adds the parameter x, under the name `path`, to the te__st_list `user`.
+ * Decodes x first if it is quantized. */
 static bool te__st_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     (void)m;
     return kind != TE_ENTRY_PARAMETER ||

@@ -123,7 +123,7 @@ static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) 
 }
 static const te_module_class te__decoder_layer_class = {"DecoderLayer", 0, te__decoder_layer_forward, NULL, NULL};
 
-/* Fails: a ModuleList cannot be run, only the modules in it. */
+/* Always fails: a ModuleList cannot be run, but its children can. */
 static te_result te__list_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);

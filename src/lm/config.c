@@ -13,8 +13,8 @@ typedef struct te__lm_list {
     int n, cap;
 } te__lm_list;
 
-/* The keys of a config.json, or of a JSON text in the row of a family (te__lm_family). A missing key is NAN, -1 or
- * NULL, depending on its type (io/config_keys.c). */
+/* The keys of a config.json, or of a JSON text in te__lm_families. A missing key is NAN, -1 or NULL, depending on its
+ * type (io/config_keys.c). */
 typedef struct te__lm_config {
     te__json j;
     char *text; /* a copy of the text; j parses it in place, and all char * fields point into it */
@@ -28,7 +28,7 @@ typedef struct te__lm_config {
     /* 0, 1, or -1 if missing */
     int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal,
         norm_topk_prob;
-    /* Traits (te__lm_traits): 1, or -1 if the row of the family does not have the trait. */
+    /* Traits (te__lm_traits): 1, or -1 if te__lm_families does not give the trait to the family. */
     int64_t qkv_bias, qk_norm, zero_centered_gamma, scaled_embedding, feedforward_norms, experts, gelu_is_tanh,
         null_kv_heads, lists_layer_types, lists_dense_layers, rope_by_layer_type, partial_rotary, longrope_alone,
         uncapped_scores, uncapped_logits;
@@ -38,12 +38,12 @@ typedef struct te__lm_config {
     te__lm_list layer_types, mlp_only_layers;       /* layer_types has 1 for "sliding_attention", 0 for
                                                      * "full_attention" */
     const char *other_layer; /* the first entry of "layer_types" that te.h does not support; NULL: none */
-    bool *slides, *dense;    /* [num_hidden_layers], for sliding_layers and dense_layers of the te_causal_lm_desc; NULL:
-                              * not allocated */
+    bool *slides, *dense;    /* [num_hidden_layers]; the te_causal_lm_desc points to them as sliding_layers and
+                              * dense_layers. NULL: not allocated */
     bool quantized, per_layer; /* quantized: the file has "quantization_config"; per_layer: it has "per_layer_config" */
     size_t inner_at;           /* the offset in the text of the value of "text_config"; 0: missing */
-    struct te__lm_config *rows; /* [TE__LM_ROWS] the parsed JSON texts of the family's row; char * fields may point into
-                                 * them */
+    struct te__lm_config *rows; /* [TE__LM_ROWS] the parsed JSON texts of the family; char * fields of this struct may
+                                 * point into these texts */
 } te__lm_config;
 
 #define TE__LM_KEY(kind, name) {#name, kind, offsetof(te__lm_config, name)}
@@ -70,7 +70,7 @@ static const te__hf_key te__lm_keys[] = {
     TE__LM_KEY(TE__HF_BOOL, tie_word_embeddings),
     TE__LM_KEY(TE__HF_BOOL, is_causal),
     TE__LM_KEY(TE__HF_BOOL, use_bidirectional_attention)};
-/* Keys that a family reads only if its row lists them. */
+/* Keys that a family reads only if the field `reads` of its te__lm_family names them. */
 static const te__hf_key te__lm_own_keys[] = {
     TE__LM_KEY(TE__HF_STRING, hidden_activation),
     TE__LM_KEY(TE__HF_COUNT, sliding_window),
@@ -88,7 +88,7 @@ static const te__hf_key te__lm_own_keys[] = {
     TE__LM_KEY(TE__HF_BOOL, mlp_bias),
     TE__LM_KEY(TE__HF_BOOL, use_sliding_window),
     TE__LM_KEY(TE__HF_BOOL, norm_topk_prob)};
-/* Traits: properties of a family that only its row can set, and never a config.json. */
+/* Traits are properties of a model family. Only te__lm_families can set them; a config.json cannot. */
 static const te__hf_key te__lm_traits[] = {
     TE__LM_KEY(TE__HF_BOOL, qkv_bias),            /* q_proj, k_proj and v_proj have a bias, despite attention_bias */
     TE__LM_KEY(TE__HF_BOOL, qk_norm),             /* the field of this name in te_causal_lm_desc */
@@ -100,7 +100,8 @@ static const te__hf_key te__lm_traits[] = {
     TE__LM_KEY(TE__HF_BOOL, gelu_is_tanh),        /* "gelu" in the file means gelu_pytorch_tanh */
     TE__LM_KEY(TE__HF_BOOL, null_kv_heads),       /* a null num_key_value_heads means num_attention_heads */
     TE__LM_KEY(TE__HF_BOOL, lists_layer_types),   /* "layer_types" says which layers have a window */
-    TE__LM_KEY(TE__HF_BOOL, rope_by_layer_type),  /* layers with a window have a RoPE base and scaling of their own */
+    TE__LM_KEY(TE__HF_BOOL, rope_by_layer_type),  /* layers with a sliding window have their own RoPE base and
+                                                   * scaling */
     TE__LM_KEY(TE__HF_BOOL, partial_rotary),      /* partial_rotary_factor may be less than 1 */
     TE__LM_KEY(TE__HF_BOOL, longrope_alone),      /* longrope is the only scaling type ("su" and "yarn" are its old
                                                    * names) */
@@ -129,8 +130,8 @@ static void te__lm_config_close(te__lm_config *c) {
     te__free(te, c->rows);
 }
 
-/* Parses a RoPE object into `rope`. With `by_kind`, the entries "full_attention" and "sliding_attention" are RoPE
- * objects themselves and are parsed into c->full and c->sliding. */
+/* Parses a RoPE object into `rope`. If `by_kind` is true, the values of "full_attention" and "sliding_attention" in it
+ * are RoPE objects too, and are parsed into c->full and c->sliding. */
 static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind) {
     te__json *j = &c->j;
     const char *name;
@@ -143,8 +144,8 @@ static bool te__lm_parse_rope(te__lm_config *c, te__hf_rope *rope, bool by_kind)
     return !j->failed;
 }
 
-/* Parses the list that is the value of key `name` into `list`. With `kinds` the list has attention types, stored as 1
- * for sliding and 0 for full; otherwise it has numbers. The value null leaves the list empty. */
+/* Parses the list that is the value of key `name` into `list`. If `kinds` is true, it is a list of attention types,
+ * stored as 1 for sliding and 0 for full; otherwise it is a list of numbers. The value null leaves the list empty. */
 static bool te__lm_parse_list(te__lm_config *c, te__lm_list *list, const char *name, bool kinds) {
     te__json *j = &c->j;
     bool more;
@@ -221,7 +222,7 @@ static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const c
 
 /* ---- the row ---- */
 
-/* Returns true if a JSON text of a family's row has the key. */
+/* Returns true if `text`, a JSON text of te__lm_families, has the key. */
 static bool te__lm_names(const char *text, const char *key) {
     const size_t n = strlen(key);
     const char *at = text;
@@ -245,9 +246,9 @@ static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
                 te__lm_set(c, row, key);
         }
 }
-/* Applies the row of family `f` to c: removes keys that the family does not read, fills in the row's defaults, and sets
- * the keys that the row always sets. If c is the text model of a larger model, `outer` is the row of the larger model;
- * otherwise NULL. */
+/* Applies entry `f` of te__lm_families to c: removes the keys that the family does not read, fills in the defaults, and
+ * sets the keys that the family fixes. If c is the text model of a larger model, `outer` is the entry of the larger
+ * model; otherwise NULL. */
 static bool te__lm_resolve(te__lm_config *c, const te__lm_family *f, const te__lm_family *outer) {
     const char *texts[TE__LM_ROWS];
     int i;
@@ -285,8 +286,8 @@ static bool te__lm_unknown(te__lm_config *c) {
     te__text_free(&types);
     return false;
 }
-/* Replaces *c, the keys of a larger model, by the keys of its "text_config". Keeps model_type and tie_word_embeddings
- * of the larger model. */
+/* *c has the keys of a larger model. Replaces them by the keys of "text_config", except model_type and
+ * tie_word_embeddings. */
 static bool te__lm_read_inner(te__lm_config *c, const char *text, const te__lm_family *f) {
     const te__lm_family *inner = te__lm_family_of(f->inner->type);
     te__lm_config whole = *c;
@@ -305,7 +306,8 @@ static bool te__lm_read_inner(te__lm_config *c, const char *text, const te__lm_f
     te__lm_config_close(&whole);
     return fine;
 }
-/* Parses the text of a config.json, finds the row of the model's family and applies the row. */
+/* Parses the text of a config.json, and applies the entry of the model's family in te__lm_families. Sets *family to
+ * this entry. */
 static bool te__lm_config_read(te__lm_config *c, te_ctx *te, const char *path, const char *text,
                                const te__lm_family **family) {
     if (!te__lm_parse(c, te, path, text, 0, 2)) return false;
@@ -326,8 +328,8 @@ static bool te__lm_cap(te__lm_config *c, const char *name, double value, bool ig
     return te__hf_positive(&c->j, name, value, 0, to);
 }
 
-/* Converts `r` to a te_lm_rotary. If r has no base, the base is `theta`, the value of the key `theta_name` of the
- * config.json. */
+/* Converts `r` to a te_lm_rotary. If r->theta is missing, uses `theta` instead; `theta_name` is the key of config.json
+ * that has this value. */
 static bool te__lm_rotary(te__lm_config *c, te__hf_rope *r, const char *theta_name, double theta, te_lm_rotary *to) {
     const double share = !isnan(r->partial_rotary_factor)   ? r->partial_rotary_factor
                          : !isnan(c->partial_rotary_factor) ? c->partial_rotary_factor
@@ -393,7 +395,7 @@ static bool te__lm_activation(te__lm_config *c, te_activation *to) {
                          te__activation_names(TE__ACT_GATED, known, sizeof(known)));
 }
 
-/* Returns true if layer i has a sliding window according to the keys other than layer_types. A key that the family does
+/* Returns true if layer i has a sliding window, according to all keys except layer_types. A key that the family does
  * not read is -1. */
 static bool te__lm_slides(const te__lm_config *c, int i) {
     return c->sliding_window >= 0 && c->use_sliding_window != 0 && i >= c->max_window_layers &&
@@ -508,8 +510,8 @@ static bool te__lm_is_possible(te__lm_config *c) {
 }
 
 static bool te__lm_sizes(te__lm_config *c, const te__lm_family *f, te_causal_lm_desc *d) {
-    /* If head_dim is missing, it is computed from the number of heads. A head_dim of null means the same, unless the
-     * row of the family has a default for head_dim. */
+    /* If head_dim is missing, it is computed from the number of heads. A head_dim of null means the same, unless
+     * f->reads has a default for head_dim. */
     const bool computed = c->head_dim == -1 || (c->head_dim == TE__HF_NULL && !te__lm_names(f->reads, "head_dim"));
     if (!te__hf_count(&c->j, "vocab_size", c->vocab_size, 1) ||
         !te__hf_count(&c->j, "hidden_size", c->hidden_size, 1) ||

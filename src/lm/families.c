@@ -4,18 +4,19 @@
  * - the rules that convert tensors of the files to parameters
  * Other files of lm/ read the rows and do not mention a family by name. */
 
-/* A rule that maps tensors of a file to parameters of the model. Concatenate the rows of the `file` tensors: this gives
- * the concatenated rows of the `model` parameters. So a rule can rename (one to one), split (one tensor to several
- * parameters), join, or stack (several to one). te_hf_save applies the same rule in reverse.
+/* A rule that maps tensors of a file to parameters of the model. The concatenated rows of the `file` tensors are the
+ * concatenated rows of the `model` parameters. So a rule can rename, split, join or stack tensors. te_hf_save applies
+ * the same rule in reverse.
  *
- * In a name, "@" is any text, the same on both sides. "*" is a number. A "*" on both sides is the same number. If "*"
- * is on one side only, it means all numbers in order, and the tensor on the other side has one more dimension in front.
- * If several tensors of a file make up one parameter, they have equal sizes. */
+ * In a name, "@" stands for any text, which is the same in `file` and `model`. "*" stands for a number. If `file` and
+ * `model` both have "*", the number is the same. If only one of them has it, it takes the values 0, 1, 2 ..., and the
+ * tensor on the other side has an additional first dimension with one entry for each value. If several tensors of a
+ * file make up one parameter, they have equal sizes. */
 typedef struct te__lm_rule {
     const char *file[3], *model[3];
     bool transposed; /* the tensor in the file is the transpose of the parameter */
 } te__lm_rule;
-/* The last rule of each list. A name that no earlier rule matches stays the same. */
+/* The last rule of each list. It keeps every name that no earlier rule matches. */
 #define TE__LM_OTHERS {{"@"}, {"@"}, false}
 
 static const te__lm_rule te__lm_same_names[] = {TE__LM_OTHERS};
@@ -42,9 +43,10 @@ static const te__lm_rule te__lm_gemma3_names[] = {{{"language_model.model.@"}, {
                                                   TE__LM_OTHERS};
 static const te__lm_rule te__lm_gemma3_new_names[] = {{{"model.language_model.@"}, {"model.@"}, false}, TE__LM_OTHERS};
 
-/* The text model of a larger model. The keys of the text model are in "text_config". */
+/* Describes a model that contains a text model and other parts. Its config.json has the keys of the text model in
+ * "text_config". */
 typedef struct te__lm_inner {
-    const char *type;    /* the family of the text model; its row is used, and text_config.model_type may be missing */
+    const char *type;    /* the model_type of the text model; text_config may lack it */
     const char *kept[4]; /* prefixes of the names of tensors outside the text model; te_hf_save writes these tensors
                           * unchanged */
 } te__lm_inner;
@@ -54,16 +56,18 @@ static const te__lm_inner te__lm_gemma3_inner = {
 enum { TE__LM_LAYOUTS = 2 };
 typedef struct te__lm_family {
     const char *model_type;
-    const char *reads;  /* JSON: keys that this family reads in addition to te__lm_keys, each with its default (null: no
-                         * default). A key of te__lm_keys is here if the family has another default */
-    const char *always; /* JSON: traits (te__lm_traits), and keys whose values override those in the file */
+    const char *reads;  /* JSON: the keys that this family reads in addition to te__lm_keys, each with its default
+                         * (null: no default). It also has each key of te__lm_keys for which the family has another
+                         * default. */
+    const char *always; /* JSON: the traits of the family (te__lm_traits), and keys whose values override those in the
+                         * file */
     const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* lists of rules, one for each way in which files may name the tensors;
                                                  * NULL ends the list */
     const te__lm_inner *inner;                  /* NULL: the whole model is a text model */
 } te__lm_family;
 
 #define TE__LM_TEXT(...) #__VA_ARGS__
-/* The defaults of all families. A default is used for a key that neither the file nor the row of the family has. */
+/* The defaults of all families. A default is used if neither the config.json nor `reads` of the family has the key. */
 static const char te__lm_defaults[] = TE__LM_TEXT({"rms_norm_eps": 1e-6, "rope_theta": 10000, "hidden_act": "silu"});
 static const te__lm_family te__lm_families[] = {
     {"llama", TE__LM_TEXT({"attention_bias": false, "mlp_bias": false}), TE__LM_TEXT({"null_kv_heads": true}),
@@ -124,7 +128,7 @@ static const char *const te__lm_others[][3] = {
     {"llama4", ", Llama 4 with vision, chunked attention and experts of its own", ". Of Llama, 1 to 3 open (llama)"},
     {"llama4_text", ", Llama 4 with chunked attention and experts of its own", ". Of Llama, 1 to 3 open (llama)"}};
 
-/* Returns the row of the family `model_type`, or NULL if there is none. */
+/* Returns the entry of te__lm_families for `model_type`, or NULL if there is none. */
 static const te__lm_family *te__lm_family_of(const char *model_type) {
     int i = 0;
     while (i < TE__COUNT(te__lm_families) && strcmp(te__lm_families[i].model_type, model_type) != 0) i++;

@@ -7,7 +7,7 @@
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20, TE__HF_MIN_EXPERT = 64 /* bytes */ };
 
-/* The use that a model makes of a tensor in the files. */
+/* What te_hf_open does with a tensor in the files. */
 typedef enum te__hf_use {
     TE__HF_UNKNOWN,
     TE__HF_PARAMETER,
@@ -283,10 +283,9 @@ static void te__hf_choose_names(te__hf_folder *f) {
     }
 }
 
-/* Called before modules are allocated, so that a wrong config.json cannot demand a huge model. Checks that the files
- * have at least as many matrices as the model has layers; a layer with experts counts once for each expert. A stacked
- * 3-D tensor has as many matrices as its first size, but at most one per TE__HF_MIN_EXPERT bytes. Any other tensor
- * counts as one matrix. */
+/* Checks that the files have at least as many matrices as the model has layers, so that a wrong config.json cannot
+ * demand a huge model. A layer with experts counts once for each expert. A 3-D tensor counts as shape[0] matrices, but
+ * at most one per TE__HF_MIN_EXPERT bytes. Any other tensor counts as one matrix. */
 static te_result te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     int64_t have = 0, need = 0;
     int i, k;
@@ -307,7 +306,7 @@ static te_result te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_des
                     f->config_path.s, d->num_hidden_layers, (long long)have);
 }
 
-/* Returns true if the tensor belongs to the larger model, outside of its text model. */
+/* Returns true if the model contains a text model and the tensor `name` is outside of the text model. */
 static bool te__hf_is_around(const te__hf_folder *f, const char *name) {
     int i;
     for (i = 0; f->family->inner && i < TE__COUNT(f->family->inner->kept) && f->family->inner->kept[i]; i++)
@@ -414,8 +413,8 @@ static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor
     return true;
 }
 
-/* Checks that the files have every parameter. Every other tensor must be one that the model does not need
- * (te__hf_is_spare) or one of the larger model around the text model. The latter are marked TE__HF_KEPT. */
+/* Checks that the files have every parameter. Any other tensor must be one that the model does not need
+ * (te__hf_is_spare), or one outside of the text model (te__hf_is_around). Marks the latter as TE__HF_KEPT. */
 static bool te__hf_check(te__hf_folder *f, const te_causal_lm_desc *d) {
     int i, k;
     for (k = 0; k < f->num_shards; k++) {
@@ -451,7 +450,7 @@ static bool te__hf_keep(te__hf_folder *f) {
     return true;
 }
 
-/* Reads the tensors of a group from the files and sets the group's parameters. */
+/* Reads the file tensors of the group g (te__lm_group), and sets the group's parameters from them. */
 static te_result te__hf_load_group(te__hf_folder *f, const te__lm_group *g) {
     const int n = g->count[TE__LM_FILE];
     te_tensor **parts = (te_tensor **)te__alloc_zero(f->te, (size_t)n * sizeof(te_tensor *));
@@ -566,8 +565,8 @@ typedef struct te__hf_writer {
     const te__lm_rule *names;
 } te__hf_writer;
 
-/* Parameter `path` is made from a group of tensors of the file. Adds these tensors to the list of the writer, once for
- * each group. */
+/* A visitor of parameters. Adds to the writer's list the file tensors of the group (te__lm_group) that parameter `path`
+ * belongs to. Does so only at the group's first parameter. */
 static bool te__hf_list_group(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__hf_writer *w = (te__hf_writer *)user;
     te_ctx *te = w->list.te;

@@ -10,8 +10,9 @@ typedef struct te__lm_group {
     const te__lm_rule *rule;
     char text[TE__LM_NAME]; /* the text that "@" stands for */
     int64_t number;         /* the number that "*" stands for if both sides have "*" */
-    int count[2];           /* the number of tensors on each side; index TE__LM_FILE or TE__LM_MODEL */
-    bool stacked[2];        /* true: only this side has "*" */
+    int count[2];           /* count[TE__LM_FILE]: number of tensors of the file; count[TE__LM_MODEL]: number of
+                             * parameters */
+    bool stacked[2];        /* [TE__LM_FILE or TE__LM_MODEL] true: only this side of the rule has "*" */
 } te__lm_group;
 
 /* ---- patterns ---- */
@@ -52,8 +53,8 @@ static int te__lm_patterns(const char *const *patterns) {
     while (n < 3 && patterns[n]) n++;
     return n;
 }
-/* Writes to `name` the name of tensor number i of a group, on side TE__LM_FILE or TE__LM_MODEL. Returns false if the
- * name is too long. */
+/* Writes to `name` the name of tensor number i of a group. `side` is TE__LM_FILE for a tensor of the file, TE__LM_MODEL
+ * for a parameter. Returns false if the name is too long. */
 static bool te__lm_member(const te__lm_group *g, int side, int i, char *name) {
     const char *const *patterns = side == TE__LM_FILE ? g->rule->file : g->rule->model;
     const int n = te__lm_patterns(patterns);
@@ -75,8 +76,8 @@ static te_tensor *te__lm_model_tensor(const te__lm_group *g, te_module *m, int i
     char name[TE__LM_NAME];
     return te__lm_member(g, TE__LM_MODEL, i, name) ? te__lm_parameter(m, name) : NULL;
 }
-/* Fills *g with the group that parameter `name` of `m` belongs to. Returns the index of the parameter in the group. The
- * counts in *g are complete only if the index is 0. */
+/* Fills *g with the group that parameter `name` of `m` belongs to. Returns the index of the parameter in the group. If
+ * the index is not 0, g->count is incomplete. */
 static int te__lm_group_of(const te__lm_rule *rules, te_module *m, const char *name, te__lm_group *g) {
     const char *from = "";
     size_t length = 0;
@@ -140,7 +141,8 @@ static int te__lm_file_shape(const te__lm_group *g, te_module *m, int64_t *shape
     shape[ndim + !g->rule->transposed] = te__cols(first);
     return ndim + 2;
 }
-/* Writes to `file` the name that parameter `name` has in the file. The parameter must be one whole tensor there. */
+/* Writes to `file` the name that parameter `name` has in the file. The parameter must correspond to one whole tensor of
+ * the file. */
 static bool te__lm_file_name(const te__lm_rule *rules, const char *name, char *file) {
     const char *from = "";
     char text[TE__LM_NAME];
@@ -176,7 +178,7 @@ static te_tensor *te__lm_matrix(te_tensor *x, bool transposed) {
     if (transposed) x = te_tensor_contiguous(te_tensor_transpose(x, -2, -1));
     return x ? te__view_2d(x, te__rows(x), te__cols(x)) : NULL;
 }
-/* Sets a parameter to x, after casting x to the parameter's dtype and viewing it in the parameter's shape. A quantized
+/* Casts x to the parameter's dtype, views it in the parameter's shape, and copies it to the parameter. A quantized
  * parameter is quantized again. */
 static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
     te_tensor *value = te_tensor_cast(x, parameter->dtype);

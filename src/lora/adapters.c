@@ -1,6 +1,5 @@
-/* lora/adapters.c: creates and removes the adapters of a site (te__lora_site), which is a matrix product that can have
- * adapters. This part may use the forward passes with adapters. It must not depend on files or on how sites are
- * chosen. */
+/* lora/adapters.c: creates and removes adapters. A site (te__lora_site) is a matrix product that can have adapters.
+ * This part may use the forward passes with adapters. It must not depend on files or on how sites are chosen. */
 
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);
@@ -19,12 +18,12 @@ static void te__lora_take_away(const te__lora_site *s) {
         te_module_set_forward(s->owner, NULL);
 }
 
-/* The name, sizes and initial values of one adapter of a site: of lora_A or of lora_B. */
+/* One adapter, lora_A or lora_B, of a site: its name, sizes and initial values. */
 typedef struct te__lora_adapter {
     const char *name;
     int64_t in, out;
-    te_parallel_mode mode; /* the adapter is sharded over the ranks of the site's owner only if the site has the same
-                            * mode */
+    te_parallel_mode mode; /* the adapter is sharded over ranks only if this equals the parallel mode of the site's
+                            * weight */
     te_init init;
     te_dtype dtype;
 } te__lora_adapter;
@@ -67,7 +66,7 @@ static te_module *te__lora_create_grouped(const te__lora_site *site, const te__l
     return te_grouped_linear_create(site->owner->te, &d);
 }
 #endif
-/* Creates lora_A of an Embedding. lora_A is itself an Embedding, and its table is the transpose of peft's
+/* Creates lora_A for an Embedding. This lora_A is an Embedding itself. Its table is the transpose of peft's
  * lora_embedding_A. */
 static te_module *te__lora_create_table(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
     te_embedding_desc d = TE_ZERO;
@@ -79,9 +78,8 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     d.device = device;
     return te_embedding_create(site->owner->te, &d);
 }
-/* Creates adapter `a` and adds it to the module `holder`. Under sequence parallelism each rank has different rows of
- * the input. So the gradient of an adapter that is not sharded must be summed over the ranks; this function marks such
- * an adapter. */
+/* Creates adapter `a` and adds it to the module `holder`. Under sequence parallelism each rank has other rows of the
+ * input, so the ranks must sum the gradient of an adapter that is not sharded. This function marks such an adapter. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
@@ -131,7 +129,8 @@ static te_module *te__lora_open_holder(const te__lora_site *site) {
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
     return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
-/* Creates the adapters of a site and sets the owner's forward; after a failure the site has no adapters. */
+/* Creates the adapters of a site, and sets the forward function of the site's owner. After a failure the site has no
+ * adapters. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;

@@ -1,4 +1,4 @@
-/* lora/apply.c: te_lora_apply. It chooses the sites of a module tree that get adapters, and the parameters that are
+/* lora/apply.c: te_lora_apply. It chooses which matrix products of a module tree get adapters, and which parameters are
  * trained in addition. This part may use name patterns and create adapters. It must not depend on files. */
 
 /* ---- options ---- */
@@ -142,7 +142,7 @@ static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char 
     return true;
 }
 /* m is an experts module. Returns how many of its Linears match a name in c->names (target_modules or exclude_modules).
- * If a name matches the path of m itself, all Linears count. */
+ * If a name matches the path of m itself, returns the number of all its Linears. */
 static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     const int products = te__expert_products(m);
     char text[TE__TREE_PATH + 64], name[64];
@@ -154,8 +154,8 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     }
     return n;
 }
-/* Adds the site of the experts m to the list if the options choose it. The experts of moe/block.c count as Linears,
- * because they are Linears in the files of the model; other experts do not count as Linears. */
+/* Adds the site of the experts m to the list if the options choose it. Options without target names choose only experts
+ * of moe/block.c, because only these are Linears in the files of the model. */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;
     const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;
@@ -172,8 +172,8 @@ static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char
     if (others ? !block || n : !n && !(block && d->num_target_modules == 0)) return true;
     return te__lora_can(&s, path, d->use_dora) && te__lora_rank_ok(c, m, path) && te__lora_list_add(&c->sites, s);
 }
-/* Returns true if the options choose module m, whose path is `path`. An Embedding is chosen only by a name without
- * pattern operators. A pattern may also match embeddings, norms and containers, but does not choose them. */
+/* Returns true if the options choose module m, whose path is `path`. Only a name without pattern operators can choose
+ * an Embedding. A pattern may also match embeddings, norms and containers, but it does not choose them. */
 static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *path) {
     const bool linear = m->cls == &te__linear_class || te__is_block_gate(m);
     bool plain;
@@ -208,7 +208,7 @@ static bool te__lora_choose(void *user, te_module *m) {
     for (s.gemm = 0; s.gemm < sites; s.gemm++) {
         const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));
         bool wanted = te__lora_wants(c, m, path[0] ? path : m->name);
-        /* the name of the module chooses both sites, a name such as "PATH.fc1" only one */
+        /* a name of the module chooses both of its sites; a name such as "PATH.fc1" chooses one site */
         if (sites > 1) path = te__lora_path(c->sites.root, &s, buffer, sizeof(buffer));
         if (sites > 1 && !wanted) wanted = te__lora_wants(c, m, path);
         if (wanted &&
@@ -238,8 +238,8 @@ static te_result te__lora_train_beside(te__lora_choice *c) {
 
 /* ---- the base model's name ---- */
 
-#define TE__LORA_BASE "te.lora.base" /* the attribute that holds the base model's name; the module that te_lora_apply or
-                                      * te_lora_load was called with has it */
+#define TE__LORA_BASE "te.lora.base" /* attribute with the base model's name, on the module that was passed to
+                                      * te_lora_apply or te_lora_load */
 typedef struct te__lora_name {
     te_ctx *te;
     char *text;

@@ -5,8 +5,8 @@
  * constant, as in section 4.3 of the paper and in peft. */
 
 #define TE__MAGNITUDE "lora_magnitude_vector"
-/* This constant is added to the squared norm of a row. A row of zeros gets the norm 1e-15; other norms do not
- * change. */
+/* Added to the squared norm of a row, so that a row of zeros gets the norm 1e-15. It is too small to change other
+ * norms. */
 #define TE__DORA_EPS 1e-30f
 
 /* Multiplies column i of u [.., N] by g[i], f32 [N]. Differentiable in u and g. */

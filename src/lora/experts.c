@@ -7,8 +7,8 @@
  *     lora_gate_and_up_A [E, dim, r]    lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter])
  *     lora_down_A [E, inter, r]         lora_down_B [E, r, dim]
  *
- * In files each Linear of an expert has adapters of its own. This code numbers these Linears as products. n = 0, 1, 2
- * are gate (only for gated experts), up and down of expert 0; then follow the Linears of expert 1, and so on. */
+ * In files each Linear of an expert has its own adapters. These Linears are numbered: gate (only in gated experts), up
+ * and down of expert 0, then those of expert 1, and so on. In the functions below, `n` is such a number. */
 
 static bool te__is_grouped(const te_module *m) { return m->cls == &te__grouped_class; }
 
@@ -50,19 +50,20 @@ static int te__first_proj(const te_module *m) {
 static int te__expert_products(const te_module *m) {
     return te__experts_state(m)->local * (TE__PROJS - te__first_proj(m));
 }
-/* Returns the expert of product n. Sets *proj to the projection. */
+/* Returns the index of the expert that Linear number n belongs to. Sets *proj to its projection (gate, up or down). */
 static int te__product_expert(const te_module *m, int n, int *proj) {
     const int each = TE__PROJS - te__first_proj(m);
     *proj = te__first_proj(m) + n % each;
     return n / each;
 }
-/* Writes the name of product n below the experts module to `buffer`, for instance "3.w1", and returns `buffer`. */
+/* Writes the path of Linear number n, relative to the experts module, to `buffer`. Returns `buffer`. An example is
+ * "3.w1". */
 static const char *te__product_name(const te_module *m, int n, char *buffer, size_t size) {
     int proj, expert = te__product_expert(m, n, &proj);
     snprintf(buffer, size, "%d.%s", expert, te__experts_state(m)->proj[proj]);
     return buffer;
 }
-/* Returns the number of the product that has this name below the experts module; -1 if there is none. */
+/* Returns the number of the Linear whose path, relative to the experts module, is `name`; -1 if there is none. */
 static int te__product_named(const te_module *m, const char *name) {
     const int products = te__expert_products(m), each = TE__PROJS - te__first_proj(m);
     char text[64];
@@ -73,12 +74,12 @@ static int te__product_named(const te_module *m, const char *name) {
         if (strcmp(te__product_name(m, n, text, sizeof(text)), name) == 0) return n;
     return -1;
 }
-/* Returns the module that owns the weight of product n. */
+/* Returns the module that owns the weight of Linear number n. */
 static te_module *te__product_owner(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_find(te__block_expert(m, expert), te__experts_state(m)->proj[proj]) : m;
 }
-/* Returns the weight of product n, [out, in]. It is a parameter, or a view of a part of a stack. NULL if it has no
+/* Returns the weight [out, in] of Linear number n. It is a parameter, or a view of a part of a stack. NULL if it has no
  * memory. */
 static te_tensor *te__product_base(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
@@ -86,7 +87,7 @@ static te_tensor *te__product_base(te_module *m, int n) {
                            : te__proj_view(m, proj, false, expert);
 }
 
-/* Returns a parameter that has the dtype of the experts. The parameter may be without memory. */
+/* Returns one of the experts' parameters, for its dtype. The parameter may have no memory. */
 static const te_tensor *te__experts_base(te_module *m) {
     return te__is_block(m) ? te__product_base(m, 0)
                            : te_module_parameter(m, te_experts_tensor_name(TE_EXPERTS_DOWN_PROJS));
@@ -94,13 +95,13 @@ static const te_tensor *te__experts_base(te_module *m) {
 
 /* ---- stacks ---- */
 
-/* Returns the stack lora_A (b is 0) or lora_B (b is 1) of TE__EXPERTS_UP or TE__EXPERTS_DOWN; NULL if it was
- * removed. */
+/* Returns one of the two stacks of `product`, which is TE__EXPERTS_UP or TE__EXPERTS_DOWN: lora_A if b is 0, lora_B if
+ * b is 1. NULL if the stack was removed. */
 static te_tensor *te__adapter_stack(te_module *m, int product, int b) {
     return te_module_parameter(te_module_find(m, te__expert_adapter_names[product][b]), "weight");
 }
-/* Returns the adapter of product n as a view in the layout of a Linear. The view is lora_A [r, in] if b is 0, and
- * lora_B [out, r] if b is 1. NULL if the stack was removed or has no memory. */
+/* Returns the adapter of Linear number n as a view in the layout of a Linear: lora_A [r, in] if b is 0, lora_B [out, r]
+ * if b is 1. NULL if the stack was removed or has no memory. */
 static te_tensor *te__product_adapter(te_module *m, int n, int b) {
     int proj, expert = te__product_expert(m, n, &proj);
     te_tensor *x = te__adapter_stack(m, proj == TE__DOWN_PROJ ? TE__EXPERTS_DOWN : TE__EXPERTS_UP, b),

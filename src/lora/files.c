@@ -1,13 +1,13 @@
 /* lora/files.c: te_lora_save writes adapters as a folder of the peft library, with adapter_config.json and
- * adapter_model.safetensors. This part may use the sites of adapters, the parameters trained in addition, and the
- * files. It must not depend on what adapters compute. */
+ * adapter_model.safetensors. This part may use adapters, the parameters trained in addition, and files. It must not
+ * depend on what adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
-/* Returns the file's name of an adapter tensor, after writing it to `name`. `adapter` is "lora_A", "lora_B" or
- * TE__MAGNITUDE. `product` is the number of the group or expert Linear of the site. Adapters of an Embedding have names
- * of their own, and the file stores lora_A of an Embedding transposed. */
+/* Writes to `name` the name that an adapter tensor has in the file, and returns `name`. `adapter` is "lora_A", "lora_B"
+ * or TE__MAGNITUDE. `product` is the index of the GroupedLinear's group, or of the experts' Linear. Adapters of an
+ * Embedding have other names than those of a Linear. The file stores lora_A of an Embedding transposed. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
@@ -24,8 +24,8 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* Returns the file's name of a parameter of the model, after writing it to `name`. As in peft, "base_layer." stands
- * before the parameter's own name if the module has adapters. It does not for modules in modules_to_save. */
+/* Writes to `name` the name that a parameter of the model has in the file, and returns `name`. As in peft,
+ * "base_layer." stands before the parameter's own name if its module has adapters. */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];
@@ -58,7 +58,8 @@ static void te__peft_put_site(te__text *t, const te_module *root, const te__lora
         if (value) te__text_number(t, *value);
     }
 }
-/* Writes alpha_pattern or rank_pattern. It lists the sites whose alpha or rank differs from that of the first site. */
+/* Writes alpha_pattern (`alpha` is true) or rank_pattern. It lists the sites whose alpha or rank differs from that of
+ * the first site. */
 static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char *key, bool alpha) {
     const te__lora *first = te__lora_of(te__lora_holder(&l->list[0]));
     int i, n = 0;
@@ -71,7 +72,7 @@ static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char
     }
     te__text_put(t, "},\n");
 }
-/* Result of a walk over the parameters trained in addition to adapters. */
+/* What a walk over the modules finds out about parameters that are trained in addition to adapters. */
 typedef struct te__peft_beside {
     te__text *text;      /* receives modules_to_save as a JSON list; NULL if nobody wants the list */
     const te_module *root;

@@ -1,5 +1,5 @@
 /* lora/load.c: te_lora_load reads a folder of the peft library (adapter_config.json, adapter_model.safetensors). This
- * part may use the sites of adapters, other trained parameters, and files. It must not depend on what adapters compute.
+ * part may use adapters, the parameters trained in addition, and files. It must not depend on what adapters compute.
  * The files are not trusted: the model is changed only after all names, shapes and options are checked. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
@@ -323,8 +323,8 @@ static bool te__peft_value_fits(te__peft *p, const te_safetensors_entry *e, cons
     return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and that of the model %s", e->name,
                        te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
 }
-/* Casts x and y, which have the same shape, to `dtype` and compares them in chunks of rows. Returns the first row of
- * the first chunk that differs, -1 if no chunk differs, -2 with an error. */
+/* x and y have the same shape. Casts both to `dtype` and compares them in chunks of rows. Returns the first row of the
+ * first chunk that differs, or -1 if no chunk differs. On failure sets an error and returns -2. */
 static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te_ctx *te = x->te;
     const int64_t rows = x->ndim ? x->shape[0] : 1, cols = te__numel(x) / te__max(rows, 1),
@@ -345,8 +345,9 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te__free(te, host);
     return found;
 }
-/* Checks tensor `e` of the file, which was not trained. It must equal x of the model or, if `other` is given, tensor
- * `other` of the file. If the dtypes differ, equality in either dtype is enough. */
+/* Checks that tensor `e` of the file has the values of the base model. If `other` is NULL, compares it with x, a
+ * parameter of the model; otherwise with tensor `other` of the file. If the dtypes differ, equality in either dtype is
+ * enough. */
 static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other,
                              te_tensor *x) {
     te_tensor *value;
@@ -473,7 +474,7 @@ static bool te__peft_fill_trained(void *user, te_module *m) {
 /* ---- adapters ---- */
 
 /* Checks that the file has the tensor `name`, and that it is a float tensor [rows, cols], or [rows] if cols is 0.
- * `with` is a tensor of the file that cannot be used without it. */
+ * `with` is the name of the tensor that needs it, for the error message. */
 static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *with, const char *path, int64_t rows,
                                   int64_t cols) {
     const te_safetensors_entry *e = te_safetensors_find(p->file, name);
@@ -494,7 +495,7 @@ static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *wit
                        " has %d dimensions, the first one %lld; [%lld], the output features of \"%s\", is needed",
                        e->name, e->ndim, (long long)e->shape[0], (long long)rows, path);
 }
-/* Returns a site's rank in the file, which is the rows of lora_A; 0 if the file has no such matrix. */
+/* Returns the number of rows that lora_A of a site has in the file (the rank); 0 if the file has no such matrix. */
 static int64_t te__peft_rank(const te__peft *p, const te__lora_site *s, const char *path) {
     char name[TE__PEFT_NAME];
     const te_safetensors_entry *e = te_safetensors_find(p->file, te__peft_name(s, path, "lora_A", 0, name));
@@ -511,8 +512,8 @@ static float te__peft_alpha_of(te__peft *p, const char *path) {
 
 /* ---- adapters of experts ---- */
 
-/* Writes the peft module name of product n of a site to `path`, and returns `path`. The name is the site's path or, for
- * experts, the path of the expert's Linear. */
+/* Writes the peft name of a module to `path`, and returns `path`. The name is the site's path or, for experts, the path
+ * of their Linear number n. */
 static const char *te__peft_module(const te__peft *p, const te__lora_site *s, int n, char path[TE__PEFT_NAME]) {
     char expert[64];
     te__lora_path(p->model, s, path, TE__TREE_PATH);
@@ -523,8 +524,8 @@ static const char *te__peft_module(const te__peft *p, const te__lora_site *s, in
     }
     return path;
 }
-/* Returns the values of lora_A of product n as f32 in host memory, which the caller frees. On failure records an error
- * and returns NULL. */
+/* Returns the values of lora_A for weight matrix number n of the site, as f32 in host memory. The caller frees the
+ * memory. On failure records an error and returns NULL. */
 static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *path, int n, size_t *bytes) {
     char name[TE__PEFT_NAME];
     te_tensor *x;
@@ -540,9 +541,12 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     te__frame_end(p->j.te, NULL, 0);
     return host;
 }
-/* Returns the site's rank divided by the file's rank, or 0 with an error. In te.h the gate and up Linears of an expert
- * share one lora_A. If the file has different ones, returns 2: the shared lora_A gets the rows of both, and each lora_B
- * gets zeros for the rows of the other. The adapters then compute the same as in the file. Otherwise returns 1. */
+/* Returns the rank of a site in te.h divided by its rank in the file: 1 or 2. On failure records an error and returns
+ * 0.
+ *
+ * In te.h the gate and up Linears of an expert share one lora_A. If the file has two different ones, the result is 2.
+ * The shared lora_A then has the rows of both, and each lora_B has zeros for the rows that belong to the other
+ * Linear. */
 static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path) {
     const bool gated = te__is_experts(s->owner) && te__first_proj(s->owner) == TE__GATE_PROJ;
     const int products = gated ? te__expert_products(s->owner) : 0;
@@ -571,7 +575,7 @@ static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
                                path);
     return true;
 }
-/* Reads the stacks of experts from the file; `ranks` is the result of te__peft_ranks. */
+/* Reads the adapters of experts from the file into the stacks of the site; `ranks` is the result of te__peft_ranks. */
 static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, const char *path, int ranks) {
     const int64_t rank = te__peft_rank(p, s, path);
     te_result result = TE_OK;
@@ -656,7 +660,8 @@ static bool te__peft_lacks(te__peft *p, const te__lora_site *s) {
     te__st_fail(p->file, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", and \"%s\" has adapters", name, path);
     return true;
 }
-/* Checks one tensor of the file; at the first lora_A of a site it adds the site to the lists. */
+/* Checks one tensor of the file. If it is the first lora_A of a site, adds the site to p->all. Adds it also to p->fresh
+ * if the site has no adapters yet. */
 static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
     te__peft_tensor t;
     char name[TE__PEFT_NAME];
@@ -676,7 +681,8 @@ static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
         return false;
     return te__lora_list_add(&p->all, t.site);
 }
-/* Checks the file. Lists its sites in p->all, and those of them that need new adapters in p->fresh. */
+/* Checks the file. Lists in p->all the sites for which the file has adapters. Lists in p->fresh those of them that have
+ * no adapters in the model yet. */
 static bool te__peft_check(te__peft *p) {
     te__lora_list have = TE_ZERO;
     bool fine = true;

@@ -99,7 +99,8 @@ static te_result te__lora_experts_forward(te_module *m, te_forward_args *args) {
     return te__experts_run(m, args, te__adapters_apply);
 }
 
-/* Adds the adapters' output to a gate's logits, with autocast off: gates stay in high precision under every recipe. */
+/* Adds the adapters' output to a gate's logits. Autocast is off, because gates stay in high precision under every
+ * recipe. */
 static te_tensor *te__lora_gate_add(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits) {
     te_autocast_desc off = TE_ZERO;
     off.disabled = true;
@@ -137,7 +138,8 @@ static te_result te__lora_mlp_forward(te_module *m, te_forward_args *args) {
 
 typedef struct te__lora_site {
     te_module *owner;
-    int gemm; /* TE__FC1 or TE__FC2 for LayerNormMLP; otherwise 0: experts have one site for all their Linears */
+    int gemm; /* the index of the site: TE__FC1 or TE__FC2 in a LayerNormMLP; otherwise 0, because all other modules
+               * have one site */
 } te__lora_site;
 
 /* Returns the holder of a site; NULL for a site of LayerNormMLP without adapters. */
@@ -177,8 +179,8 @@ static bool te__lora_has_sites(const te_module *m, int *sites) {
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
            te__is_grouped(m) || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
-/* Finds a Linear of experts by its `path`, for instance "PATH.3.w1". Sets the site of the experts and *product, the
- * number of the Linear. Returns false if there is none. */
+/* Finds a Linear of experts by its `path`, for instance "PATH.3.w1". Sets *s to the site of the experts and *product to
+ * the number of the Linear. Returns false if there is none. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
     char above[TE__TREE_PATH];
     size_t n = strlen(path);
@@ -193,8 +195,7 @@ static bool te__lora_find_experts(te_module *root, const char *path, te__lora_si
     *product = te__product_named(s->owner, path + n + (dots == 2));
     return *product >= 0;
 }
-/* Finds the site at `path`. If the site is one of experts, it also sets *product; otherwise *product stays as it was.
- * Returns false if there is no site. */
+/* Finds the site at `path`. Sets *product only if the site belongs to experts. Returns false if there is no site. */
 static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s, int *product) {
     const char *dot = strrchr(path, '.'), *last = dot ? dot + 1 : path;
     char above[TE__TREE_PATH];
@@ -220,8 +221,8 @@ typedef struct te__lora_shape {
     const te__sharding *rows; /* the blocks into which the rows of the weight are sharded; NULL if there is one block */
     int products;            /* number of weight matrices: groups of GroupedLinear, Linears of experts, otherwise 1 */
     int parts;               /* number of parameters whose rows together make one weight matrix */
-    int weights;             /* the weights are products * parts adjacent entries of the owner; this is the index of the
-                              * first one */
+    int weights;             /* the site has products * parts weights, in adjacent entries of the owner; this is the
+                              * index of the first one */
 } te__lora_shape;
 
 /* Returns the shape of a site. `product` matters only for experts: their Linears differ in size. */

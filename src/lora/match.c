@@ -1,8 +1,8 @@
 /* lora/match.c: patterns of module names. They are the subset of regular expressions that NeMo Automodel and peft use
  * in lists of modules. This part works on text alone. It must not depend on modules.
  *
- * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). A match goes along
- * the text once and keeps the list of all steps that it can be at, so there is no backtracking. Its time is at most
+ * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). Matching reads the
+ * text once and keeps a list of all steps at which the program can be, so there is no backtracking. Its time is at most
  * text length times program length. */
 
 enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* maximum bytes of a pattern; maximum nesting of groups */
@@ -47,8 +47,8 @@ static void te__pattern_close(te__pattern *p) {
     memset(p, 0, sizeof(*p));
 }
 
-/* Returns the UTF-8 code point at *s and moves *s past it. A byte that is not the start of a code point counts as one
- * itself. */
+/* Returns the UTF-8 code point at *s and moves *s past it. If no valid code point starts at *s, returns the single
+ * byte. */
 static int te__code_point(const char **s) {
     const unsigned char *p = (const unsigned char *)*s;
     const int n = te__utf8_length(*s);
@@ -79,8 +79,8 @@ static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
     s->b = b;
     return p->n++;
 }
-/* Inserts a step at index `at`; the later steps and their targets move by one. No step before `at` may have a target
- * after `at`. */
+/* Inserts a step at index `at`. Moves the later steps, and the targets that point to them, by one. No step before `at`
+ * may have a target after `at`. */
 static bool te__pattern_insert(te__pattern *p, int at) {
     int i;
     if (te__pattern_add(p, TE__PATTERN_GO, 0, 0) < 0) return false;
@@ -166,7 +166,7 @@ static void te__pattern_group_end(te__pattern *p, const te__pattern_group *g) {
         p->steps[go].a = p->n;
     }
 }
-/* Reads the operator *, + or ? at p->at, which applies to the steps from `atom` on. */
+/* Reads the operator *, + or ? at p->at. The operator applies to the steps from index `atom` to the end. */
 static bool te__pattern_repeat(te__pattern *p, int atom) {
     const char op = *p->at;
     if (atom < 0)
@@ -276,10 +276,9 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
 
 /* ---- matching ---- */
 
-/* Lists all character steps that can be reached from step `at` without reading a character. Appends them to `list`,
- * which has n entries so far, and returns the new number of entries. Sets *found if the step FOUND can be reached. A
- * step that was visited already has the value `now` in the array `seen`. `first` and `last` say that the text begins or
- * ends here. */
+/* Finds the steps that read a character and that can be reached from step `at` without reading one. Appends them to
+ * `list`, which has n entries, and returns the new number of entries. Sets *found if the step FOUND can be reached.
+ * seen[i] is `now` if step i was already visited. `first` is true at the start of the text, `last` at its end. */
 static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
     int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
     if (seen[at] != now) open[num_open++] = at;
@@ -369,7 +368,7 @@ static bool te__name_list_match(te__name_list *l, const char *path, bool *plain)
     int i;
     if (plain) *plain = false;
     for (i = 0; i < l->n; i++) {
-        /* a name without operators also matches the end of a path behind a dot */
+        /* a name without operators also matches a path that ends in a dot and this name */
         const bool is_plain = !strpbrk(l->names[i], "*+?[](){}|^$\\");
         if (!(is_plain && te__path_ends_in(path, l->names[i])) && !te__pattern_matches(&l->patterns[i], path)) continue;
         any = true;

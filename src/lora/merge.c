@@ -1,5 +1,5 @@
-/* lora/merge.c: te_lora_merge and te_lora_remove. This part may use the sites of adapters, and may find modules that
- * share a weight. It must not depend on files. */
+/* lora/merge.c: te_lora_merge and te_lora_remove. This part may use adapters, and may find modules that share a weight.
+ * It must not depend on files. */
 
 /* ---- shared weights ---- */
 
@@ -95,7 +95,7 @@ static te_result te__lora_mergeable(const te__lora_site *s) {
 
 /* ---- merging ---- */
 
-/* Computes the merged weights of n products of a site, beginning with product `first`. Writes them to `sums` in the
+/* Computes the merged weights of a site for the n weight matrices first .. first + n - 1. Writes them to `sums` in the
  * order of the parameters. */
 static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tensor **sums) {
     const te__lora_shape shape = te__lora_shape_of(s, 0);
@@ -116,8 +116,8 @@ static te_result te__lora_sums(const te__lora_site *s, int first, int n, te_tens
     }
     return TE_OK;
 }
-/* Merges the adapters of n products, beginning with product `first`, into their weights. Computes all sums before it
- * changes a weight. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero` to 0; `zero` may be NULL. */
+/* Merges the adapters of a site into the n weight matrices first .. first + n - 1. Computes all sums before it changes
+ * a weight. Then sets the TE__EXPERTS_PRODUCTS tensors of `zero` to 0; `zero` may be NULL. */
 static te_result te__lora_merge_some(const te__lora_site *s, int first, int n, te_tensor *const *zero) {
     const int parts = te__lora_shape_of(s, 0).parts;
     const size_t bytes = (size_t)(n * parts) * sizeof(te_tensor *);

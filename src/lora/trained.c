@@ -1,5 +1,5 @@
 /* lora/trained.c: parameters that are trained in addition to adapters: biases, and all parameters of the modules in
- * modules_to_save. This part may use the sites of adapters, and parameters. It must not depend on files.
+ * modules_to_save. This part may use adapters and parameters. It must not depend on files.
  *
  * Training changes a copy of such a parameter. The module keeps the original tensor, and te_lora_remove puts it
  * back. */
@@ -40,7 +40,8 @@ static bool te__is_bias(const te__entry *e) {
            (n == 4 || e->name[n - 5] == '_');
 }
 
-/* Shortens m's list of trained parameters to n, puts back the original tensors of the rest, and sets t->whole. */
+/* Removes all but the first n parameters from m's list of trained parameters, and puts their original tensors back.
+ * Sets t->whole to `whole`. */
 static void te__trained_cut(te_module *m, int n, bool whole) {
     te__trained *t = te__trained_of(m);
     if (!t) return;

@@ -8,7 +8,7 @@ enum {
     TE__ATTN_DROPOUT = 1 << 1,
     TE__ATTN_WHOLE_MASKS = 1 << 2,   /* 4-D masks */
     TE__ATTN_SINKS = 1 << 3,         /* sink_weights as an argument of the call */
-    TE__ATTN_NO_WINDOW_OF_0 = 1 << 4 /* with upstream_windows a window of 0 keys is no window, as in Automodel */
+    TE__ATTN_NO_WINDOW_OF_0 = 1 << 4 /* with upstream_windows, a window of 0 keys means no window, as in Automodel */
 };
 /* A backend. q, k and v are laid out as in models, [b, s, H, d]. */
 typedef struct te__attn_backend {
@@ -67,7 +67,7 @@ static te_result te__attn_mask_ok(const te__attn_backend *b, const te_module *m,
     return TE_OK;
 }
 
-/* Converts a window to the number of keys that a query sees, including its own key. -1 means all keys up to its own. In
+/* Returns the number of keys that a query sees in window w, including its own key; -1 means all keys up to its own. In
  * te.h w.left does not count the query's own key. With upstream_windows it does, as in Automodel. */
 static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *m, te_window w) {
     const bool upstream = ((const te__attn_module *)m->state)->upstream_windows;
@@ -87,8 +87,8 @@ static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const 
     return te__attn_core_shapes(m, b->name, part);
 }
 
-/* Checks a call and fills the fields of *out that all backends use. A 4-D mask is used alone: no causal mask and no
- * window is added to it. */
+/* Checks a call and fills the fields of *out that all backends use. A 4-D mask replaces the causal mask. A window
+ * beside a 4-D mask is an error. */
 static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_window w = in->window;
     te_tensor *mask = in->attention_mask;
@@ -245,7 +245,7 @@ static te_tensor *te__attn_sdpa_attend(te_module *m, te__attn_run *run) {
     const te_attn_rule *x = &run->told.rule;
     te_sdpa_args args = TE_ZERO;
     if (!te__sdpa_of(m->te)->depth) return te__sdpa_attend(m, run);
-    /* in a region of te_sdpa_begin: calls the function that now replaces te_scaled_dot_product_attention */
+    /* inside te_sdpa_begin the program has replaced te_scaled_dot_product_attention; calls the program's function */
     masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
     if (x->attention_mask && !masked) return NULL;
     args.attn_mask = masked ? masked : x->core_attention_bias;
@@ -491,7 +491,8 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
 
 /* ---- calls ---- */
 
-/* Returns the backend of the module that a call uses, or NULL with an error. */
+/* Returns the entry of te__attn_backends for module m. Sets an error and returns NULL if q, k or v is NULL or of
+ * another context, or if m is not an attention module. */
 static const te__attn_backend *te__attn_check_call(te_module *m, const char *who, const te_tensor *q,
                                                    const te_tensor *k, const te_tensor *v) {
     const te_attn_backend backend = te_attn_backend_of(m);

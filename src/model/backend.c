@@ -122,7 +122,7 @@ static te_result te__mok_check(te_ctx *te, const te_mok_backend_config *c) {
     return te__fail(te, TE_ERR_INVALID,
                     TE__VALIDATE ": mok.schedule_capacity_multiplier is %g; a positive finite number is needed", m);
 }
-/* Checks rule 9 of the documentation, on cuda_graph.modules. */
+/* Checks rule 9 of te_backend_config_validate, on cuda_graph.modules. */
 static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) {
     const int modules = c->cuda_graph.modules;
     const char *what = modules & TE_CUDA_GRAPH_ATTN ? "attn" : "te_dpa";
@@ -156,7 +156,8 @@ static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) 
             te_backend_name("dispatcher", (int)c->dispatcher));
     return TE_OK;
 }
-/* Applies rules 1 to 10 of the documentation, in this order. `speaks` is true on the rank that logs (rank 0). */
+/* Applies the rules 1 to 10 of te_backend_config_validate, in this order. `speaks` is true on the rank that logs (rank
+ * 0). */
 static te_result te__config_rules(te_ctx *te, te_backend_config *c, bool speaks) {
     const bool all_to_all = c->dispatcher == TE_DISPATCHER_DEEPEP || c->dispatcher == TE_DISPATCHER_HYBRIDEP ||
                             c->dispatcher == TE_DISPATCHER_UCCL_EP || c->dispatcher == TE_DISPATCHER_MOK;
@@ -247,7 +248,8 @@ TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *co
         if (!desc.recipe) return te_error_code(te);
     }
     outer = te__autocast_now(te);
-    if (!desc.recipe) { /* opens a region with the settings of the outer region, so that each begin has an end */
+    if (!desc.recipe) { /* copies the settings of the outer region, so that te_fp8_maybe_autocast_end always has a
+                         * region to end */
         desc.disabled = !outer || !outer->enabled;
         if (outer) {
             storage = outer->recipe;

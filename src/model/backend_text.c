@@ -3,7 +3,7 @@
 
 /* ---- names ---- */
 
-/* The names of the values of an enum, from 0 on. If a name is NULL, the value means "not given" and cannot be
+/* The names of the values 0, 1, 2 ... of an enum. If a name is NULL, the value means "not given" and cannot be
  * written. */
 typedef struct te__names {
     const char *const *name;
@@ -87,7 +87,8 @@ static const te__config_field te__config_fields[] = {
     TE__ROW(compile_attn, TE__FIELD_BOOL, te__bool_names),
     TE__ROW(cuda_graph, TE__FIELD_MODULES, te__graph_names),
     {"te_fp8.recipe", TE__FIELD_FP8, offsetof(te_backend_config, te_fp8),
-     TE__NAMES(te__fp8_names)}, /* other names of te_fp8 and cuda_graph, which are read but never written */
+     TE__NAMES(te__fp8_names)}, /* the last two entries are other names of te_fp8 and cuda_graph; they are read but
+                                 * never written */
     {"cuda_graph.modules", TE__FIELD_MODULES, offsetof(te_backend_config, cuda_graph), TE__NAMES(te__graph_names)}};
 #undef TE__ROW
 #undef TE__PLAIN
@@ -115,7 +116,7 @@ static int te__edits(const char *a, size_t n, const char *b) {
     }
     return row[m];
 }
-/* Computes the edit distance of `name` from the word. If it is less than *edits, sets *edits to it and *best to
+/* Computes the edit distance between `word` and `name`. If it is less than *edits, sets *edits to it and *best to
  * `name`. */
 static void te__nearer(const char *word, size_t n, const char *name, const char **best, int *edits) {
     int d = te__edits(word, n, name);
@@ -123,12 +124,12 @@ static void te__nearer(const char *word, size_t n, const char *name, const char 
     *edits = d;
     *best = name;
 }
-/* Appends "; is \"te\" meant?" with the name `best` in place of te, if `best` is near enough to the word. */
+/* If `edits` is small enough, appends the question whether `best` is meant. */
 static void te__text_nearest(te__text *t, const char *best, int edits) {
     if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best))
         te__text_printf(t, "; is \"%s\" meant?", best);
 }
-/* Appends those of the names whose bits are set, with `between` between them. */
+/* Appends the names whose bits are set in `bits`, separated by `between`. */
 static void te__text_names(te__text *t, const te__names *names, unsigned bits, const char *between) {
     const char *before = "";
     int i;

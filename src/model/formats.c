@@ -19,8 +19,8 @@ static void te__words_destroy(void *value) {
     te__free(w->te, w->word);
     te__free(w->te, w);
 }
-/* Returns the words that m has as attribute `key`. NULL if there is no attribute, or if the program has set another
- * value. */
+/* Returns the words that are stored in attribute `key` of m. NULL if m does not have the attribute, or if the program
+ * has set another value. */
 static const te__words *te__words_of(const te_module *m, const char *key) {
     const te__attribute *a = te__module_attribute(m, key);
     return a && a->destroy == te__words_destroy ? (const te__words *)a->value : NULL;
@@ -70,8 +70,8 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
     return result;
 }
 
-/* Appends the words of w to `keywords`, without repeats and without words that are in `outer`. *n counts the words,
- * also those for which `keywords` has no room. */
+/* Appends the words of w to `keywords`, which has room for `room` words. Leaves out repeats, and words that are in
+ * `outer`. *n counts these words, even those that do not fit. */
 static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
@@ -244,8 +244,8 @@ static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
     te__firsts_close(&c->firsts);
     return more;
 }
-/* Adds one tensor to the list. If a skipped module shares the tensor with another module, a parameter is cast and a
- * buffer is not. */
+/* Adds one tensor to the list of casts. If the tensor belongs to a module in skip_modules and also to another module, a
+ * parameter is cast and a buffer is not. */
 static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
     const bool skips = te__cast_skips(c, m);
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);

@@ -119,8 +119,8 @@ static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-/* Converts x [b, heads, s, d] to [b, s, kept, d]. The heads of x come in groups of heads / kept equal heads; keeps the
- * first of each group. */
+/* Converts x [b, heads, s, d] to [b, s, kept, d]. In x every heads / kept adjacent heads are equal; keeps the first of
+ * them. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
     int64_t shape[5];

@@ -42,7 +42,7 @@ static const char *te__version_suffix(const char *s, int *phase, long *number) {
     *number = strtol(s, &end, 10);
     return end;
 }
-/* Parses a version such as "2.12", "2.12.0rc1" or "2.12.0.dev0+1234abc". Ignores the local part, which + begins. */
+/* Parses a version such as "2.12", "2.12.0rc1" or "2.12.0.dev0+1234abc". Ignores the part that begins with +. */
 static bool te__version_read(const char *s, te__version *v) {
     int n = 0, phase;
     long number;
@@ -173,8 +173,8 @@ TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
     return TE_OK;
 }
 
-/* Returns true if patch i is not needed, and writes the reason to its `why`. Reads the address of the list anew each
- * time: functions of the patch may register patches, and that moves the list. */
+/* Returns true if patch i is not needed, and writes the reason to its `why`. Functions of the patch may register
+ * patches, which moves the list. So the address of the list is read again after each call. */
 static bool te__patch_skipped(te_ctx *te, int i) {
     const te_patch patch = te__automodel_of(te)->patches->list[i].patch;
     const char *now = te__patched_version(te__automodel_of(te)->patches);

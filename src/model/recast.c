@@ -47,7 +47,8 @@ static int te__recast_by_memory(const void *a, const void *b) {
     if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
     return x->x->offset < y->x->offset ? -1 : x->x->offset > y->x->offset;
 }
-/* Keeps one item for each tensor whose dtype changes and drops all other items. Sorts the items by memory. */
+/* Keeps one item for each tensor whose dtype changes and drops all other items. Sorts the items by buffer, then by old
+ * and new dtype, then by offset. */
 static void te__recast_resolve(te__recast *r) {
     int i, n = 0;
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);
@@ -59,8 +60,8 @@ static void te__recast_resolve(te__recast *r) {
 }
 
 /* Returns the number of items, beginning with item `first`, that are adjacent or overlap in one buffer. Sets *end to
- * the end of their bytes. These items stay adjacent in the new memory, because modules read neighbours as one tensor,
- * and tied views share values. */
+ * the end of their bytes. These items also become adjacent in the new memory, because modules read adjacent parameters
+ * as one tensor. */
 static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     const te__recast_item *e = &r->item[first];
     const int64_t size = te__dtype_size(e->x->dtype);
@@ -100,8 +101,7 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
         b->refs++;
         result = te_tensor_copy(e->fresh, e->x);
     }
-    /* The version stays as it was: a cast gives no new value, so optimizers keep their master weights. Cached quantized
-     * copies also compare the buffer, so they are made anew. */
+    /* The version stays the same, because a cast gives no new value. So optimizers keep their master weights. */
     if (b) b->version = te__buffer_version(r->item[first].x->buffer);
     te__buffer_release(b);
     return result;

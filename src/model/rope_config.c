@@ -84,7 +84,7 @@ static te_result te__rope_read(te_ctx *te, const char *who, const char *config, 
     memcpy(copy, config, n + 1);
     j = te__json_of(te, who, "the text", copy, n);
     result = te__rope_parse(&j, config, t) ? TE_OK : te_error_code(te);
-    if (result == TE_OK) { /* before the copy is freed, because r->type points into it */
+    if (result == TE_OK) { /* must come before `copy` is freed, because r->type points into it */
         te_rope_config *first = &t->config[t->parameters.given ? 0 : 1];
         const te__hf_rope *r = t->parameters.given ? &t->parameters : &t->scaling;
         te__rope_fill(first, r, t, r->theta, isnan(r->partial_rotary_factor) ? (double)NAN : r->partial_rotary_factor);

@@ -130,8 +130,8 @@ static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te
 
 /* ---- regions ---- */
 
-/* Calls a function that the program has put in place of te_scaled_dot_product_attention. Records an error if it returns
- * NULL without one. */
+/* Calls a function that the program has put in place of te_scaled_dot_product_attention. If the function returns NULL
+ * without an error, records one. */
 static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tensor *k, te_tensor *v,
                                 const te_sdpa_args *args) {
     te_tensor *y = fn(user, q, k, v, args);

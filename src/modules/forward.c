@@ -116,8 +116,8 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
     T(cu_seqlens) O(max_seqlen)
 TE__STATIC_ASSERT(TE_SCORE_MOD_AUX == 4, "te__call_names and ops/args.c name four tensors of a score_mod");
 
-/* A call of a module as a checkpointed function. The inputs of the function are the tensors of the call, in the order
- * of te__call_tensors. */
+/* A module call that runs as a checkpointed function. The inputs of the function are the tensors of the call, in the
+ * order of te__call_tensors. */
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;

@@ -24,11 +24,11 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* A record of a child that the program has destroyed although the class of its parent runs it. The parent keeps the
- * record. It is allocated together with the child, so that destroying needs no memory. */
+/* A record of a destroyed child that the class of the parent still needs. The parent keeps the record. The record is
+ * allocated together with the child, so that destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
-    int64_t place; /* place of the child among its parent's children */
+    int64_t place; /* the position of the child among its parent's children */
     char name[1];  /* name of the child; the allocation is longer */
 } te__gone;
 
@@ -47,8 +47,8 @@ struct te_module {
                        * otherwise NULL */
     te_module **children; /* in the order of their places */
     int num_children, cap_children;
-    int64_t place, places; /* place: the position among the children of the parent; places: the number of places that
-                            * this module has given to its own children so far */
+    int64_t place, places; /* place: the position among the children of the parent; places: the position that the next
+                            * new child of this module gets */
     te__gone *mark; /* the record that the parent gets when this module is destroyed; NULL: the parent does not need
                      * this module */
     te__gone *gone; /* records that destroyed children have left */
@@ -60,7 +60,8 @@ struct te_module {
     te_module_forward_fn own_forward; /* replaces the forward function of the class */
     bool evaluating;
     bool meta;       /* the parameters have no memory yet */
-    bool awaits_group; /* the parameters wait for te_set_tensor_parallel_group: only then this rank knows its shards */
+    bool awaits_group; /* the parameters have no memory until te_set_tensor_parallel_group, because this rank's shards
+                        * are not known before */
     te__parallel parallel; /* the ranks that share the module's work */
     unsigned met;          /* one bit for each product; set after the ranks have compared the operands of that
                             * product */
@@ -343,13 +344,13 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     parent->children[i] = child;
     return child;
 }
-/* Marks `child` as needed: the class of its parent runs it, but has not made it. Returns false on failure. */
+/* Marks `child` as needed: the class of the parent runs it, but did not create it. Returns false on failure. */
 static bool te__module_need(te_module *child) {
     if (!child->mark) child->mark = te__gone_create(child->te, child->name);
     return child->mark != NULL;
 }
-/* Destroys the child `name` of m, which the class no longer runs. If the program has destroyed it already, removes its
- * record. */
+/* Destroys the child `name` of m, because the class of m no longer runs this child. If the program has already
+ * destroyed the child, removes the child's record (te__gone). */
 static void te__module_drop(te_module *m, const char *name) {
     te_module *child = te_module_find(m, name);
     te__gone_free(m->te, te__gone_take(m, name));
@@ -527,8 +528,8 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) 
     return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Longest path, in bytes, in a walk over a tree. Paths begin at the module where the walk began. The argument `path`
- * holds the path of m and has `used` characters. Each function restores it before it returns. */
+/* Maximum bytes of a path in a walk over a tree. Paths begin at the module where the walk began. In the functions
+ * below, `path` holds the path of m and has `used` characters. Each function restores `path` before it returns. */
 enum { TE__TREE_PATH = 512 };
 static void te__path_append(char *path, size_t used, const char *name) {
     snprintf(path + used, TE__TREE_PATH - used, "%s%s", used ? "." : "", name);
@@ -577,7 +578,7 @@ static bool te__forget_grad(void *user, te_module *m, const char *path, te_tenso
     te_tensor_zero_grad(x);
     return true;
 }
-/* Returns true if the module of this deferred work (`owner`) is in the tree `user`. */
+/* `owner` is the te__scaling of deferred work. Returns true if its module is in the tree whose root is `user`. */
 static bool te__scaling_below(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     while (m && m != (const te_module *)user) m = m->parent;

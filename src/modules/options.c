@@ -1,6 +1,6 @@
-/* modules/options.c: options that have a field, but that a module does not support yet. There is one table for each
- * group of options, and a check that refuses an option that is set. This part must not depend on what any option
- * does. */
+/* modules/options.c: checks for options that the API has, but that a module does not support yet. Each group of options
+ * has a table of the unsupported fields, and te__options_ok refuses a field that is set. This part must not depend on
+ * what any option does. */
 
 typedef struct te__option_group {
     const char *name; /* name of the struct member that holds the group, with a dot at the end */
@@ -15,8 +15,8 @@ typedef struct te__option_group {
         TE__LATER(max_seqlen_kv), TE__LATER(bottom_right_diagonal), TE__LATER(core_attention_bias_type), \
         TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(score_mod)
 #define TE__TYPE te_attn_call
-/* The fields of a call that SDPA does not read. SDPA reads only windows, and masks without padding. The first of these
- * fields is attention_mask. Attention classes that do read attention_mask check only the fields after it. */
+/* The fields of te_attn_call that SDPA does not read. attention_mask must be the first, because classes that read
+ * attention_mask check only the fields after it. */
 static const te__field te__sdpa_call_later[] = {
     TE__LATER_OF_BOTH,           TE__LATER(attention_mask_q), TE__LATER(pad_between_seqs),
     TE__LATER(inference_params), TE__LATER(qkv_layer),        TE__LATER(kv_layer),
@@ -32,7 +32,8 @@ static const te__field te__sdpa_rule_later[] = {TE__LATER_OF_BOTH, TE__LATER(kv_
 static const te__option_group te__sdpa_rule_group = {"rule.", te__sdpa_rule_later, TE__COUNT(te__sdpa_rule_later)};
 static const te__option_group te__sdpa_call_group = {"attention.", te__sdpa_call_later, TE__COUNT(te__sdpa_call_later)};
 
-/* Returns the first field that is set in `options`, or NULL. Searches from field number `first` of the group on. */
+/* Returns the first field of `group` that is set in `options`, or NULL. The search begins at the field with index
+ * `first`. */
 static const te__field *te__option_set(const te__option_group *group, int first, const void *options) {
     for (; first < group->num_fields; first++)
         if (te__field_is_set((const char *)options, &group->fields[first])) return &group->fields[first];

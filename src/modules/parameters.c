@@ -1,10 +1,11 @@
-/* modules/parameters.c: gives the parameters of classes with weights their memory and first values. Parameters may be
- * whole, sharded or stored quantized. This part may use modules. It must not depend on what any class computes. */
+/* modules/parameters.c: allocates and initializes the parameters of modules. Parameters may be whole, sharded or stored
+ * quantized. This part may use modules. It must not depend on what any class computes. */
 
 /* A forward function looks up its parameters in each call, because te_module_add_parameter may have replaced one, for
  * example to tie weights. */
 
-/* Finds the random state that an option of the module names. Returns false with an error recorded. */
+/* Sets m->rng_tracker to the random state called `name`, or to NULL if `name` is NULL. Returns false with an error
+ * recorded if there is no such random state. */
 static bool te__rng_open(te_module *m, const char *name) {
     const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
     m->rng_tracker = t ? t->name : NULL;
@@ -17,7 +18,7 @@ static void te__fork_end(te_module *m) {
     if (m->rng_tracker) te_rng_fork_end(m->te);
 }
 
-/* Writes the first values of a plain weight. They come from init_method, or from a normal distribution. */
+/* Initializes x, which is not quantized, with init_method, or with a normal distribution if there is no init_method. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
     te_op_random_args args = TE_ZERO;
     te__draw draw;
@@ -64,9 +65,8 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
     }
     return result;
 }
-/* Writes the first values of a weight. If ranks share the weight, each of them draws the same whole weight and keeps
- * its shard. So the shards are slices of the weight that a single rank would have, and the random states of the ranks
- * stay equal. */
+/* Initializes a weight. If ranks share the weight, each rank draws the whole weight and keeps its shard. So the values
+ * do not depend on the number of ranks, and the random states of all ranks stay equal. */
 static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
                                  const te__sharding *sharding) {
     te__parallel p = m->parallel;
@@ -117,8 +117,8 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     const int64_t shape[2] = {rows, cols};
     te__add_shaped(m, name, dtype ? dtype : TE_BF16, cols ? 2 : 1, shape);
 }
-/* Sets the device of the parameters that are added after this call. If ranks share the weights, the parameters get no
- * memory until the group of ranks is set, because a rank does not know its shard before. */
+/* Sets the device of the parameters that are added after this call. If ranks share the weights and their group is not
+ * known yet, the parameters get memory only when te_set_tensor_parallel_group sets the group. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
@@ -127,14 +127,15 @@ static void te__params_on(te_module *m, te_params_device device) {
                  m->cls->name, (int)device);
 }
 
-/* Adds the weight of a product. */
+/* Adds the weight of a GEMM. */
 static void te__add_product_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
     int before = m->num_entries;
     te__add_weight(m, name, dtype, rows, cols);
     if (m->num_entries > before) m->entries[before].product_weight = true;
 }
 
-/* Inside te_quantized_model_init_begin .. _end: replaces the weights of products by quantized tensors. */
+/* Replaces the weights of GEMMs by quantized tensors. Does nothing outside of te_quantized_model_init_begin and
+ * te_quantized_model_init_end. */
 static te_result te__quantize_weights(te_module *m) {
     char path[sizeof(m->te->module_path)];
     te_result result = TE_OK;
@@ -169,7 +170,7 @@ static te_result te__class_reset(te_module *m) {
     return m->cls->reset_parameters ? te__returned(m->te, m->cls->reset_parameters(m), "reset_parameters", m->name)
                                     : TE_OK;
 }
-/* Gives first values to a module whose parameters have none. */
+/* Initializes the parameters of a module for the first time. */
 static te_result te__start_parameters(te_module *m) {
     te_result result = m->te->error_code;
     if (result == TE_OK) result = te__class_reset(m);
@@ -190,8 +191,8 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-/* Returns how many entries, beginning with entry `first`, get one block of memory together. Sets *bytes to the size of
- * the block. Entries share a block only if their field `stacked` is true and they have the same dtype and number of
+/* Returns the number of entries, from entry `first` on, that share one block of memory. Sets *bytes to the size of the
+ * block. Entries share a block only if their field `stacked` is true and they have the same dtype and number of
  * dimensions. Any other entry gets a block of its own. */
 static int te__stack_of(const te_module *m, int first, size_t *bytes) {
     const te_tensor *x = m->entries[first].tensor;
@@ -228,7 +229,7 @@ static te_result te__give_memory(te_module *m) {
     return result;
 }
 
-/* Gives first values to the parameters of m, but not of its children. If they have no memory, allocates it. */
+/* Initializes the parameters of m, but not those of its children. Allocates parameters that have no memory. */
 static te_result te__reset_own(te_module *m) {
     te_result result = m->meta ? te__give_memory(m) : TE_OK;
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
@@ -242,7 +243,7 @@ static te_result te__reset_tree(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
     return result;
 }
-/* Calls `reset` with m while the device of m is current. On failure restores the random state. */
+/* Makes the context's device current and calls reset(m). On failure restores the random state. */
 static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), const char *who) {
     te_ctx *te = m->te;
     te__rng_state random;
@@ -276,8 +277,8 @@ static te_result te__group_joined(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
     return result;
 }
-/* Sets `group` in all modules of the tree m whose work is shared by ranks. If `check` is true, it sets nothing and only
- * checks that each of these modules has as many ranks as the group. */
+/* Sets `group` in m and in each module below m that ranks share. If `check` is true, sets nothing and checks that each
+ * of these modules has as many ranks as `group`. */
 static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];
@@ -309,8 +310,8 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
     return x;
 }
 
-/* Reads the parallel options of a description into m. Returns false with an error recorded. With mode TE_PARALLEL_NONE,
- * for a class that ranks cannot share, it only checks the options. */
+/* Checks the options `o`. Copies them to m->parallel unless `mode` is TE_PARALLEL_NONE or there is only one rank.
+ * Returns false with an error recorded if an option is invalid. */
 static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te__parallel *p = &m->parallel;
     te_ctx *te = m->te;
@@ -348,7 +349,7 @@ static bool te__divides(te_module *m, const char *name, int64_t size) {
 static int64_t te__per_rank(const te_module *m, int64_t size) {
     return m->parallel.size > 1 ? size / m->parallel.size : size;
 }
-/* Checks that a module has its group if ranks share its work. */
+/* Checks that m has a group if ranks share its work. */
 static te_result te__parallel_ready(const te_module *m) {
     if (m->parallel.size < 2 || m->parallel.group) return TE_OK;
     return te__fail(m->te, TE_ERR_STATE,
@@ -362,16 +363,16 @@ static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
     p.mode = mode;
     return p;
 }
-/* ---- the weight and the bias of a product, each in one parameter or in several ---- */
+/* ---- the weight and the bias of a GEMM, each stored as one parameter or split into several ---- */
 
 typedef struct te__product_params {
     int count;           /* number of weights, and of biases */
-    int weights, biases; /* indices of the first weight and the first bias in the module's entries; biases is -1 if
-                          * there is none */
+    int weights, biases; /* indices of the first weight and the first bias in the module's entries; `biases` is -1 if
+                          * there are no biases */
 } te__product_params;
 
-/* Adds parameters that are views of one tensor, one after the other by rows. So te__join returns the whole tensor
- * without a copy. */
+/* Adds one parameter for each part of `split`. The parameters are consecutive row ranges of one tensor, so te__join
+ * returns this tensor without a copy. */
 static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind,
                           te_dtype dtype, int64_t cols) {
     int64_t at = 0;
@@ -429,7 +430,8 @@ static te_result te__split_rows(te_module *m, const te_parameters_split *split, 
                     m->cls->name, (long long)sum, (long long)out);
 }
 
-/* Adds the weights and biases of a product. `out` and `in` are the sizes of the whole weight, of all ranks together. */
+/* Adds the weights and biases of a GEMM. `out` and `in` are the sizes of the weight before it is divided among
+ * ranks. */
 static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode,
                              const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
     te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
@@ -478,8 +480,8 @@ static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *con
         if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
     return TE_OK;
 }
-/* Returns `count` parameters, beginning with entry `at`, as one tensor, joined by rows. If the parameters are still
- * adjacent in memory, the result is an alias, otherwise a copy. */
+/* Joins `count` parameters by rows, beginning with entry `at`. Returns an alias if the parameters are adjacent in
+ * memory, otherwise a copy. */
 static te_tensor *te__join(te_module *m, int at, int count) {
     te__join_state state = TE_ZERO;
     te_tensor *part[TE__MAX_NODE_TENSORS], *y, *first = m->entries[at].tensor;
@@ -521,7 +523,7 @@ static te_tensor *te__product_bias(te_module *m, const te__product_params *p) {
     return p->biases < 0 ? NULL : te__join(m, p->biases, p->count);
 }
 
-/* Writes first values. Each weight part is drawn on its own; biases are 0. */
+/* Initializes each weight separately, and sets the biases to 0. */
 static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init,
                                    te_parallel_mode mode, const te__sharding *sharding) {
     te_result result = TE_OK;
@@ -533,8 +535,8 @@ static te_result te__product_reset(te_module *m, const te__product_params *p, co
     return result;
 }
 
-/* Tags a bias that is added after a row-parallel product. Under sequence parallelism each rank adds the bias to other
- * rows, so the ranks must sum its gradient. */
+/* Marks the biases of a row-parallel GEMM as sequence parallel if m uses sequence parallelism. Each rank then adds the
+ * bias to its own part of the tokens, so the ranks must sum the gradients of the bias. */
 static void te__product_tag_bias(te_module *m, const te__product_params *p) {
     int i;
     for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)

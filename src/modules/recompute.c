@@ -1,16 +1,17 @@
-/* modules/recompute.c: activation checkpointing. It runs a function without recording, as one node. When te_backward
- * reaches this node, it runs the function again with recording. This part may use the tape and snapshots. It must not
- * depend on what the function computes. */
+/* modules/recompute.c: activation checkpointing. The forward pass runs a function without recording its operations, and
+ * records one node for the whole function. When te_backward reaches this node, it runs the function again with
+ * recording. This part may use the tape and snapshots. It must not depend on what the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;
     void *user;
-    size_t user_size; /* size of `user` in bytes if the node has a copy of it; 0: `user` belongs to the caller */
+    size_t user_size; /* size in bytes of the node's copy of `user`; 0 if there is no copy and `user` belongs to the
+                       * caller */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
-    te_group *group; /* NULL: this rank keeps all inputs; else saved[0] is this rank's part of the first input */
+    te_group *group; /* if not NULL, each rank of the group saves only its part of the first input, in saved[0] */
     te__like whole;  /* the whole first input */
-    int num_inputs, num_outputs; /* num_outputs is 0 until the first run of a module has set it */
+    int num_inputs, num_outputs; /* if the function is a module, num_outputs is 0 until the first run sets it */
     te__like output[TE_MAX_CHECKPOINT_OUTPUTS];
 } te__checkpoint_state;
 
@@ -33,9 +34,8 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.autocast = te__quant_of(te)->num_autocast;
     return r;
 }
-/* Restores the counts of `r` after a function that has begun some regions more or less often than it has ended them.
- * Returns the name of such a region, or NULL. If the function has ended a scope too early, the tensors of the scope are
- * already released. */
+/* Restores the numbers of open regions to those in *r. Returns the name of a kind of region whose number was different,
+ * or NULL. If a scope was ended too early, its tensors are already released. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"
@@ -50,7 +50,8 @@ static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     return what;
 }
 
-/* Runs the function. Fails if the function returns TE_OK but lacks an output, or leaves a region open. */
+/* Runs the function. Fails if an output is missing, or if the function has not begun and ended regions equally
+ * often. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs,
                                      te_tensor **outputs) {
     const te__regions regions = te__regions_now(te);
@@ -92,9 +93,9 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Runs the function again and then its backward pass. The second run reads copies of the inputs. If an input already
- * has a gradient, this gradient is moved to the copy before the backward pass, and back to the input afterwards. So the
- * backward pass adds its terms to it one by one, in the same order as without a checkpoint. */
+/* Runs the function again on copies of the inputs, and then runs the backward pass. If an input already has a gradient,
+ * this gradient is moved to the copy before the backward pass, and moved back afterwards. This keeps the order in which
+ * gradients are summed the same as without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
@@ -129,9 +130,8 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
         }
     result = te__backward_all(te, te->tape.segment, out, grad, s->num_outputs);
     for (i = 0; i < s->num_inputs; i++)
-        if (moved[i] && !vars[i]->grad) { /* The gradient is set here and not returned in dx. te_backward would take a
-                                           * gradient in dx for one that began in this call, and would drop it on
-                                           * failure. */
+        if (moved[i] && !vars[i]->grad) { /* The gradient is moved back here and not returned in dx, because te_backward
+                                           * drops gradients in dx on failure. */
             vars[i]->grad = in[i]->var->grad;
             in[i]->var->grad = NULL;
         } else if (needs[i] && result == TE_OK)
@@ -139,12 +139,12 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
-/* Returns the snapshot with which the second run of a checkpoint begins; NULL if the node is not a checkpoint. */
+/* Returns the snapshot that `node` restores before its second run, or NULL if `node` is not a checkpoint. */
 static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
     return node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->snapshot : NULL;
 }
 
-/* Returns this rank's part of x as a new tensor. The rest of x can then be freed. */
+/* Copies this rank's part of x to a new tensor, so that x can be freed. */
 static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
     int64_t n = te__numel(x), own = n / te__group_size(group);
     te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n),
@@ -153,19 +153,19 @@ static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
                 : NULL;
 }
 
-/* Returns true if the function made output i itself, in the innermost scope, and output i repeats no earlier output. */
+/* Returns true if output i was created in the innermost scope and no earlier output is the same tensor. */
 static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int i) {
     const int first = te->scopes[te__min(te->num_scopes, TE__MAX_SCOPES) - 1].first_tensor;
     int k;
     for (k = 0; k < i; k++)
-        if (outputs[k] == outputs[i]) return false; /* returned twice: each of the two outputs would get the whole
-                                                     * gradient */
+        if (outputs[k] == outputs[i]) return false; /* the gradient of a tensor that is returned twice would be counted
+                                                     * twice */
     for (k = te->num_live - 1; k >= first && te->live[k] != outputs[i]; k--) {}
     return k >= first;
 }
 
 /* Runs d->fn without recording, then records one node for it. If d->fn runs the forward pass of a module, `m` is this
- * module, and the pass sets *num_outputs. Otherwise `m` is NULL. */
+ * module, and d->fn sets *num_outputs. Otherwise `m` is NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
@@ -185,7 +185,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     if (m) s.num_outputs = *num_outputs;
     for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
         te_tensor *y = d->outputs[i];
-        /* if y is an input or a parameter, it stays as it is on the tape, and a detached alias is returned */
+        /* if y is an input or a parameter, the output is a detached alias of y */
         if (y->var || !te__checkpoint_made(te, d->outputs, i)) d->outputs[i] = y = te_tensor_detach(y);
         if (!y) {
             result = te_error_code(te);

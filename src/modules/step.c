@@ -1,5 +1,6 @@
-/* modules/step.c: the place of a call in a training step (microbatch, optimizer step), and hooks of a model's parts.
- * This part may use the module tree. It must not depend on how gradients are exchanged. */
+/* modules/step.c: settings that say whether the current microbatch is the first and whether an optimizer step follows
+ * it, and the step hooks of modules. This part may use the module tree. It must not depend on how gradients are
+ * exchanged. */
 
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;

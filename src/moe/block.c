@@ -3,13 +3,13 @@
  *
  * Expert E owns its weights: the Linears experts.E.GATE, experts.E.UP and experts.E.DOWN, named as in the model's
  * files. `experts` has three more children, the GroupedLinears GATE, UP and DOWN. They borrow the weights of all
- * experts and multiply the rows of all experts at once. Group sizes stay on the device, so the host never waits for the
- * gate's choice. */
+ * experts and multiply the rows of all experts at once. The number of rows of each expert stays on the device, so the
+ * host does not wait for the gate. */
 
 /* Arguments of te__moe_block_create. Zero-initialised. */
 typedef struct te__moe_block {
-    te_moe_config config; /* Only the gate's fields, sizes, expert_bias, dtype, device and name are read. The fields of
-                           * shared experts and latent projections, expert_activation and init_std are not read. */
+    te_moe_config config; /* Only the sizes, the fields of the gate, and the fields expert_bias, dtype, device and name
+                           * are read. */
     te_init init;
     te_activation activation;     /* must be gated */
     const char *gate, *up, *down; /* names of an expert's Linears; string literals */
@@ -17,13 +17,15 @@ typedef struct te__moe_block {
 
 static te_module *te__block_expert(const te_module *experts, int i) { return te_module_child(experts, i); }
 
-/* Returns the parameter `kind` of a Linear of expert i. `m` is a GroupedLinear; the Linear has the same name as `m`. */
+/* Returns the parameter `kind` ("weight" or "bias") of a Linear of expert i. `m` is a GroupedLinear that has the same
+ * name as the Linear. */
 static te_tensor *te__block_parameter(te_module *m, const char *kind, int i) {
     return te_module_parameter(te_module_find(te__block_expert(te_module_parent(m), i), m->name), kind);
 }
 
-/* Allocates the weights of all experts next to each other in one buffer, so that a grouped GEMM reads them without a
- * copy. Skips weights that are stored quantized, because each has memory of its own. */
+/* Allocates one buffer for each of the three projections. The buffer has the weights of all experts one after the
+ * other, so that a grouped GEMM reads them without a copy. Skips weights that are stored quantized, because each has
+ * memory of its own. */
 static te_result te__block_experts_reset(te_module *m) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;
@@ -122,7 +124,7 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
 static te_module *te__moe_block_create(te_ctx *te, const te__moe_block *given) {
     te__moe_block b = *given;
     te_module *outer, *m;
-    /* as in transformers, router weights are f32 and applied after `down`, so they are not rounded */
+    /* as in Hugging Face transformers, router weights are f32 and are applied after the down projection */
     b.config.router_weights_fp32 = b.config.apply_router_weight_after_down = true;
     b.config.n_shared_experts = 0;
     b.config.moe_latent_size = 0;

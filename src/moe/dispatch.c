@@ -1,24 +1,24 @@
-/* moe/dispatch.c: the two dispatchers. They bring tokens to the ranks of their experts, and bring results back. One
- * gathers all tokens on all ranks, the other exchanges rows between ranks. This part may use groups and row maps. It
- * must not depend on what experts compute. */
+/* moe/dispatch.c: the two dispatchers. They send tokens to the ranks that have the chosen experts, and send the results
+ * back. One gathers all tokens on all ranks, the other exchanges rows between ranks. This part may use groups and the
+ * permutation of tokens. It must not depend on what experts compute. */
 
 /* State of one dispatch. Both dispatchers make a copy of each token for each of its experts, and sort the copies by
- * expert. `map` has the place of each copy. */
+ * expert. `map` has the row of each copy after the sort. */
 typedef struct te__dispatch {
     te_group *group;
     int ranks, local;    /* ranks that share the experts; experts on each rank */
-    te_tensor *map;      /* row map of the tokens that this rank sorts: an index map, or a mask map if topk is 0 */
+    te_tensor *map;      /* row_id_map of te_op_moe_permute: an index map, or a mask map if topk is 0 */
     int64_t topk, tokens; /* experts chosen for each token; tokens of this rank */
-    int64_t copies;      /* only with a mask map: upper bound of the number of copies of all tokens */
+    int64_t copies;      /* upper bound of the number of copies of all tokens; only with a mask map */
     te_dtype dtype;      /* format of the tokens */
     te_tensor *weights;  /* router weights, f32: [tokens to sort, topk], or with a mask map [tokens, experts] */
-    int64_t longest;     /* for the gather: the largest number of tokens of any rank; in the gathered tensor each rank
-                          * has this many rows */
+    int64_t longest;     /* largest number of tokens of any rank; each rank has this many rows in the gathered tensor */
     int64_t *send, *recv; /* for the exchange: numbers of rows sent to each rank and received from each rank */
     int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
-    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device. chunk_sizes: sizes of the chunks in order of
-                                                       * arrival; back_sizes: the same sorted by expert; back_order:
-                                                       * order that sorts the chunks back by rank */
+    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device. A chunk is the rows from one rank for one local
+                                                       * expert. chunk_sizes: in order of rank; back_sizes: in order of
+                                                       * expert; back_order: permutation from the order of experts to
+                                                       * the order of ranks */
     int64_t *host;       /* one allocation for `send`, `recv`, `chunks` and rows.host */
     size_t bytes;        /* size of `host` */
 } te__dispatch;
@@ -35,7 +35,7 @@ static int64_t te__count_all(const int64_t *x, int n) {
 /* The tape nodes gather_tokens and sum_tokens have a te__dispatch as their state. Their backward functions read only
  * its fields group, tokens and longest. */
 
-/* Returns x [tokens, N] extended to [longest, N] with rows of `fill`; not recorded on the tape. */
+/* Returns x [tokens, N] with rows of `fill` appended, [longest, N]. Does not record on the tape. */
 static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {
     te_tensor *y = x ? te__empty_2d(x->te, x->dtype, longest, te__cols(x)) : NULL;
     return y && te_tensor_fill(y, fill) == TE_OK && te_tensor_copy(te__rows_of(y, 0, te__rows(x)), x) == TE_OK ? y
@@ -127,7 +127,7 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
                       &state, sizeof(state), &rows, 1, saved, 4);
 }
 
-/* Allocates the host lists of a dispatch: rows.host and, for an exchange, `send`, `recv` and `chunks`. */
+/* Allocates the arrays r->host, d->send, d->recv and d->chunks in host memory, as one block. */
 static te_result te__dispatch_lists(te_ctx *te, te__dispatch *d, te__expert_rows *r) {
     int64_t all = (int64_t)d->ranks * d->local;
     d->bytes = (size_t)(d->local + 2 * d->ranks + all) * sizeof(int64_t);
@@ -140,7 +140,8 @@ static te_result te__dispatch_lists(te_ctx *te, te__dispatch *d, te__expert_rows
     return TE_OK;
 }
 
-/* Returns the expert of each row, i32 [sum of sizes]. `sizes` has the n group sizes on the host. */
+/* Returns the expert of each row, i32 [sum of sizes]. `sizes` has the number of rows of each of the n experts, on the
+ * host. */
 static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     int64_t rows = te__count_all(sizes, n), at = 0, i;
     size_t bytes = (size_t)(rows + 1) * sizeof(int32_t);
@@ -155,8 +156,8 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
-/* Fills *r with the rows of all experts, for one rank that has all experts. `choice` is the routing map u8 [tokens,
- * experts]. Group sizes stay on the device. If `weighted` is true, also fills r->probs. */
+/* Fills *r with the rows of all experts. All experts must be on this rank. `choice` is the routing map u8 [tokens,
+ * experts]. The numbers of rows stay on the device. If `weighted` is true, also fills r->probs. */
 static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choice, bool weighted, te__expert_rows *r) {
     if (d->copies > INT32_MAX)
         return te__fail(x->te, TE_ERR_SHAPE,
@@ -200,7 +201,7 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
     return te__refuse(d->group, TE__ALL_REDUCE,
                       te_error_code(te)); /* others wait in the all-reduce */
 }
-/* Converts the experts' output y to the results [T, dim] of this rank's tokens, in y's dtype. y is NULL if this rank
+/* Sums the experts' output y to the results [T, dim] of this rank's tokens, in y's dtype. y is NULL if this rank
  * failed; then the rank still joins the collective. */
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
@@ -222,8 +223,8 @@ static int64_t *te__exchange_counts(const te__exchange_state *s) {
     return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state));
 }
 
-/* Sends rows of x, send[r] of them to rank r. Returns the received rows, recv[r] of them from rank r. x is NULL if this
- * rank failed; then all ranks get an error. */
+/* Sends send[r] rows of x to each rank r. Returns the received rows, recv[r] of them from each rank r. x is NULL if
+ * this rank failed; then all ranks get an error. */
 static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
                                      const int64_t *recv) {
     te_tensor *y = x ? te__empty_2d(group->te, dtype, te__count_all(recv, te__group_size(group)), cols) : NULL;
@@ -276,15 +277,15 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         memcpy(te__exchange_counts(s) + d->ranks, recv, (size_t)d->ranks * sizeof(int64_t));
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    /* both exchanges succeeded but recording failed: the other ranks wait in the exchange that brings results back */
+    /* if only the recording failed, the other ranks must not wait in the next exchange */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     te__free(te, s);
     if (got) *got = recorded ? p : NULL;
     return recorded ? y : NULL;
 }
 
-/* Sets d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has, for each expert of any rank, the number of
- * copies that this rank sends to the expert. Waits for the device. */
+/* Sets d->send, d->recv, d->chunks and d->chunk_sizes. `counts` i64 [E] has the number of rows that this rank sends to
+ * each of the E experts of all ranks. Waits for the device. */
 static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     const int experts = d->ranks * d->local;
     te_tensor *recv = counts ? te__empty_like(counts, TE_I64) : NULL;
@@ -300,9 +301,9 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     d->chunk_sizes = recv;
     return TE_OK;
 }
-/* Returns the order that sorts the received chunks by expert. Sets d->back_order, the order that sorts them back by
- * rank, and d->back_sizes. Adds the number of rows of each local expert e to r->host[e]. The chunk from rank k for
- * local expert e has the index k * local + e in the order of arrival. */
+/* Returns the permutation that sorts the received chunks by expert. Sets d->back_order to the inverse permutation, and
+ * d->back_sizes to the sizes of the sorted chunks. Adds the number of rows of each local expert e to r->host[e]. The
+ * chunk from rank k for local expert e has the index k * local + e before the sort. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
@@ -344,8 +345,8 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     if (r->sizes && ids) r->ids = te__ids_of_sizes(te, r->host, d->local);
     return r->sizes && (!ids || r->ids) ? TE_OK : te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
 }
-/* Converts the experts' output y to the results [T, cols] of this rank's tokens, in `dtype`. y is NULL if this rank
- * failed; then the rank still joins the exchange. */
+/* Sums the experts' output y to the results [T, cols] of this rank's tokens, in `dtype`. y is NULL if this rank failed;
+ * then the rank still joins the exchange. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
     y = te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order);
     return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);

@@ -1,5 +1,6 @@
-/* moe/expert_files.c: loads and saves the weights of this rank's experts, in files with Hugging Face names. This part
- * may use the layouts of the files and of the parameters. It must not depend on what experts compute. */
+/* moe/expert_files.c: loads and saves the weights of this rank's experts in files with the tensor names of Hugging
+ * Face. This part may use the layouts of the files and of the parameters. It must not depend on what experts
+ * compute. */
 
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count) {
     if (!te || !first || !count)
@@ -17,7 +18,7 @@ TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, 
 
 enum { TE__GATE_PROJ, TE__UP_PROJ, TE__DOWN_PROJ, TE__PROJS, TE__MISSING_SHOWN = 5 };
 
-/* Transposes y in place by swapping its sizes and strides. No one but the caller may hold the alias y. */
+/* Transposes y in place by swapping its sizes and strides. y must be an alias that only the caller uses. */
 static void te__turn(te_tensor *y) {
     const int64_t rows = y->shape[0], step = y->stride[0];
     y->shape[0] = y->shape[1];

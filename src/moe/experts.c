@@ -1,6 +1,5 @@
-/* moe/experts.c: building blocks of experts: GEMMs of sorted rows with a stack of weights, biases multiplied by router
- * weights, and activations. This part may use rows that are sorted by expert. It must not depend on how rows were
- * routed. */
+/* moe/experts.c: computations on rows that are sorted by expert: GEMMs with the weights of all experts, biases
+ * multiplied by router weights, and activations. This part must not depend on how rows were routed. */
 
 /* The implementation of the GEMMs of all experts. */
 typedef enum te__expert_way {
@@ -15,7 +14,8 @@ typedef struct te__expert_rows {
     te_tensor *probs; /* f32 [R]: the router weight of each row */
     te_tensor *sizes; /* i64 [E]: rows of each expert, on the device */
     int64_t *host;    /* [E]: number of rows of each expert, on the host; NULL if it is not known there */
-    te_tensor *ids;   /* i32 [R]: the expert of each row, -1 after the last expert; NULL if there are no biases */
+    te_tensor *ids;   /* i32 [R]: the expert of each row, -1 for rows after those of the last expert; NULL if there are
+                       * no biases */
 } te__expert_rows;
 
 /* ---- GEMMs ---- */
@@ -78,8 +78,8 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
     }
     return result;
 }
-/* Computes the weight gradients, d [n * in, out]. For each of the n groups they are x^T dy over the rows of the group;
- * 0 for an empty group. */
+/* Computes the weight gradient d[g] = x^T dy for each of the n groups g, over the rows of group g. d is [n * in, out].
+ * The gradient of an empty group is 0. */
 static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x, te_tensor *dy, te_tensor *sizes,
                                 te_tensor *d) {
     int64_t at = 0;
@@ -133,8 +133,8 @@ static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor
     }
     return result;
 }
-/* Multiplies each row of x [R, in] by its group's matrix of w [n, in, out], and adds its group's row of bias [n, out]
- * unless bias is NULL. Returns [R, out]. Differentiable in x, w and bias. */
+/* Computes x[i] w[g] + bias[g] for each row i of x [R, in], where g is the group of row i. w is [n, in, out]; bias is
+ * [n, out] or NULL. Returns [R, out]. Differentiable in x, w and bias. */
 static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way way, te_tensor *x, te_tensor *w,
                                      te_tensor *bias) {
     te_ctx *te = x->te;
@@ -174,7 +174,8 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     te_result result = g && factors ? TE_OK : te_error_code(te);
     (void)state;
     dx[0] = dy[0];
-    if (result == TE_OK && needs[1]) { /* the bias gradient of each expert is the sum of probs[i] dy[i] over its rows */
+    if (result == TE_OK && needs[1]) { /* the bias gradient of an expert is the sum of probs[i] dy[i] over the expert's
+                                        * rows i */
         te_op_moe_unpermute_args scale = TE_ZERO;
         te_op_grouped_column_sum_args sum = TE_ZERO;
         scale.x = g;
@@ -202,7 +203,7 @@ static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_te
     return result;
 }
 /* Adds a bias to each row i of y: the bias of the row's expert, multiplied by probs[i]. The unpermute kernel gathers
- * the biases; r->ids is its row map, and r->probs are its weights. */
+ * the biases, with r->ids as row_id_map and r->probs as weights. */
 static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
     te_op_moe_unpermute_args rows = TE_ZERO;
     te_tensor *z;
@@ -257,9 +258,9 @@ static te_activation te__expert_function(te_expert_activation activation, const 
     return clamped ? TE_CLAMPED_SWIGLU : row->activation;
 }
 
-/* Returns TE__EXPERTS_MXFP8 if both dimensions of an expert's weights are multiples of 32. Otherwise an MXFP8 block of
- * 32 numbers could contain weights of two experts, so the function returns TE__EXPERTS_GROUPED with a warning. Each
- * message is logged once in a context. */
+/* Returns TE__EXPERTS_MXFP8 if both dimensions of an expert's weights are multiples of 32. Otherwise logs a warning and
+ * returns TE__EXPERTS_GROUPED, because an MXFP8 block of 32 numbers could contain weights of two experts. Logs each
+ * message once in a context. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
         if (!te__moe_of(te)->told_mxfp8)

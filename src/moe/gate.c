@@ -89,13 +89,13 @@ typedef struct te__gate_module {
     te_moe_config config;
     te_init init;
     te_dtype precision;
-    bool maps; /* true: router weights and choice are [T, E], the choice as a u8 map; false: both are [T, K] */
+    bool maps; /* true: router weights and routing map (u8) are [T, E]; false: router weights and expert numbers are [T,
+                * K] */
     te_group *cp_group;
     te_tensor *load;       /* f32 [E]: number of tokens counted for each expert since the last bias update */
-    uint64_t load_cleared; /* tensor version of `load` after it was last cleared; `load` is 0 as long as it has this
-                            * version */
-    float *master;         /* [E]: f32 bias if the bias buffer has another dtype; NULL before the first update */
-    uint64_t master_of;    /* version of the bias buffer when the values of `master` were last rounded to it */
+    uint64_t load_cleared; /* version of `load` after it was last cleared; `load` is 0 until its version changes */
+    float *master;         /* [E]: the bias in f32 if its buffer has another dtype; NULL before the first update */
+    uint64_t master_of;    /* version of the bias buffer after `master` was last rounded to it */
 } te__gate_module;
 
 /* Returns the router arguments of a gate. `bias` is the tensor e_score_correction_bias, or NULL. */
@@ -166,15 +166,15 @@ static te_tensor *te__gate_count(const te__gate_module *s, te_tensor *indices, t
     return te__local_ids(indices, padding, 0, experts, TE_I32, &counts) ? te__copied(counts, TE_F32) : NULL;
 }
 
-/* Returns the sum of x over the ranks. In the backward pass the gradient of the sum becomes the gradient of x. */
+/* Returns the sum of x over the ranks. The backward pass returns the gradient of the sum as the gradient of x. */
 static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     te_tensor *y = te__summed(group, x);
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* Returns the auxiliary loss L that api/experts.h defines. L has the factor 1 / N^2, where N is the number of tokens.
- * Only the device knows N. So the loads are divided by N twice here, and te_fused_moe_aux_loss gets total_num_tokens 1.
- * Sets *met to true once the collectives between ranks have begun. */
+/* Returns the auxiliary loss L that api/experts.h defines. L has the factor 1 / N^2, where N is the number of tokens. N
+ * is known only on the device. So this function divides the loads by N twice, and calls te_fused_moe_aux_loss with
+ * total_num_tokens 1. Sets *met to true once the collectives between ranks have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, te_op_moe_router_fwd_args all,
                                     te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
@@ -224,8 +224,8 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     return cp ? te__sum_of_ranks(s->cp_group, scores) : scores;
 }
 
-/* Backward of te__attach_loss, which returns the router weights unchanged. The gradient of the weights stays as it is.
- * The gradient of the loss is moe_aux_loss_scale. */
+/* Backward function of te__attach_loss. The gradient of the router weights stays unchanged. The gradient of the loss is
+ * moe_aux_loss_scale. */
 static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     int64_t one = 1;
@@ -262,7 +262,7 @@ static te_result te__gate_misses(te_module *m, te_result result) {
     return te__gate_has_loss(m) ? te__refuse(((const te__gate_module *)m->state)->cp_group, TE__ALL_REDUCE, result)
                                 : result;
 }
-/* A function that adds a term to the logits of x, for instance that of LoRA adapters. Returns the sum. */
+/* A function that returns `logits` plus a term, for instance the output of LoRA adapters for x. */
 typedef te_tensor *(*te__gate_add_fn)(te_module *m, const te_forward_args *args, te_tensor *x, te_tensor *logits);
 static te_result te__gate_route(te_module *m, te_forward_args *args, te__gate_add_fn add, bool *met) {
     te__gate_module *s = (te__gate_module *)m->state;
@@ -385,8 +385,9 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     if (bias->dtype != TE_F32 && s->master && s->master_of == te_tensor_version(bias))
         memcpy(host, s->master, (size_t)n * sizeof(float));
     else
-        result = te_tensor_to_f32(bias, host); /* the buffer is f32, or this is the first update, or something else has
-                                                * written the buffer (the load of a checkpoint, for instance) */
+        result = te_tensor_to_f32(bias, host); /* Reads the bias from its buffer and not from `master`, because the
+                                                * buffer is f32, this is the first update, or the program has changed
+                                                * the buffer. */
     if (result == TE_OK && bias->dtype != TE_F32 && !s->master) {
         s->master = (float *)te__alloc_zero(m->te, (size_t)n * sizeof(float));
         if (!s->master) return TE_ERR_OUT_OF_MEMORY;

@@ -1,13 +1,13 @@
-/* moe/grouped.c: GEMMs of groups of rows, with the group sizes on the host or on the device. This part may use the
- * linear product and the state of GroupedLinear. It must not depend on GroupedLinear's parameters, or on how groups are
+/* moe/grouped.c: GEMMs of groups of rows, with the group sizes on the host or on the device. This part may use the GEMM
+ * of Linear and the state of GroupedLinear. It must not depend on GroupedLinear's parameters, or on how groups are
  * chosen.
  *
- * If the sizes are on the host and a recipe is in force, each group has a GEMM of its own, as in Linear. Otherwise
- * te_op_grouped_gemm multiplies all groups at once and reads the weights as one stack. The weights are allocated as
- * parts of one stack. If the program has replaced some, all weights are copied to a new stack. */
+ * If the sizes are on the host and a quantization recipe is active, each group has a GEMM of its own, as in Linear.
+ * Otherwise te_op_grouped_gemm multiplies all groups at once and reads all weights as one tensor. The weights are
+ * allocated in one buffer. If the program has replaced some of them, all weights are copied to a new tensor. */
 
-/* A function that returns a parameter of another module as the weight (`kind` is "weight") or the bias (`kind` is
- * "bias") of group i. */
+/* A function that returns the weight (`kind` is "weight") or the bias (`kind` is "bias") of group i. The tensor is a
+ * parameter of another module than m. */
 typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
 
 typedef struct te__grouped_module {
@@ -38,7 +38,7 @@ static void te__release_all(te_tensor *const *x, int n) {
 static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
     return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
 }
-/* Sets the rows of x from row `first` on to 0. They are the rows after the last group. */
+/* Sets the rows of x from row `first` on to 0. */
 static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
     te_tensor *rest;
     if (!x) return te_error_code(te);
@@ -49,7 +49,8 @@ static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
 
 /* ---- groups one by one ---- */
 
-/* State of the tape node. The arrays te__linear_state[n] and int64_t sizes[n] follow this struct in memory. */
+/* State of the tape node of te__grouped_each. The arrays te__linear_state[n] and int64_t sizes[n] follow this struct in
+ * memory. */
 typedef struct te__each_state {
     int n;
     bool biases;
@@ -145,7 +146,7 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
         state->used = at;
         result = te__zero_rows_from(te, c->y, at);
     }
-    if (result == TE_OK) { /* from here on te__record_owning owns the state and releases it, also if it fails */
+    if (result == TE_OK) { /* te__record_owning takes over the state, and releases it even on failure */
         if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in,
                                1 + n + (c->biases ? n : 0), saved, 3 * n))
             result = te_error_code(te);
@@ -160,8 +161,8 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
 
 /* ---- all groups at once ---- */
 
-/* Returns n matrices [rows, cols] as one matrix [n * rows, cols]. It is an alias if they are contiguous in one buffer,
- * otherwise a copy. */
+/* Returns n matrices [rows, cols] as one matrix [n * rows, cols]. The result is an alias if the matrices are contiguous
+ * in one buffer, otherwise a copy. */
 static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]),
             bytes = rows * cols * te__dtype_size(x[0]->dtype);
@@ -179,14 +180,13 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     return all;
 }
 
-/* The form in which te_op_grouped_gemm gets quantized operands. CODES: codes with their scales. EXACT: products of
- * codes and block scales as bf16, which is exact; te_op_gemm uses them too. VALUES: decoded values, which are
- * rounded. */
+/* Tells how te_op_grouped_gemm gets a quantized operand. CODES: as codes and scales. EXACT: as products of codes and
+ * block scales in bf16, which are exact. VALUES: as decoded values, which are rounded. */
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
-/* Returns the form that a grouped GEMM of a and the n tensors w can use. It reads copy `a_which` of a and copy
- * `w_which` of each w. If the scales are those of blocks, CODES needs 1 x 128 blocks in a and 128 x 128 blocks in w, or
- * 1 x 128 blocks in both if the groups lie along k. */
+/* Returns how a grouped GEMM can get the quantized operands a and w[0] to w[n - 1]. `a_which` and `w_which` (TE_ROWWISE
+ * or TE_COLUMNWISE) select the copies that the GEMM reads. With block scales, CODES needs 1 x 128 blocks in a. In w it
+ * needs 128 x 128 blocks, or 1 x 128 blocks if `along_k` is true. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
@@ -203,9 +203,9 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
     }
     return way;
 }
-/* Returns the codes of copy `which` of x times their block scales, as bf16 [M, N]. The factor from the amax is left
- * out, and a Hadamard transform is not undone. If the copy has padding between its groups, the result has the padding
- * too. */
+/* Multiplies the codes of x by their block scales, and returns the products as bf16 [M, N]. `which` selects the
+ * row-wise or the column-wise copy of x. Does not apply the factor from the amax, and does not undo a Hadamard
+ * transform. Keeps padding between groups. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
@@ -225,13 +225,13 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     }
     return own->cls->decode(y, own, which, TE_BF16);
 }
-/* Returns the factors by which a GEMM multiplies an operand of form EXACT: one for each group, or one for all. They are
- * computed from `amax`. Returns NULL if `amax` is NULL, because no factor is needed then. Also returns NULL after an
- * error. */
+/* Computes from `amax` the factors by which a GEMM multiplies an operand of kind TE__GROUPED_EXACT: one for each group,
+ * or one for all. Returns NULL after an error, or if `amax` is NULL and no factor is needed. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     return amax ? te__axpby(amax, NULL, te__gemm_nvfp4_factor(c->e4m3_max_256), 0.0f) : NULL;
 }
-/* Returns the operand x of a grouped GEMM in the form `way`. If this form has scales, sets *scale and *scaling. */
+/* Returns x as an operand of a grouped GEMM, converted as `way` says. If the GEMM needs scales, sets *scale and, with
+ * TE__GROUPED_CODES, *scaling. */
 static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype,
                                       const te_tensor **scale, te_scaling *scaling) {
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, which);
@@ -245,7 +245,7 @@ static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way w
     return c->data;
 }
 
-/* Computes g->d = a w[i] for the rows of each group i, or a w[i]^T if `w_transposed` is true. */
+/* For the rows of each group i, computes g->d = a w[i], or a w[i]^T if `w_transposed` is true. */
 static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed,
                                           te_op_grouped_gemm_args *g) {
     int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
@@ -271,7 +271,7 @@ static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *c
     te__free(te, list);
     return result;
 }
-/* Computes matrix i of g->d as dy^T x over the rows of group i, for each group. */
+/* For each group i, computes matrix i of g->d as dy^T x over the rows of the group. */
 static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
     te__grouped_way way = te__grouped_way_of(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE, true);
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, TE_COLUMNWISE);
@@ -293,7 +293,7 @@ static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, 
     return result;
 }
 
-/* The quantization of one slot (input or output gradient) of all groups. Each group is quantized by itself. */
+/* Says how the input or the output gradient of a GroupedLinear is quantized, each group by itself. */
 typedef struct te__grouped_spec {
     te__quant_spec spec, child[2]; /* spec.row and spec.col are NULL, or point to child[0] and child[1] */
 } te__grouped_spec;
@@ -304,9 +304,8 @@ static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     if (y) y->stride[0] = step;
     return y;
 }
-/* Changes *spec so that each group is quantized by itself, with its own scale and amax. Does not change *spec in two
- * cases: the program gives the scale, which is then the same for all groups; or the quantizer does not make codes in a
- * format of te.h. */
+/* Changes *spec so that each group is quantized by itself, with its own scale and amax. Leaves *spec unchanged if the
+ * program gives one scale for all groups, or if the quantizer's output is not in a format of te.h. */
 static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
                                    te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
@@ -326,7 +325,8 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
     spec->sizes = sizes;
     return TE_OK;
 }
-/* Fills *s with the quantization of `slot`. *s must not move afterwards, because s->spec points into it. */
+/* Fills *s for the tensor of `slot` (input or output gradient). The caller must not move *s, because s->spec points
+ * into it. */
 static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int slot, int usage, te_tensor *sizes,
                                      te__grouped_spec *s) {
     te_result result = TE_OK;
@@ -342,8 +342,8 @@ static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int
     return result;
 }
 
-/* Fills *g with the sizes of a grouped GEMM. Sets each byte of *g, also the padding between fields, because
- * te_onnx_export compares bytes. The assignment of a struct might skip padding. */
+/* Fills *g with the sizes of a grouped GEMM. Clears *g with memset, because te_onnx_export also compares the padding
+ * bytes. */
 static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows,
                                 int64_t cols, int64_t inner, bool split) {
     memset(g, 0, sizeof(*g));
@@ -359,11 +359,12 @@ static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *siz
 typedef struct te__all_state {
     int n;
     bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
-    int quantize_x; /* the copy that the backward pass makes of saved[0]; 0: saved[0] is used as it is */
+    int quantize_x; /* the copy (TE_ROWWISE or TE_COLUMNWISE) that the backward pass makes by quantizing saved[0]; 0: no
+                     * copy */
     te__like x;
     int64_t rows, in, out;
     te_dtype weight_dtype, bias_dtype;
-    te__scaling *delays; /* if te_backward_dw computes the weight gradients later: an owned reference; otherwise NULL */
+    te__scaling *delays; /* an owned reference if te_backward_dw computes the weight gradients later, otherwise NULL */
     te__quant_call quant;
 } te__all_state;
 static void te__all_release(te_ctx *te, void *state) {
@@ -372,8 +373,8 @@ static void te__all_release(te_ctx *te, void *state) {
     te__scaling_release(((te__all_state *)state)->delays);
 }
 
-/* Operands of the gradients of all weights. Holds references to tensors and vars only if te_backward_dw computes the
- * gradients later. The array te__var *vars[n] follows this struct in memory. */
+/* Operands of the GEMM that computes the gradients of all weights. The struct owns references to its tensors and vars
+ * only if te_backward_dw computes the gradients later. The array te__var *vars[n] follows this struct in memory. */
 typedef struct te__all_wgrad {
     te_tensor *dy, *x, *sizes;
     int64_t out, in, rows;
@@ -386,8 +387,8 @@ static te__var **te__wgrad_vars(const te__all_wgrad *g) {
     return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad));
 }
 
-/* Computes the weight gradients. If gradients are fused and weight i has a main_grad, its gradient is added to
- * main_grad or replaces it. Otherwise the gradient is returned in dw[i]. */
+/* Computes the weight gradients. If g->fused is true and weight i has a main_grad, adds gradient i to the main_grad, or
+ * overwrites the main_grad if g->overwrite is true. Otherwise returns gradient i in dw[i]. */
 static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
     te__var **vars = te__wgrad_vars(g);
     te_dtype dtype = g->dtype;

@@ -1,6 +1,6 @@
-/* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE. This part has the
- * parameters of a rank's experts, and the forward of all expert modules, also of those of moe/block.c. This part may
- * use dispatchers and the GEMMs of experts. It must not depend on gates. */
+/* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE. The experts of
+ * moe/block.c use their forward function, too. This part may use dispatchers and the GEMMs of experts. It must not
+ * depend on gates. */
 
 enum { TE__EXPERTS_UP, TE__EXPERTS_DOWN, TE__EXPERTS_PRODUCTS }; /* the two linear layers of an expert */
 
@@ -13,22 +13,23 @@ typedef struct te__experts_module {
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
     bool gmm;         /* backend TE_EXPERTS_GMM uses grouped GEMMs (true) or a loop over experts (false) */
-    /* Names of the children (GroupedLinears) that compute each linear layer. If a layer has two, their outputs are
-     * concatenated. NULL: the module has no such children; its own parameters are stacks of weights. */
+    /* Names of the GroupedLinear children that compute each linear layer. If a layer has two, their outputs are
+     * concatenated. NULL if the module has no such children; then its own parameters have the weights of all
+     * experts. */
     const char *linears[TE__EXPERTS_PRODUCTS][2];
     const char *proj[3]; /* names of gate, up and down in files */
 } te__experts_module;
 
 typedef struct te__experts_call te__experts_call;
-/* A function that adds a term to y, for instance that of LoRA adapters. y is the output of linear layer `product` for
- * x. Returns the sum. */
+/* A function that returns y plus a term, for instance the output of LoRA adapters. y is the output of linear layer
+ * `product` for x. */
 typedef te_tensor *(*te__experts_add_fn)(te_module *m, const te__experts_call *c, int product, te_tensor *x,
                                          te_tensor *y);
 struct te__experts_call {
     const te_forward_args *args;
     te__expert_way way; /* implementation of GEMMs with stacks of weights */
     te__expert_rows rows;
-    const int64_t *splits; /* group sizes for GroupedLinears, on the host; NULL: they get rows.sizes, on the device */
+    const int64_t *splits; /* group sizes on the host; if NULL, the GroupedLinears read rows.sizes on the device */
     te__experts_add_fn add; /* NULL: no term is added */
 };
 
@@ -58,7 +59,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) ||
         !te__need_float(w, m->cls->name))
         return te_error_code(m->te);
-    map = k->dtype == TE_U8 && s->linears[0][1]; /* only experts of moe/block.c, all on one rank, get a map */
+    map = k->dtype == TE_U8 && s->linears[0][1]; /* a routing map is possible only for the experts of moe/block.c */
     if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 ||
         !(map ? w->shape[1] == s->local : te__is_index(k->dtype)))
         return te__fail(
@@ -80,7 +81,7 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     return d->weights && *indices ? TE_OK : te_error_code(m->te);
 }
 /* Tells the other ranks that a call of the experts m fails before its collectives, so that they do not wait. Returns
- * `result`. If m is NULL, there is no rank to tell. */
+ * `result`. m may be NULL. */
 static te_result te__experts_refuse(te_module *m, te_result result) {
     const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
     return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
@@ -98,8 +99,8 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
                         : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
-/* Brings the experts' output y back to the tokens. The output of the call gets the shape of its input. y is NULL if
- * this rank failed; then the rank still joins the collectives. */
+/* Sends the experts' output y back to the ranks of its tokens. The output of the call gets the shape of its input. y is
+ * NULL if this rank failed; then the rank still joins the collectives. */
 static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y,
                                   const te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -137,8 +138,8 @@ static te_tensor *te__experts_child(te_module *m, const te__experts_call *c, con
     if (bias) *bias = args.outputs.bias;
     return y;
 }
-/* Runs linear layer `product` on x. If router weights must multiply the bias [E, out] first, the bias is not added, and
- * *bias is set to it. Otherwise *bias is set to NULL. */
+/* Runs linear layer `product` on x. If the bias [E, out] must first be multiplied by router weights, returns it in
+ * *bias and does not add it. Otherwise sets *bias to NULL. */
 static te_tensor *te__experts_product(te_module *m, const te__experts_call *c, int product, te_tensor *x,
                                       te_tensor **bias) {
     const te__experts_module *s = (const te__experts_module *)m->state;
@@ -256,7 +257,7 @@ static const te_module_class te__grouped_experts_class = {"GroupedExperts", size
 static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(te__experts_module),
                                                  te__experts_forward, NULL, te__stacked_reset};
 
-/* Adds the parameter `name`. It is a stack [n, rows, cols], or [n, cols] if rows is 0. */
+/* Adds the parameter `name` with the shape [n, rows, cols], or [n, cols] if rows is 0. */
 static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
     const int64_t shape[3] = {n, rows ? rows : cols, cols};
     te__add_shaped(m, name, dtype, rows ? 3 : 2, shape);
@@ -360,7 +361,8 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* ---- stacks ---- */
 
-/* Returns the experts module: m itself, or m's child "experts". Returns NULL if neither of them is one. */
+/* Returns the child "experts" of m, or m itself if it has no such child. Returns NULL if the module found does not have
+ * one of the classes of this file. */
 static te_module *te__experts_of(te_module *m) {
     te_module *child = te_module_find(m, "experts");
     if (child) m = child;
@@ -378,7 +380,7 @@ static te_tensor *te__te_parameter(const te_module *m, te_experts_tensor which, 
     snprintf(name, sizeof(name), "%s%d", te__stacked_names[which].bias ? "bias" : "weight", i);
     return te_module_parameter(child, name);
 }
-/* Returns the part of the stack x [E, ...] that belongs to expert i, as an alias. */
+/* Returns x[i], the part of expert i in x [E, ...], as an alias. */
 static te_tensor *te__of_expert(const te_tensor *x, int i) {
     int64_t bytes = te__numel(x) / te__max(1, x->shape[0]) * te__dtype_size(x->dtype);
     return te__alias_as(x, i * bytes, x->dtype, x->ndim - 1, x->shape + 1);

@@ -1,9 +1,8 @@
-/* moe/grouped_linear.c: the module GroupedLinear. It has the parameters (one stack of weights, one of biases) and the
- * forward. This part may use the grouped GEMMs of moe/grouped.c and the module tree. It must not depend on how groups
- * are chosen. */
+/* moe/grouped_linear.c: the module GroupedLinear, which has one weight and one bias for each group. This part may use
+ * the grouped GEMMs of moe/grouped.c and the module tree. It must not depend on how groups are chosen. */
 
-/* Backward of the output `bias` (return_bias), which is the biases of all groups in one tensor [n, out]. Gives each
- * bias its part of the gradient. */
+/* Backward function of the output `bias` (see return_bias). This output is a tensor [n, out] with the biases of all
+ * groups. Row i of its gradient is the gradient of bias i. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                       te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);
@@ -45,7 +44,8 @@ static te_result te__call_splits(te_module *m, const te_forward_args *args, int 
     return TE_OK;
 }
 
-/* Returns the weight or the bias of group i, as `kind` says. Writes the parameter's name to `name`. */
+/* Returns the weight (`kind` is "weight") or the bias (`kind` is "bias") of group i. Writes the parameter's name to
+ * `name`. */
 static te_tensor *te__group_parameter(te_module *m, const char *kind, int i, char *name, size_t size) {
     const te__grouped_module *s = (const te__grouped_module *)m->state;
     snprintf(name, size, "%s%d", kind, i);
@@ -142,8 +142,8 @@ static te_result te__grouped_reset(te_module *m) {
 static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward,
                                                   te__grouped_destroy, te__grouped_reset};
 
-/* Adds n parameters PREFIX0, PREFIX1, ..., each [rows, cols], or [rows] if cols is 0. They are parts of one allocation.
- * A meta module gets only their shapes. */
+/* Adds n parameters PREFIX0, PREFIX1, ..., each [rows, cols], or [rows] if cols is 0. Allocates them in one buffer. For
+ * a meta module only describes their shapes. */
 static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
     te_tensor *all = NULL;
     char name[32];
@@ -189,8 +189,8 @@ static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
     if (mode == TE_PARALLEL_ROW) d->in_features = te__per_rank(m, d->in_features);
     return true;
 }
-/* Marks the biases of a row-parallel module as sequence parallel, if the module uses sequence parallelism. Each rank
- * adds the bias to other rows then, so the gradients of the ranks must be summed. */
+/* Marks the biases of a row-parallel module as sequence parallel if the module uses sequence parallelism. Each rank
+ * then adds the bias to its own part of the tokens, so the ranks must sum the gradients of the bias. */
 static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d) {
     char name[32];
     int i;

@@ -9,10 +9,11 @@ static te_module *te__moe_child(te_module *m, const char *name, te_module *child
 typedef struct te__moe_module {
     te_moe_config config;
     bool fake_gate;
-    bool in_layer; /* part of a language model; attention_mask of a call is then for attention and is no padding mask */
+    bool in_layer; /* true in a language model: attention_mask of a call is for attention and is not a padding mask of
+                    * tokens */
 } te__moe_module;
 
-/* Returns the output of the shared experts. If there is a shared_expert_gate, it is multiplied by
+/* Returns the output of the shared experts. If there is a shared_expert_gate, the output is multiplied by
  * sigmoid(shared_expert_gate(x)). */
 static te_tensor *te__moe_shared(te_module *m, te_tensor *x, const te_forward_args *outer) {
     te_forward_args call = TE_ZERO;
@@ -61,7 +62,7 @@ static te_result te__moe_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__moe_class = {"MoE", sizeof(te__moe_module), te__moe_forward, NULL, NULL};
 
-/* Opens an MoE without children. The caller adds them and then calls te__close_part. te__moe_config_ok must have
+/* Creates an MoE without children. The caller adds them and then calls te__close_part. te__moe_config_ok must have
  * checked *c. */
 static te_module *te__moe_open(te_ctx *te, const te_moe_config *c, te_module **outer) {
     te_module *m = te__begin_part(te__module_named(te, &te__moe_class, c->name, "moe"), outer);

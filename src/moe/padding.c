@@ -1,8 +1,9 @@
 /* moe/padding.c: the modules Fp8Padding and Fp8Unpadding, which add rows of zeros behind each group of rows and remove
- * them. This part may use the group sizes of a GroupedLinear's call, and chunk maps. It must not depend on GEMMs. */
+ * them. This part may use the group sizes of a GroupedLinear's call, and functions that permute rows. It must not
+ * depend on GEMMs. */
 
-/* Returns align_size of the desc. If that is 0, returns the alignment of the recipe in force for m, or 16 if there is
- * none. Each forward pass calls this function again, because a later one may run under another autocast. */
+/* Returns align_size of the desc. If it is 0, returns the alignment of the quantization recipe that m uses now, or 16
+ * if there is none. */
 static int64_t te__padding_align(const te_module *m) {
     const te_fp8_padding_desc *d = (const te_fp8_padding_desc *)m->state;
     te__autocast cast;
@@ -10,7 +11,7 @@ static int64_t te__padding_align(const te_module *m) {
     if (!te__autocast_of(m, &cast)) return 16;
     return te__recipe_class_of(&cast.recipe)->align;
 }
-/* Moves padded rows back to their places without padding, by the index map. */
+/* Removes the padding from the rows x. `map` is the index map that added the padding. */
 static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
     te_moe_unpermute_desc desc = TE_ZERO;
     desc.map_type = TE_MAP_INDEX;
@@ -36,7 +37,7 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     if (args->m_splits && rows != (unpad ? after : before))
         return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name,
                         (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
-    if (!args->m_splits) { /* sizes on the device are not known here: takes the largest possible number of rows */
+    if (!args->m_splits) { /* the sizes are only on the device, so the largest possible number of rows is taken */
         before = rows;
         after = rows + n * (align - 1);
     }

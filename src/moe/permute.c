@@ -71,8 +71,8 @@ static te_result te__moe_codes_ok(const te_tensor *inp, const char *name) {
         name, inp->quantized->cls->name, why);
 }
 
-/* Moves the scales of the tokens by the row map, from `from` [T, n] to `to` [R, n]. Rows without a token get 0. Both
- * tensors may be strided. */
+/* Permutes the scales `from` [T, n] to `to` [R, n], as codes->row_id_map says. Rows without a token get 0. Both tensors
+ * may be strided. */
 static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tensor *from, te_tensor *to) {
     te_op_moe_permute_args args = *codes;
     args.probs = NULL;
@@ -83,15 +83,15 @@ static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tens
     return te_tensor_copy(to, args.y);
 }
 
-/* Moves the row-wise codes of inp and their scales by the row map. Returns the new quantized tensor. *args must have
- * all fields except x and y. */
+/* Permutes the row-wise codes of inp and their scales, as args->row_id_map says. Returns the new quantized tensor.
+ * *args must have all fields except x and y. */
 static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_permute_args *args, int64_t rows) {
     te__quant_copy *from = &inp->quantized->row, *to;
     te__quant_spec spec;
     te_tensor *y;
     te_result result;
     const int64_t shape[2] = {rows, te__cols(inp)};
-    int dim; /* the dimension of the scale tensor that runs along the tokens; it may be longer than the number of
+    int dim; /* the dimension of the scale tensor that is indexed by tokens; its size may be larger than the number of
               * tokens */
     bool one_scale;
     if (te__moe_codes_ok(inp, name) != TE_OK) return NULL;
@@ -113,8 +113,8 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     return te__checked(y, result);
 }
 
-/* Moves the rows of inp by the row map to `rows` new rows. If `probs` [tokens, copies] is not NULL, moves it in the
- * same way and sets *permuted_probs to the result. Differentiable in inp and probs. */
+/* Permutes the rows of inp to `rows` new rows, as `map` says. If `probs` [tokens, copies] is not NULL, permutes it in
+ * the same way and sets *permuted_probs to the result. Differentiable in inp and probs. */
 static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets,
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
@@ -440,7 +440,8 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 
 /* ---- chunks ---- */
 
-/* Returns an index map (topk 1). It sorts chunks by `sorted_index`, or moves each chunk by its padding in `offsets`. */
+/* Returns the index map that sorts chunks by `sorted_index`, or that moves each chunk by its padding in `offsets`. The
+ * map has topk 1. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

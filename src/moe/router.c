@@ -1,8 +1,9 @@
 /* moe/router.c: differentiable router functions: the top-k choice of experts, the scores of all experts, and the
- * auxiliary loss. This part may call raw operations. It must not depend on modules, or on how tokens move. */
+ * auxiliary loss. This part may call raw operations. It must not depend on modules, or on how tokens are sent to
+ * experts. */
 
-/* Backward of each router function. `state` holds the args of the forward pass; the tensors in it are not read.
- * saved[0] is the logits. saved[1] is the routing map u8, or the indices if the forward pass computed topk_probs.
+/* Backward function of all router functions. `state` is a copy of the args of the forward pass; its tensors are not
+ * read. saved[0] is the logits. saved[1] is the routing map u8, or the indices if the forward pass computed topk_probs.
  * saved[2] is the bias if bias_in_probs is set. */
 static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
@@ -29,7 +30,7 @@ static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *c
     args.bias_in_probs = f->bias_in_probs;
     return g && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
 }
-/* Runs the router on `logits` with the other fields of *args and records it. Returns args->topk_probs or
+/* Runs the router on `logits` with the options in *args, and records a tape node. Returns args->topk_probs or
  * args->probs. */
 static te_tensor *te__run_router(const char *name, te_tensor *logits, te_op_moe_router_fwd_args *args) {
     te_tensor *y = args->topk_probs ? args->topk_probs : args->probs,

@@ -1,21 +1,21 @@
-/* nn/core_attention.c: the attention core. The options of a core and of a call become a rule (te_attn_rule); an
- * implementation computes attention by this rule. DotProductAttention and SDPA are implementations; parts above this
- * one add more. This part may use functions and the module tree. It must not depend on MultiheadAttention. */
+/* nn/core_attention.c: the attention core. A forward call combines the options of the core and of the call to a
+ * te_attn_rule. An implementation computes attention as this rule says. DotProductAttention and SDPA are
+ * implementations. This part may use functions and the module tree. It must not depend on MultiheadAttention. */
 
 /* The options of an attention core. The state of each core module begins with this struct. */
 typedef struct te__attn_core {
-    te_sdpa_desc desc;            /* defaults for what a call leaves out; its name is NULL */
+    te_sdpa_desc desc;            /* defaults of the options that a call leaves out; desc.name is NULL */
     const struct te__attn_impl *impl;
     int heads, groups;            /* of all ranks; 0: taken from the tensors of a call */
-    int64_t channels, v_channels; /* size of a head of queries and keys, and size of a head of values; 0: taken from the
-                                   * tensors of a call */
+    int64_t channels, v_channels; /* head size of queries and keys, and head size of values; 0: taken from the tensors
+                                   * of a call */
 } te__attn_core;
 
 /* The inputs of one forward call, in the form that an implementation needs. */
 typedef struct te__attn_run {
     te_tensor *part[3];     /* queries, keys and values [.., heads, d] */
     te_attn_desc told; /* format of the tensors, and the rule */
-    te_tensor *packed;      /* DotProductAttention: the packed tensor of which `part` are views, or NULL */
+    te_tensor *packed;      /* the packed tensor that contains `part`, or NULL; only in DotProductAttention */
     te__packing packing;    /* layout of `packed` */
     bool fp8_output;
 } te__attn_run;
@@ -26,7 +26,7 @@ typedef struct te__attn_impl {
     te_module_class cls;
     const char *who;      /* name of the function that creates modules of this class, for messages */
     const char *names[5]; /* names of option fields, for messages: mask, format, softmax type, diagonal, dropout */
-    /* fills `run`; told.format is set already */
+    /* fills *run; run->told.format is set before the call */
     te_result (*prepare)(te_module *m, const te_forward_args *args, te__attn_run *run);
     te_tensor *(*attend)(te_module *m, te__attn_run *run);
 } te__attn_impl;
@@ -55,8 +55,8 @@ static te_result te__attn_core_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, impl->attend(m, &run));
 }
 
-/* Checks that queries, keys and values are given, and that their heads are those of the core if the core knows them.
- * Error messages begin with `who`. */
+/* Checks that queries, keys and values are given. If the core has a number and size of heads, checks that the tensors
+ * have the same. Error messages begin with `who`. */
 static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *const part[3]) {
     const te__attn_core *s = te__attn_core_of(m);
     const te_tensor *q = part[0], *k = part[1], *v = part[2];
@@ -80,7 +80,7 @@ static te_result te__attn_core_shapes(te_module *m, const char *who, te_tensor *
                     (long long)channels, (long long)groups, (long long)channels, (long long)groups, size, n);
 }
 
-/* Writes the rule of a call to *x, from the options of the core and of the call. No other function creates rules. */
+/* Fills *x with the attention rule of a call, from the options of the core and of the call. */
 static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule *x) {
     te_tensor *const parameter = te_module_parameter(m, "softmax_offset");
     *x = te__attn_core_of(m)->desc.rule;
@@ -116,8 +116,8 @@ static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdp
     else return true;
     return false;
 }
-/* Creates a module of the implementation `impl`. It gets the name in core.desc, or `name` if that is NULL. Fills in the
- * defaults of the core. */
+/* Creates a module of the implementation `impl`. The name of the module is core.desc.name, or `name` if core.desc.name
+ * is NULL. Options of `core` that are 0 get their defaults. */
 static te_module *te__attn_core_create(te_ctx *te, const te__attn_impl *impl, const char *name, te__attn_core core) {
     te_module *m =
         te__attn_core_ok(te, impl, &core.desc) ? te__module_named(te, &impl->cls, core.desc.name, name) : NULL;
@@ -174,17 +174,16 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
 
 typedef struct te__dpa_module {
     te__attn_core core;
-    bool cross, return_max_logit; /* `cross` is true for cross attention and false for self attention. return_max_logit
-                                   * is the option of this name. */
-    te_tensor *slopes;            /* ALiBi slopes of this rank's heads, retained; used if ranks share heads; NULL until
-                                   * a call needs them */
+    bool cross, return_max_logit; /* `cross`: cross attention, not self attention */
+    te_tensor *slopes;            /* ALiBi slopes of this rank's heads, an owned reference; NULL until a call needs
+                                   * them; only if ranks share the heads */
     te__scaling *scaling;         /* scaling state of attention in FP8 */
     te__context context;          /* the ranks that share sequences (context parallelism) */
     te_cp_comm cp_comm_type;
 } te__dpa_module;
 
-/* Reads the parallel options of a module whose heads are shared by ranks. A group of heads cannot be split between
- * ranks. Returns false with an error recorded. */
+/* Copies the parallel options `o` to m, whose heads are divided among ranks. Returns false with an error recorded if
+ * the ranks do not divide `heads` and `groups` evenly. */
 static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, int heads,
                              int groups) {
     return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", heads) &&
@@ -216,8 +215,8 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
                                 : "[.., G, 2, d]",
                       ndim + 1);
 }
-/* Returns true if the packed tensor x of a call has the heads of this module. Then it also describes the layout in *p.
- * If the sizes differ, te__attn_core_shapes reports the error later, on q, k and v. */
+/* Returns true if the packed tensor x of a call has the same number and size of heads as m. Then *p describes the
+ * layout of x. Records no error; te__attn_core_shapes checks the sizes of q, k and v later. */
 static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_tensor *x, int dim,
                             te__packing *p) {
     const te__attn_core *s = te__attn_core_of(m);
@@ -235,10 +234,9 @@ static bool te__dpa_packing(const te_module *m, const te_attn_call *c, const te_
     if (dim == -2) return of_token[0] == p->groups && of_token[0] * of_token[1] * p->head_dim == te__packing_width(p);
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
-/* Returns true if the core can read q, k and v of a call in place. With a cache, with context parallelism and in FP8,
- * each part is copied instead. In some layouts the stride between the heads of a group differs from the stride between
- * groups (te__packing_spreads). Then the core views each group of query heads as a sequence of its own. It can do this
- * only in sbhd, and only if the rule is the same for all sequences and heads. */
+/* Returns true if the core can read q, k and v of a call in place. A cache, context parallelism and FP8 need copies. If
+ * the heads do not have one common stride (te__packing_spreads), the core views each group of query heads as a sequence
+ * of its own. This works only in sbhd, and only with options that treat all sequences and heads alike. */
 static bool te__core_reads_packed(const te_module *m, const te_attn_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_sdpa_desc *d = &s->core.desc;
@@ -372,7 +370,7 @@ static te_result te__dpa_window(te_module *m, te_attn_rule *x) {
     return TE_OK;
 }
 
-/* Returns the mask to use with a cache, which knows all lengths. TE_MASK_NONE becomes a padding mask. A causal mask
+/* Returns the mask that replaces `mask` in a call with a cache. TE_MASK_NONE becomes a padding mask. A causal mask
  * becomes a causal bottom-right mask with padding. */
 static te_attn_mask te__cached_mask(te_attn_mask mask) {
     if (mask == TE_MASK_NONE) return TE_MASK_PADDING;
@@ -381,8 +379,8 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 
 /* ---- the call ---- */
 
-/* Returns the ALiBi slopes of this rank's heads, as a part of the slopes of all heads. te_attention cannot compute
- * them: it would compute the slopes for the smaller number of heads that this rank has. */
+/* Returns this rank's part of the ALiBi slopes of all heads. te_attention itself would compute slopes for a model that
+ * has only this rank's heads. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const int heads = s->core.heads, first = te__group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
@@ -401,8 +399,9 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* Checks and completes the rule of a call: masks as TransformerEngine requires, window, lengths. If there is a cache,
- * writes keys and values to the cache, and sets part[1] and part[2] to the cache. */
+/* Checks the mask of a call as TransformerEngine does. Completes the window, the lengths and the ALiBi slopes of the
+ * rule. If there is a cache, writes keys and values to the cache, and sets part[1] and part[2] to the cache's
+ * tensors. */
 static te_result te__dpa_masks(te_module *m, const te_attn_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_qkv_format format = te__attn_core_of(m)->desc.format;
     te_inference_step step;
@@ -650,8 +649,8 @@ TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group,
     return m ? te__context_set(m, cp_group, cp_p2p_group, cp_comm_type) : TE_ERR_STATE;
 }
 
-/* Creates a DotProductAttention. `core` has no defaults yet. `o` has the options that are not part of the core, or is
- * NULL. */
+/* Creates a DotProductAttention. Options of `core` that are 0 get their defaults. `o` has the options that are not in
+ * te__attn_core, or is NULL. */
 static te_module *te__dpa_create(te_ctx *te, te__attn_core core, const te_parallel_options *p,
                                  const te_attn_options *o) {
     te__dpa_module *s;

@@ -1,23 +1,22 @@
-/* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. q, k, v, S, o and the gradients of all five are
- * rounded to FP8 codes at the same places as in TransformerEngine. The products run in high precision on the decoded
- * numbers. This part may use the parts of te_attention, quantizers and the scaling state. It must not depend on the
- * module tree.
+/* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. q, k, v, S (the softmax), o and the gradients of
+ * all five are rounded to FP8 codes at the same places as in TransformerEngine. The GEMMs run in high precision on the
+ * decoded numbers. This part may use the parts of te_attention, quantizers and the scaling state. It must not depend on
+ * the module tree.
  *
  *              forward                                   backward
  *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
- * Delayed scaling has six slots, one for each entry of the first line of the table. Current scaling measures the
- * tensors first. S and dP are never whole in memory, so their amaxes are unknown before the rounding. Under current
- * scaling S and dP therefore use delayed scaling with the latest amax, as in TransformerEngine. For a custom recipe,
- * the factory of quantizers is called for the six slots; its quantizer of q, k and v decides between the two lines of
- * the table. D, the sum of S times its gradient, is computed from the unrounded S (ops/attn/cpu.c), because gradients
- * pass through the roundings unchanged. */
+ * Delayed scaling has one scale and one amax history for each of the six entries of the per-tensor line. Current
+ * scaling measures the amax of a tensor before it quantizes the tensor. S and dP are never whole in memory, so their
+ * amaxes cannot be measured first. Under current scaling S and dP therefore use delayed scaling with the latest amax,
+ * as in TransformerEngine. The quantizer factory of a custom recipe is called for the six entries. If it gives an MXFP8
+ * quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is computed from the unrounded
+ * S (ops/attn/cpu.c), because gradients pass through the roundings unchanged. */
 
-/* The slots that TransformerEngine uses for attention. The scaling state numbers its slots by product, so attention
- * takes the slots of three products. q, k and v share the output slot of the first product. o has the input slot of
- * the second product. S has the output slot of the third product. The gradients have backward slots of the same
- * products. */
+/* Indices of the tensors of attention in the scaling state, as in TransformerEngine. The scaling state has slots for
+ * the tensors of each GEMM. Attention uses slots of three GEMMs: the output slot of GEMM 0 for q, k and v; the input
+ * slot of GEMM 1 for o; and the output slot of GEMM 2 for S. The gradients use backward slots of the same GEMMs. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
@@ -40,8 +39,9 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
                : te__recipe_has(&q->recipe, TE__BLOCKS_IN_ATTENTION);
 }
-/* Checks that the quantizers of a factory fit together. Either all are per-tensor, and S and dP have a given scale; or
- * all except those of S and dP are MXFP8. All must reduce their measured amaxes over the same group. */
+/* Checks that the quantizers of a factory fit together. If that of q, k and v is MXFP8, all except those of S and dP
+ * must be MXFP8. Otherwise all must be per-tensor, and those of S and dP must use delayed scaling. All except those of
+ * S and dP must reduce amaxes over the same group. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -75,8 +75,7 @@ static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q
     return TE_OK;
 }
 
-/* Returns true if the recipe is per-tensor and measures the amaxes in the call (current scaling). S and dP then need
- * another recipe. */
+/* Returns true if the recipe is per-tensor current scaling. S and dP then use te__attention_inner_recipe. */
 static bool te__attention_measures(const te_recipe *r) {
     return te__recipe_has(r, TE__TENSOR_SCALED) && !te__recipe_has(r, TE__SCALE_GIVEN);
 }
@@ -90,7 +89,8 @@ static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     return inner;
 }
 
-/* Returns the spec of slot i. r is the recipe of the call, or the recipe of S and dP. */
+/* Returns the te__quant_spec of slot i. `r` is the recipe of S and dP for their slots, and the recipe of the call for
+ * all other slots. */
 static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -107,14 +107,13 @@ static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recip
     return spec;
 }
 
-/* Returns the group whose ranks reduce the amaxes of current scaling, and therefore wait for each other; NULL if there
- * is none. */
+/* Returns the group over which the amaxes of current scaling are reduced, or NULL if there is none. */
 static te_group *te__attention_meets(const te__quant_call *q) {
     if (te__asks_factory(&q->recipe)) return te__attention_answer(q, false, TE__SLOT_QKV)->group;
     return te__attention_measures(&q->recipe) ? q->group : NULL;
 }
 
-/* For current scaling: computes one scale for the three tensors together, and sets it in *spec. */
+/* Under current scaling, computes one scale for all three tensors x, and stores it in *spec. */
 static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward,
                                          te__quant_spec *spec) {
     const te_recipe given = te__attention_inner_recipe(r);
@@ -150,9 +149,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Quantizes q, k and v, or their gradients, without amax history. With blocks (MXFP8), v of format `kv` is first
- * transposed to [b, h, s, d]. On failure tells the other ranks that reduce amaxes with this rank, so that they do not
- * wait. */
+/* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed from the format `kv` to [b, h, s, d]. On
+ * failure tells the other ranks that reduce amaxes with this rank, so that they do not wait. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -172,7 +170,7 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
-        /* in a forward pass the other ranks wait for this rank's amax of o: tells them */
+        /* in a forward pass the other ranks must not wait for this rank's amax of o */
         if (!y[i])
             return backward ? te_error_code(x[0]->te)
                             : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
@@ -198,7 +196,7 @@ static te_tensor *te__heads_joined(te_tensor *x) {
     shape[x->ndim - 2] *= shape[x->ndim - 1];
     return te_tensor_view(x, x->ndim - 1, shape);
 }
-/* Views x as [.., heads, d]. The sizes of x after the first `leading` ones hold heads * d elements. */
+/* Views x as [.., heads, d], with `leading` dimensions before `heads`. */
 static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t d) {
     int64_t shape[TE_MAX_DIMS];
     x = te_tensor_contiguous(x);
@@ -274,7 +272,7 @@ static te_result te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
                              : "");
 }
 
-/* Returns softmax(q k^T) v as [.., H dv]. If fp8_output is true, the result is quantized for the product that reads it.
+/* Returns softmax(q k^T) v as [.., H dv]. If fp8_output is true, the result is quantized for the GEMM that reads it.
  * The recipe of `call` must have fp8_dpa. */
 static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn_desc *desc,
                                         const te__quant_call *call, bool fp8_output) {
@@ -287,8 +285,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    /* If a factory chose MXFP8 for q, k and v, o is not quantized. fp8_output may be true in this case, because
-     * te__hands_fp8 does not ask the factory. */
+    /* If a factory chose MXFP8 for q, k and v, the output is not quantized, even if te__hands_fp8 returned true. */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args) == TE_OK);
@@ -308,8 +305,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
-        /* The backward pass needs this scale. The update at the end of the region changes the scale in the slot, so
-         * keep a copy. */
+        /* The backward pass needs this scale, but the end of the autocast region updates it. So a copy is saved. */
         saved[TE__ATTENTION_SAVED] = te__copied(spec.scale, TE_F32);
         ready = saved[TE__ATTENTION_SAVED] != NULL;
         args->fp8.s_dtype = state.s_dtype = spec.dtype;
@@ -342,13 +338,13 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
 
 /* ---- for DotProductAttention ---- */
 
-/* Returns true if the current autocast region quantizes the core m. Sets *cast to the region as m sees it. */
+/* Returns true if the current autocast region quantizes the core m. Sets *cast to the autocast settings of m. */
 static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
     return te__autocast_of(m, cast) && cast->enabled && (cast->recipe.fp8_dpa || cast->recipe.fp8_mha);
 }
 
-/* Runs te_attention, or its FP8 form if the current autocast region has fp8_dpa. Returns [.., H dv]. `s` is the scaling
- * state of m, for TE__ATTENTION_GEMMS products. */
+/* Runs te_attention, or FP8 attention if the current autocast region has fp8_dpa. Returns [.., H dv]. `s` is the
+ * scaling state of m, for TE__ATTENTION_GEMMS GEMMs. */
 static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *parts[3], const te_attn_desc *desc,
                                      bool fp8_output) {
     te__autocast cast;
@@ -360,7 +356,7 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *pa
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
     if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
-    call.group = cast.amax_group; /* reduces amaxes over amax_group only: no product combines heads of several ranks */
+    call.group = cast.amax_group; /* amaxes are reduced over amax_group only, because the ranks have different heads */
     return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
 }
 

@@ -1,6 +1,6 @@
-/* nn/gated_mlp.c: an MLP of two or three Linears, as in language models and in experts of a mixture. The creator of the
- * MLP chooses the names of the Linears. This part may use activations and the module tree. It must not depend on who
- * creates the Linears. */
+/* nn/gated_mlp.c: an MLP of two or three Linears, as in language models and in the experts of an MoE. The creator of
+ * the MLP chooses the names of the Linears. This part may use activations and the module tree. It must not depend on
+ * who creates the Linears. */
 
 /* State of an MLP; `gate` is NULL if the activation is not gated. */
 typedef struct te__gated_mlp {
@@ -10,8 +10,8 @@ typedef struct te__gated_mlp {
 } te__gated_mlp;
 
 /* Returns one block of memory for the outputs of `gate` and `up`, so that the activation reads both without a copy.
- * Returns NULL if each output gets its own memory. This is also so in an export, because the exported graph must accept
- * other numbers of rows. */
+ * Returns NULL if each output must get its own memory. An export needs this, because its graph must accept any number
+ * of rows. */
 static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_module *gate = s->gate ? te_module_find(m, s->gate) : NULL;

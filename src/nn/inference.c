@@ -1,20 +1,20 @@
-/* nn/inference.c: the cache of keys and values of earlier calls. It has the sequences, the pages of each sequence, and
- * the memory of each layer. This part may use functions and the module tree. It must not depend on what any class
- * computes.
+/* nn/inference.c: the key-value cache. It has the sequences, the pages of each sequence, and the memory of each layer.
+ * This part may use functions and the module tree. It must not depend on what any class computes.
  *
- * A cache without pages is stored as a cache whose pages hold whole sequences, so keys are found in one way only. Lists
- * that a step replaces exist twice, so that a step which fails changes nothing. All numbers that kernels read are in
- * one tensor, at places that never move. So a graph reads the numbers of the current step, if it was captured with at
- * least as many sequences. */
+ * A cache without pages is stored as a cache with one page for each sequence. A step prepares its state in `next`, so
+ * that a step that fails changes nothing. All numbers that kernels read (lengths, positions and page numbers) are in
+ * one tensor that never moves. So a captured graph reads the numbers of the current step. The graph must have been
+ * captured with at least as many sequences as the step has. */
 
 typedef struct te__cached_sequence {
-    int64_t id, before, length; /* before: tokens of earlier steps; length: those and the tokens of this step */
+    int64_t id, before, length; /* before: number of tokens of earlier steps; length: `before` plus the tokens of this
+                                 * step */
     int64_t num_pages;
 } te__cached_sequence;
 typedef struct te__cached_state {
     te__cached_sequence *sequences; /* [max_batch_size], in the order of the step */
-    int32_t *pages;                 /* [max_batch_size, pages_of_each]: numbers of the pages of each sequence */
-    int32_t *free;                  /* [num_pages]: numbers of the pages that no sequence uses; taken from the front */
+    int32_t *pages;                 /* [max_batch_size, pages_of_each]: page numbers of each sequence */
+    int32_t *free;                  /* [num_pages]: page numbers that no sequence uses; taken from the front */
     int64_t num_sequences, num_free;
 } te__cached_state;
 typedef struct te__cached_layer {
@@ -27,7 +27,8 @@ struct te_inference_params {
     te_inference_params_desc desc; /* with defaults */
     int64_t num_pages, page_size, pages_of_each;
     te__cached_state now, next;    /* next: the state that a step prepares */
-    int64_t longest, tokens;       /* new tokens of the step: largest number of one sequence; sum of all sequences */
+    int64_t longest, tokens;       /* longest: largest number of new tokens of a sequence in the step; tokens: new
+                                    * tokens of all sequences */
     int32_t *numbers;              /* host copy of `device` */
     te_tensor *device;             /* i32: cu_seqlens_q, cu_seqlens_kv, start_positions, page_table */
     te__cached_layer *layers;
@@ -35,7 +36,8 @@ struct te_inference_params {
     te__closable closable;
 };
 
-/* Returns the index in `numbers` at which one of its four lists begins. `list` is 0 to 3. */
+/* Returns the index in `numbers` at which a list begins: cu_seqlens_q (`list` is 0), cu_seqlens_kv (1), start_positions
+ * (2) or page_table (3). */
 static int64_t te__cached_at(const te_inference_params *c, int list) {
     const int64_t b = c->desc.max_batch_size;
     return list == 0 ? 0 : list == 1 ? b + 1 : list == 2 ? 2 * (b + 1) : 2 * (b + 1) + b;
@@ -85,7 +87,7 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
 /* Checks a desc and fills its defaults. */
 static te_result te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     const char *const who = "te_inference_params_create";
-    const int64_t most = 1 << 26; /* limit of tokens and of pages; lists of so many fit into 32-bit address spaces */
+    const int64_t most = 1 << 26; /* limit of tokens and of pages, so that the lists fit into a 32-bit address space */
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
@@ -169,9 +171,10 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* Fills next.sequences from the lists of the step. te__step_fill assigns pages later. If a sequence of `now` continues,
- * makes its num_pages negative as a mark. A mark that is already there shows that a sequence is listed twice. At the
- * end the unmarked sequences are those that have ended. The caller removes the marks, also on failure. */
+/* Fills next.sequences from the lists of the step. te__step_fill assigns new pages later. Marks each sequence of `now`
+ * that continues by making its num_pages negative. If a sequence already has the mark, the step lists it twice, which
+ * is an error. Sequences without a mark have ended, and their pages become free. The caller removes the marks, also on
+ * failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;
@@ -241,8 +244,8 @@ static void te__step_fill(te_inference_params *c, int64_t n) {
         memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
         memcpy(table + i * c->pages_of_each, pages, (size_t)s->num_pages * sizeof(int32_t));
     }
-    for (i = n; i < c->desc.max_batch_size; i++) { /* unused sequences get no tokens; graphs that were captured with
-                                                    * more sequences read them */
+    for (i = n; i < c->desc.max_batch_size; i++) { /* these sequences get no tokens; a graph that was captured with more
+                                                    * sequences reads them */
         cu_q[i + 1] = cu_q[n];
         cu_kv[i + 1] = cu_kv[n];
         start[i] = 0;
@@ -301,7 +304,7 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     }
     if (!te__grow(te, (void **)&c->layers, &c->cap_layers, c->num_layers, sizeof(te__cached_layer))) return NULL;
     int64_t shape[4] = {c->num_pages, c->page_size, d->num_heads_kv, d->head_dim_k};
-    warming = te->warming; /* no kernel runs in a warm-up, but the cache outlives it and must be filled */
+    warming = te->warming; /* a warm-up runs no kernels, but this memory must be zeroed even then */
     te->warming = false;
     te__frame_begin(te);
     l.k = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));

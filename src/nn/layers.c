@@ -1,8 +1,8 @@
 /* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and the functions that LayerNormMLP shares with
  * them. This part may use functions and the module tree. It must not depend on attention. */
 
-/* Largest size of a layer. A gated activation doubles the rows, and twice the size must fit into int64_t.
- * te__layer_desc_ok checks the sizes and the dtype of a description with weights. */
+/* Largest number of rows or columns of a weight. A gated activation doubles the rows, and the result must fit into
+ * int64_t. te__layer_desc_ok checks the sizes and the dtype of a layer. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE)
@@ -33,8 +33,9 @@ TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, boo
     m->recipe_off = off;
     return TE_OK;
 }
-/* Sets *cast to the autocast region as m sees it, with the recipe of the nearest te_module_set_recipe. Returns false if
- * there is no region, or it is off. */
+/* Sets *cast to the settings of the current autocast region for m. If m or a module above it has a recipe
+ * (te_module_set_recipe), the nearest recipe replaces that of the region. Returns false if there is no region, or if
+ * quantization is off in it or for m. */
 static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     const te__autocast *now = te__autocast_now(m->te);
     if (!now || !(now->enabled || now->calibrating)) return false;
@@ -44,12 +45,12 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     return !(m && m->recipe_off);
 }
 
-/* Names of the buffers that hold scales and amax histories: those of the forward slots, then those of the backward
- * slots. */
+/* Names of the buffers with scales and amax histories: first those of the forward pass, then those of the backward
+ * pass. */
 static const char *const te__scaling_names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"},
                                                     {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-/* Finds or creates the scales and amax histories of m's slots, for a delayed or custom recipe. They are buffers of the
- * module. A checkpoint that was loaded may have created them already. */
+/* Finds or creates the module buffers with scales and amax histories, for a delayed or custom recipe. A loaded
+ * checkpoint may have created them already. */
 static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe *recipe, te__quant_call *call) {
     const int length = te__history_length(recipe);
     te_result result = TE_OK;
@@ -66,7 +67,7 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     }
     if (te__quant_of(m->te)->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
-    warming = m->te->warming; /* no kernel runs in a warm-up, but scales outlive it and must be filled */
+    warming = m->te->warming; /* a warm-up runs no kernels, but the scales must be filled even then */
     m->te->warming = false;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__slots *slots = i ? &s->backward : &s->forward;
@@ -95,8 +96,8 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
-/* Fills *call with the quantization of the current autocast region as m sees it, and with the scales that the recipe
- * keeps. */
+/* Fills *call with the quantization settings of the current autocast region for m, and with the scales that the recipe
+ * keeps between calls. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     te__autocast cast;
     te_result result = te__parallel_ready(m);
@@ -115,18 +116,18 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Returns true if an operation can quantize its own result for slot `slot`, or can compute the amax for the cast that
- * follows. It can quantize with delayed scaling, because the scale is known beforehand. It can compute the amax if the
- * cast takes one. Returns false if the backward pass reads operands in high precision, or if a factory gives the
- * quantizers, because TransformerEngine makes plain numbers in these cases. */
+/* Returns true if an operation can quantize its own result for slot `slot`, or can compute the amax for the
+ * quantization after it. It can quantize if the scale is known before, as in delayed scaling. Returns false if the
+ * backward pass reads operands in high precision, or if a factory gives the quantizers, as in TransformerEngine. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
     spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
-/* Returns the spec by which an operation quantizes the input of product `c`. Returns NULL if the product quantizes its
- * input itself. Codes that will be gathered get no column-wise copy here; the receiving rank transposes them. */
+/* Returns the te__quant_spec with which the operation before GEMM `c` quantizes the input of the GEMM. Returns NULL if
+ * the GEMM quantizes its input itself. Codes that are gathered from all ranks get no column-wise copy, because the
+ * receiving rank transposes them. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
@@ -135,16 +136,16 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* Returns te__fused_spec for the output of an activation. Returns NULL if the halves of a gated input are interleaved
- * and the scale is given, because no kernel makes transposed codes from interleaved halves. */
+/* Returns te__fused_spec for the output of an activation. Returns NULL under delayed scaling if the halves of a gated
+ * input are interleaved, because no kernel makes transposed codes from interleaved halves. */
 static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params,
                                                 te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
     return fused && params->glu_interleave_size && fused->cls->facts & TE__SCALE_GIVEN ? NULL : fused;
 }
 
-/* Returns the call of product number `gemm` of a module. Its fields come from the module's options and state, and from
- * the args of the forward pass. */
+/* Returns the te__linear_call of GEMM number `gemm` of m. The fields are set from the module's options and state, and
+ * from the args of the forward pass. */
 static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode,
                                           te__weight_cache *cache, const te_forward_args *args,
                                           const te_gemm_options *o, te__scaling *scaling) {
@@ -162,7 +163,7 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     return c;
 }
 
-/* Returns y quantized as an output, for the products that read it. The gradient passes through unchanged. */
+/* Returns y quantized as an output, for the GEMMs that read it. The gradient passes through unchanged. */
 static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
     te_tensor *q;
     te__frame_begin(y->te);
@@ -171,11 +172,11 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
 }
 
 /* Returns true if a backward pass will read the tensors that are made now. This is also true in the first run of a
- * checkpoint, where only the recording is off. */
+ * checkpoint, which is not recorded. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
-/* Runs a product and adds the bias. The product itself adds it, except in row-parallel mode: there it is added after
- * the sum over the ranks. If `returned` is true, no bias is added; the caller of the module adds it. */
+/* Runs a GEMM and adds the bias. In row-parallel mode the bias is added after the sum over the ranks, otherwise in the
+ * GEMM. If `returned` is true, no bias is added; the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
@@ -212,8 +213,8 @@ static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols)
     return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape)
                      : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
 }
-/* Runs a module with `in` input columns on an input without elements or without memory: computes only the shape of the
- * output. */
+/* Sets the output of m for an input without elements or without memory. The input must have `in` columns. The output
+ * has only a shape, with `out` columns. */
 static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
     const te_tensor *x = args->input;
     char text[TE__SHAPE_TEXT];
@@ -233,8 +234,8 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-/* The two parts of the forward pass of a Linear. te__linear_begin fills the call of the product, except its input
- * call->x. te__linear_end multiplies and sets the outputs. */
+/* The forward pass of a Linear has two functions. te__linear_begin fills *call, except for the input call->x.
+ * te__linear_end runs the GEMM and sets the outputs. */
 static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
@@ -250,8 +251,8 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
-/* Runs a Linear on a shape without memory. If ranks share the first dimension, the output has the first dimension that
- * the exchange between the ranks would give. */
+/* Runs a Linear on an input without memory. Under sequence parallelism the output has the number of rows that it would
+ * have after the all-gather or the reduce-scatter. */
 static te_result te__linear_shape(te_module *m, te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
@@ -287,8 +288,8 @@ static te_result te__linear_reset(te_module *m) {
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
                                                  te__linear_destroy, te__linear_reset};
 
-/* Creates a Linear or a LayerNormLinear without its parameters. `sharding`: blocks of rows of which each rank has a
- * part, or NULL. */
+/* Creates a Linear or a LayerNormLinear without its parameters. Each rank gets a part of each block of rows in
+ * `sharding`, which may be NULL. */
 static te_module *te__linear_open(te_ctx *te, const char *who, const te_module_class *cls, const te_linear_desc *desc,
                                   const char *otherwise, const te__sharding *sharding) {
     te_module *m;
@@ -307,7 +308,7 @@ static te_module *te__linear_open(te_ctx *te, const char *who, const te_module_c
     }
     return m;
 }
-/* Adds the product's parameters to a module of te__linear_open. Returns m or, after an error, NULL. */
+/* Adds the weights and biases to m, which te__linear_open has created. Returns m or, after an error, NULL. */
 static te_module *te__linear_built(te_module *m) {
     te__linear_module *s = m ? (te__linear_module *)m->state : NULL;
     if (s && m->te->error_code == TE_OK) {
@@ -350,7 +351,7 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     n->options.normalization = rms ? TE_RMSNORM : TE_LAYERNORM;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
-    if (m->parallel.sequence) { /* each rank normalises other rows, so gradients must be summed over the ranks */
+    if (m->parallel.sequence) { /* each rank normalises its own rows, so gradients must be summed over the ranks */
         te_tensor_set_sequence_parallel(te_module_parameter(m, weight), true);
         if (!rms) te_tensor_set_sequence_parallel(te_module_parameter(m, bias), true);
     }
@@ -365,8 +366,8 @@ static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor
                     te__norm_is_rms(n) ? NULL : te_module_parameter(m, n->bias), &n->options, n->rounded, spec);
 }
 
-/* Runs the norm, and inspects the result as the input of product `gemm`. If the norm quantizes its result, it runs a
- * second time to get the plain numbers for the inspection. */
+/* Runs the norm. If it quantizes its result while te.h inspects tensors, runs the norm again without quantization, and
+ * inspects both results as the input of GEMM `gemm`. */
 static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
                                    const te__quant_call *q, int gemm) {
     te_tensor *y = te__norm_run(m, n, x, spec), *plain;
@@ -389,14 +390,15 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* Returns how the activation that makes the input of product `c` writes its gradient dx. LayerNormMLP (`ops` false) and
- * te.ops (`ops` true) round dx at different places, as in TransformerEngine (module/layernorm_mlp.py,
- * ops/basic/activation.py and ops/fused/backward_activation_bias.py).
- * LayerNormMLP: under delayed scaling and MXFP8, if the activation is not gated, dbias comes from dx in f32. The codes
- * come from dx in f32 under delayed scaling, and from the rounded dx under MXFP8. In all other cases dx is rounded
- * first.
- * te.ops (activation.cpp, bias.cpp): without a bias, and for GELU and ReLU with a bias, the amax comes from dx in f32.
- * Under delayed scaling the codes come from dx in f32, too. Other activations with a bias round dx first. */
+/* Returns how the activation after GEMM `c` writes its gradient dx, which is the gradient of the GEMM's output.
+ * LayerNormMLP (`ops` false) and te.ops (`ops` true) round dx at different places, as in TransformerEngine
+ * (module/layernorm_mlp.py, ops/basic/activation.py and ops/fused/backward_activation_bias.py).
+ * LayerNormMLP: under delayed scaling and MXFP8, if the activation is not gated, dbias is computed from dx in f32. The
+ * codes are computed from dx in f32 under delayed scaling, and from the rounded dx under MXFP8. In all other cases dx
+ * is rounded first.
+ * te.ops (activation.cpp, bias.cpp): without a bias, and for GELU and ReLU with a bias, the amax is computed from dx
+ * in f32. Under delayed scaling the codes are computed from dx in f32, too. Other activations with a bias round dx
+ * first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;
@@ -412,12 +414,12 @@ static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation acti
     return grad;
 }
 
-/* Returns the output `ln_out`. It is the output of the norm, which is the input of `c`. It has this rank's rows or, if
- * `gathered` is true, the rows of all ranks. The rows are gathered once, for the caller and for the product. */
+/* Returns c->x, the output of the norm, for the output `ln_out`. If `gathered` is true, first gathers the rows of c->x
+ * from all ranks, for the caller and for the GEMM. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);
-        c->parallel.mode = TE_PARALLEL_NONE; /* the gathering node sums the gradients of the caller and the product */
+        c->parallel.mode = TE_PARALLEL_NONE; /* the GEMM must not gather the rows again */
     }
     return c->x;
 }

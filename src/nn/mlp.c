@@ -1,15 +1,15 @@
-/* nn/mlp.c: LayerNormMLP: a norm, then the product fc1, an activation, and the product fc2. This part uses the layers.
+/* nn/mlp.c: the module LayerNormMLP: a norm, the GEMM fc1, an activation, and the GEMM fc2. This part uses the layers.
  * It must not depend on attention. */
 
 typedef struct te__layernorm_mlp_module {
     te_layernorm_mlp_desc desc;
     te__norm_params norm;
-    te__sharding fc1_sharding; /* How fc1's weight is divided among ranks. A gated activation gives it two blocks of
-                                * rows, unless the two halves are interleaved. */
+    te__sharding fc1_sharding; /* How fc1's weight is divided among ranks: as two blocks of rows for a gated activation
+                                * whose halves are not interleaved, otherwise as one block. */
     te__scaling *scaling;
     te__weight_cache fc1, fc2;
 } te__layernorm_mlp_module;
-enum { TE__FC1 = 0, TE__FC2 = 1 }; /* indices of the products in the scaling state */
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* indices of the GEMMs in the scaling state */
 
 static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
     return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE
@@ -17,19 +17,18 @@ static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm
                                                : TE_PARALLEL_ROW;
 }
 
-/* A function that adds a correction to y, the output of product `gemm` (for example of LoRA's adapters). It computes
- * the correction from the product's input x in high precision. It returns the sum, or y itself if there is nothing to
- * add. */
+/* A function that returns y plus a correction (for example of LoRA's adapters), or y itself if there is nothing to add.
+ * y is the output of GEMM `gemm`, and x is the input of this GEMM in high precision. */
 typedef te_tensor *(*te__mlp_add)(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y);
 
-/* Runs a LayerNormMLP. The function `add` is called after each product, unless it is NULL. */
+/* Runs a LayerNormMLP. The function `add` is called after each GEMM, unless it is NULL. */
 static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__mlp_add add) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    /* true: the activation's backward pass makes neither the gradient of fc1's bias nor a quantized gradient for fc1 */
+    /* if true, the activation's backward pass neither computes the gradient of fc1's bias nor quantizes its result */
     bool alternate = add || s->desc.activation_params.glu_interleave_size != 0;
     te_tensor *normed, *y;
     te__linear_call fc1 =
@@ -50,15 +49,15 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
     z = te__linear(&fc1);
     if (z && add) z = add(m, args, TE__FC1, normed, z);
     fc2.act_epilogue = te__activation_row_of(s->desc.activation)->epilogue;
-    if (fc2.act_epilogue && !quant.enabled && !add) { /* the tape's node for fc2 computes the gradient of the
+    if (fc2.act_epilogue && !quant.enabled && !add) { /* the backward function of fc2 computes the gradient of the
                                                        * activation, too */
         fc2.act_of = z;
         fc2.act_bias = fc1.bias;
         m->te->tape.no_grad++;
         fc2.x = te__activate(z, s->desc.activation, NULL, NULL, NULL);
         m->te->tape.no_grad--;
-    } else { /* The activation's backward pass makes the gradient of fc1's bias. It also quantizes its own result if it
-              * can. */
+    } else { /* Unless `alternate` is true, the activation's backward pass computes the gradient of fc1's bias, and
+              * quantizes its result if it can. */
         te__act_grad grad = te__act_grad_of(&fc1, s->desc.activation, false);
         fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params,
                                  add ? NULL : te__fused_act_spec(&fc2, &s->desc.activation_params, &spec),

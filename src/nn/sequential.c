@@ -86,21 +86,21 @@ static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_cl
 static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
 static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
 
-/* The state of a Sequential between two of its children, for fusing them. */
+/* State that a Sequential passes from one child to the next, to fuse them. */
 typedef struct te__chain {
-    te_module *front;      /* A norm or an activation in front of the Linear that runs now. It runs together with this
-                            * Linear, and may write its result quantized. NULL: none. */
-    bool leaves_bias;      /* true: the Linear that runs now leaves the gradient of its bias to the activation that
-                            * follows it */
+    te_module *front;      /* the norm or activation that is fused with the Linear that runs now, and that computes this
+                            * Linear's input; or NULL */
+    bool leaves_bias;      /* true: the activation after the Linear that runs now computes the gradient of the Linear's
+                            * bias */
     te_activation activation; /* the kind of the activation, if leaves_bias */
-    bool made;             /* true: the previous child was a Linear that left the gradient of its bias to the activation
-                            * after it. The fields quant, grad and z are then set. */
+    bool made;             /* true: the previous child was a Linear with leaves_bias true. The fields quant, grad and z
+                            * are then set. */
     te__quant_call quant;
     te__act_grad grad;
     te_tensor *z;          /* output of the previous child, if `made` */
 } te__chain;
 
-/* Returns activation(x). If `spec` is not NULL, the result is quantized for product 0 of q. */
+/* Returns activation(x). If `spec` is not NULL, the result is quantized as `spec` says. */
 static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec,
                                      const te__quant_call *q) {
     const te_activation_desc *d = (const te_activation_desc *)m->state;
@@ -126,7 +126,7 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     if (front && te__is_norm(front)) {
         call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
     } else if (call.act_epilogue && before.made && before.z == x && !quant.enabled && !before.quant.enabled) {
-        call.act_of = x; /* the tape's node for this product computes the gradient of the activation, too */
+        call.act_of = x; /* the backward function of this GEMM computes the gradient of the activation, too */
         call.act_bias = before.grad.bias;
         m->te->tape.no_grad++;
         call.x = te__activate(x, act->activation, NULL, NULL, NULL);
@@ -150,8 +150,7 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
-/* Returns true if the activation `act` can compute the gradient of the bias of the Linear m. Returns false if the
- * halves of the activation's input are interleaved, or if ranks sum the product before the bias is added. */
+/* Returns true if the activation `act`, which follows the Linear m, can compute the gradient of the Linear's bias. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     return te__is_activation(act) && te__chains(act) &&
@@ -184,8 +183,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
 
 /* ---- Sequential ---- */
 
-/* Returns the name of an output in y other than the main one, since the next child takes only the main one. Returns
- * NULL if there is none. */
+/* Returns the name of an output in y that is set besides the main one, or NULL if there is none. */
 static const char *te__output_beside(const te_outputs *y) {
 #define TE__BESIDE(field, onnx, passes) \
     if (!(passes) && y->field) return #field;
@@ -228,7 +226,7 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
 
-/* Checks that all modules in the list can become children, and that none is listed twice. */
+/* Checks that all n modules of `children` can become children, and that none is listed twice. */
 static te_result te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
     int i, k;
     if (n < 0 || (n > 0 && !children))
@@ -254,9 +252,9 @@ static te_result te__sequential_children_ok(te_ctx *te, te_module *const *childr
     return TE_OK;
 }
 
-/* Destroys those modules of `children` that have no parent. It first links them in a list through the field `parent`,
- * and then destroys the modules of the list. In one pass it could read a module that is already destroyed, because
- * `children` may have a module twice, or a module that is inside the tree of another one. */
+/* Destroys the modules of `children` that have no parent. First links them through the field `parent`, and then
+ * destroys them one after another. One pass could read a destroyed module, because `children` may list a module twice,
+ * or list a module together with a module of its tree. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;
@@ -273,7 +271,7 @@ static void te__destroy_orphans(te_module *const *children, int n) {
     }
 }
 
-/* Returns true if child i keeps its own name. It then gets no number as its name. */
+/* Returns true if child i keeps its own name and does not get a number as its name. */
 static bool te__sequential_keeps_name(te_module *const *children, int n, int i) {
     int k;
     for (k = 0; k < n; k++)

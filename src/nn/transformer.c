@@ -13,13 +13,13 @@ static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->user = from->user;
 }
 
-/* Adds the new module `child` to `parent`. If this fails, it destroys the child. */
+/* Adds the new module `child` to `parent`. Destroys the child on failure. */
 static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Marks m as the module whose create function creates children now, until te__close_part. Sets *outer to the module
- * that was marked before. Returns m. If m is NULL, does nothing and returns NULL. */
+/* Marks m as the module that is being created, until te__close_part. Sets *outer to the module that was marked before.
+ * Returns m. If m is NULL, does nothing and returns NULL. */
 static te_module *te__begin_part(te_module *m, te_module **outer) {
     if (!m) return NULL;
     *outer = te__modules_of(m->te)->making;
@@ -53,14 +53,14 @@ static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, cons
     return y;
 }
 
-/* Returns true if the child is a Linear or LayerNormLinear of the library without changes. Such a child makes a new
+/* Returns true if the child is a Linear or LayerNormLinear that the program has not changed. Such a child makes a new
  * output at each call. */
 static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward &&
            (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
 /* Returns true if core_attention can read q, k and v directly from y, the output of the projection. If `later` is true,
- * the module still changes q or k after the projection (by norms, for example). The three must then be separate
+ * the module still changes q or k after the projection (by norms, for example). Then q, k and v must be separate
  * tensors. */
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
                           bool later) {
@@ -80,8 +80,9 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
     return te_tensor_view(y, n + 2, shape);
 }
 
-/* Projects the input to queries, keys and values, and puts them into `core`, the call of core_attention. If `rotary` is
- * not NULL, queries and keys are rotated. The argument `later` has the same meaning as in te__mha_packs. */
+/* Projects the input to queries, keys and values, and stores them in *core, the arguments of core_attention. If
+ * `rotary` is not NULL, also rotates queries and keys. The argument `later` has the same meaning as in
+ * te__mha_packs. */
 static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
                           te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -118,7 +119,7 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
         }
         y = p.interleaved ? te__as_heads(y, leading, p.groups, 2 * p.head_dim)
                           : te__as_heads(y, leading, 2 * p.groups, p.head_dim);
-        for (i = 1; i < 3; i++) { /* interleaved: keys and values alternate, one group each; otherwise all keys come
+        for (i = 1; i < 3; i++) { /* interleaved: each group has its key and then its value; otherwise all keys come
                                    * first, then all values */
             int dim = p.interleaved ? leading + 1 : leading;
             int64_t half = y ? y->shape[dim] / 2 : 0;
@@ -142,8 +143,8 @@ static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
     return r->positions || r->start_positions;
 }
 
-/* Prepares a rotation for context parallelism: if several ranks share each sequence, it uses the positions of this
- * rank's chunks, unless the caller gives positions. Returns false with the error recorded. */
+/* Sets r->cp_size and r->cp_rank if several ranks share each sequence (context parallelism), unless the caller gives
+ * positions. Returns false with an error recorded if the caller has set other values. */
 static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     const te__context *c = te__context_of_core(te_module_find(m, "core_attention"));
     const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
@@ -159,9 +160,9 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     return true;
 }
 
-/* Makes the complete description of a rotation in *own, and points *rotary to it. With `which` 0 it is the rotation of
- * the queries, with 1 that of the keys. *rotary becomes NULL if there is no rotation. With a key-value cache, positions
- * continue after the cached tokens. */
+/* Completes the description of the rotation of the queries (`which` is 0) or of the keys (`which` is 1) in *own, and
+ * points *rotary to *own. Sets *rotary to NULL if there is no rotation. With a key-value cache, positions continue
+ * after the cached tokens. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
                                 const te_rotary_desc **rotary) {
     const te_attn_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -243,8 +244,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     te_forward_args core = TE_ZERO, proj = TE_ZERO;
     te_tensor *ln_out = NULL;
     te_result result = te__mha_call_ok(m, args);
-    bool apart; /* true: the rotation is a step of its own after the projections are split; false: splitting also
-                 * rotates */
+    bool apart; /* true: q and k are rotated after the split into q, k and v; false: the split rotates them, too */
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) result = te__mha_rotary(m, args, i, &own[i], &rotary[i]);
     if (result != TE_OK) return result;
@@ -291,7 +291,7 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
         function, (long long)hidden, o->num_attention_heads, o->num_gqa_groups, (long long)o->kv_channels);
 }
 
-/* Returns the parallel options for a child of m. If m is not shared by ranks, they name no group of ranks. */
+/* Returns the parallel options for a child of m. If ranks do not share m, the options have no group. */
 static te_parallel_options te__child_parallel(const te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te_parallel_options p = *o;
     p.parallel_mode = mode;
@@ -303,10 +303,10 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
     return p;
 }
 
-/* Adds a projection to m. If `norm` is true, a norm comes before the projection. `blocks` has the numbers of rows of
- * its weight for queries, keys and values; 0 if the projection does not make them. Without interleaving, each of the
- * three blocks is divided among the ranks separately, so that rank r has the r-th part of the heads. Without fusing,
- * each block is a parameter of its own. */
+/* Adds a projection to m, with a norm before it if `norm` is true. blocks[] has the numbers of rows of the weight for
+ * queries, keys and values; 0 if the projection does not make them. Without interleaving, each of the three blocks is
+ * divided among the ranks separately, so that rank r has the r-th part of the heads. With no_fuse_qkv_params, each
+ * block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -417,8 +417,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* Returns residual + dropout(y + bias). In training, each index of the first dimension gets the residual alone with
- * probability `path`. */
+/* Returns residual + dropout(y + bias). In training, with probability `path`, an index of the first dimension gets the
+ * residual alone (drop path). */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     bool training = te_module_is_training(m);
@@ -427,9 +427,9 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Makes the attention options of self attention and of cross attention from those of the layer's call. Sequence lengths
- * go to the attention that has a padding mask. Self attention has as many keys as queries. If no mask has padding, both
- * attentions get the lengths, and both refuse them. */
+/* Fills *self and *cross with attention options, from those of the layer's call. Self attention has as many keys as
+ * queries. Sequence lengths are set only for an attention with a padding mask. If no mask has padding, both attentions
+ * get the lengths and report an error. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
                             te_attn_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
@@ -467,13 +467,14 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     attention.input = x;
     if (!te__run_child(m, "self_attention", &attention)) return te_error_code(m->te);
     te__hand_on(&mlp, args);
-    if (d->parallel_attention_mlp) { /* both branches read the input, and their sum gets one residual */
+    if (d->parallel_attention_mlp) { /* attention and MLP read the same input, and the residual is added once to their
+                                      * sum */
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         mlp.outputs.out = te_add(attention.outputs.out, mlp.outputs.out);
         mlp.outputs.bias = NULL;
         out = te__residual(m, &mlp.outputs, x, d->drop_path_rate);
-    } else { /* The residual starts from the norm's output if the norm returns it, otherwise from the norm's input. */
+    } else { /* The residual is the norm's output if the norm returns it, otherwise the norm's input. */
         h = te__residual(m, &attention.outputs, attention.outputs.ln_out ? attention.outputs.ln_out : x,
                          d->drop_path_rate);
         if (d->layer_type == TE_LAYER_DECODER) {
@@ -505,8 +506,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc),
                                                 te__layer_forward, NULL, NULL};
 
-/* Checks choices that no child checks. An encoder accepts the options of a
- * decoder if they have default values, explicit or not. */
+/* Checks choices that no child checks. An encoder accepts the options of a decoder only with their default values. */
 static te_result te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
     bool decoder = d->layer_type == TE_LAYER_DECODER,
          bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);

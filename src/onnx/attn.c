@@ -15,8 +15,8 @@ typedef struct te__onnx_rotation {
 static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or "
                                       "sbhd, with an attention_mask where their lengths differ";
 
-/* Checks that both runs of the module (with the caller's sizes and with larger ones) use the same angles. Some scalings
- * choose other angles for longer sequences; the export then fails with a message. */
+/* Checks that both runs of the module (with the caller's sizes and with larger ones) use the same angles. Fails if a
+ * RoPE scaling changes the angles for longer sequences. */
 static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a, *b = r->b;
     bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor &&

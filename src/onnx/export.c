@@ -24,8 +24,8 @@ typedef struct te__onnx_run {
     bool has_heads;
 } te__onnx_run;
 
-/* Returns true if the last write to this buffer during the run was not by a recorded call. It was then by a collective
- * or by the host. */
+/* Returns true if a collective or the host, and not a recorded call, was the last to write the buffer b during the
+ * run. */
 static bool te__onnx_is_foreign(const te__onnx_run *r, const te__buffer *b) {
     int low = 0, high = r->num_calls;
     if (!b || b->written_at <= r->begin) return false;
@@ -108,8 +108,7 @@ static void te__onnx_run_free(te__onnx_run *r) {
 
 /* The meaning of an input's dimensions. */
 typedef enum te__onnx_axes {
-    TE__ONNX_HIDDEN,    /* Sequence and batch, in the module's order. If hidden states have 2 dimensions, [.., h], the
-                         * first of them is the batch. */
+    TE__ONNX_HIDDEN,    /* [s, b, ..] or [b, s, ..], as in the module; hidden states of 2 dimensions are [b, h] */
     TE__ONNX_HIDDEN_KV, /* as TE__ONNX_HIDDEN, for keys */
     TE__ONNX_SCORES,    /* [b or 1, H or 1, s_q or 1, s_kv or 1] */
     TE__ONNX_SCORES_KV, /* as TE__ONNX_SCORES, for cross attention */
@@ -157,8 +156,8 @@ enum {
 };
 #define TE__ONNX_OF(field) (te__onnx_axes)TE__ONNX_OF_##field,
 #define TE__ONNX_OF_KEY(field) (te__onnx_axes)TE__ONNX_OF_##field##_key,
-/* In the same order as te__call_tensors lists the tensors. The tensors of a score_mod, which that list has at its end,
- * are left out. */
+/* The axes of the tensors that te__call_tensors lists, in the same order. The tensors of a score_mod, which come last
+ * in te__call_tensors, are left out. */
 static const te__onnx_axes te__onnx_call_axes[TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX] = {
     TE__FORWARD_FIELDS(TE__ONNX_OF, TE__UNCOUNTED) TE__ATTENTION_FIELDS(TE__ONNX_OF, TE__UNCOUNTED)
         TE__CROSS_FIELDS(TE__ONNX_OF, TE__UNCOUNTED) TE__ROTARY_FIELDS(TE__ONNX_OF, TE__UNCOUNTED)
@@ -200,8 +199,8 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
-/* Sets *user to true if m is an Attention module. With its eager backend, it can happen that no operation shows which
- * dimension is the batch. In an Attention module the batch is always the first dimension. */
+/* Sets *user to true if m is an Attention module. In such a module the batch is always the first dimension, even if no
+ * operation of its eager backend shows this. */
 static bool te__onnx_look_for_backends(void *user, te_module *m) {
     if (strcmp(te_module_get_class(m)->name, "Attention") == 0) *(bool *)user = true;
     return true;
@@ -233,8 +232,8 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
-/* Returns the symbol of `length`, a number of keys. It is the symbol of the number of queries, unless the sizes show
- * that keys have a length of their own. */
+/* Returns the symbol (the varying size) of `length`, a number of keys. It is TE__ONNX_SEQUENCE_KV if the sizes show
+ * that keys have a length of their own. Otherwise it is the symbol of the number of queries. */
 static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
     const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
     return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
@@ -313,8 +312,7 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
     return y;
 }
 
-/* Declares the graph's inputs and the sizes that vary. Makes `large`, a copy of the call whose varying sizes are
- * larger. */
+/* Declares the graph's inputs and the sizes that vary. Fills *large with inputs whose varying sizes are larger. */
 static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inputs *large, bool batch_first,
                                   bool cross) {
     static const char *const names[TE__ONNX_SYMBOLS] = {"batch", "sequence", "sequence_kv"};
@@ -424,8 +422,8 @@ static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n
     }
     return result;
 }
-/* Checks that every scale existed before the first run. A scale that a run of the export has made is 1. That is wrong
- * for the tensors that the exported model will get. */
+/* Checks that every scale existed before the first run. A scale that a run of the export creates has the initial value
+ * 1, which would be wrong in the file. */
 static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, int n) {
     const te__scaling *s;
     char path[256];
@@ -441,8 +439,8 @@ static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, 
     }
     return TE_OK;
 }
-/* Restores the scales and amax histories from before the export. If a run of the export made a scale, the scale is
- * still 1 and its history is zeroed. */
+/* Restores the scales and amax histories to their values from before the export. If a run of the export created a
+ * scale, only zeroes its history, because the scale is still 1. */
 static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *list, int n) {
     te_op_fill_args zero = TE_ZERO;
     te_result result = TE_OK;
@@ -465,7 +463,7 @@ static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *li
 
 /* ---- calls to nodes ---- */
 
-/* The operations that have nodes. The emitter of each is te__onnx_NAME. */
+/* The operations that the export can translate. The function te__onnx_NAME translates the operation NAME. */
 #define TE__ONNX_LIST(X)                                                                                            \
     X(copy, COPY)                                                                                                   \
     X(fill, FILL) X(axpby, AXPBY) X(mul, MUL) X(sum, SUM) X(embedding_fwd, EMBEDDING_FWD)                           \
@@ -488,7 +486,8 @@ static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *li
 #define TE__ONNX_MOE_LIST(X)
 #endif
 
-/* Wraps the emitters, which take their own args types, into functions that take any args. */
+/* A function that calls te__onnx_NAME for one operation with args of the right type. TE__ONNX_WRAP defines such a
+ * function. */
 typedef void (*te__onnx_emit_fn)(te__onnx *g, const te__any_args *first, const te__any_args *second);
 #define TE__ONNX_WRAP(lower, UPPER)                                                                        \
     static void te__onnx_any_##lower(te__onnx *g, const te__any_args *first, const te__any_args *second) { \
@@ -554,8 +553,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* The other tensors need no comparison, because te__onnx_opaque refuses calls
-                                         * that write a list. */
+        if (l.arg[k].list) return true; /* The tensors after a list are not compared, because te__onnx_opaque refuses
+                                         * calls that write a list. */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -583,8 +582,8 @@ static void te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *se
         else te__onnx_refuse(g, "it writes a list of tensors, which has no form in ONNX");
     }
 }
-/* Refuses the tensor x. Something other than an operation was the last to write its memory (te__onnx_is_foreign). The
- * function fails only if a recorded call wrote that memory, too. */
+/* Fails if a recorded call wrote to the memory of x. The caller has found that a collective or the host wrote to this
+ * memory later (te__onnx_is_foreign). */
 static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
     te__onnx_pair pair = te__onnx_pair_of(x, x);
     char text[TE__SHAPE_TEXT];
@@ -708,7 +707,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
         te__free(te, scales);
         return result;
     }
-    /* This run comes before the two recorded ones, because a first call makes scales and histories. */
+    /* This run is not recorded. It creates the scales and amax histories, as a first call does. */
     result = te__onnx_forward(m, &in, first, false);
     if (result == TE_OK && !first->has_heads && !te_module_visit(m, te__onnx_look_for_backends, &first->batch_first))
         result = te_error_code(te);

@@ -41,7 +41,7 @@ typedef struct te__onnx_item {
 /* A size that varies. It is defined as the size of one dimension (`axis`) of one input (`input`). */
 typedef struct te__onnx_symbol {
     const char *name; /* static */
-    int64_t times;    /* The size in the second run is `times` * `first`. Each symbol has a different prime here. */
+    int64_t times;    /* the size in the second run is `times` * `first`; a different prime for each symbol */
     int64_t first;    /* the size in the first run; 0: no dimension of an input has this symbol */
     int input, axis;
 } te__onnx_symbol;
@@ -274,9 +274,10 @@ static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
 
 /* ---- sizes that vary ----
  *
- * The module runs twice: with the caller's sizes, and with larger ones. For the second run each size that varies is
- * multiplied by a different prime. Take a number that both runs have, such as a stride. Its ratio in the two runs shows
- * of which varying sizes it is a product. Its value then shows the constant factor of this product. */
+ * The module runs twice: with the caller's sizes, and with larger ones. For the second run each varying size is
+ * multiplied by a different prime. A size or stride is then larger in the second run by a product of these primes. This
+ * product shows which varying sizes are factors of the size or stride. The rest of the size or stride is a constant
+ * factor. */
 
 static te__onnx_size te__onnx_fixed(int64_t n) {
     te__onnx_size s;
@@ -463,7 +464,7 @@ static bool te__onnx_is_initializer(const te__onnx_item *x) {
 static uint64_t te__onnx_bytes(const te__onnx_item *x) {
     return x->kind == TE__ONNX_WEIGHT ? te_tensor_bytes(x->tensor) : x->bytes.n;
 }
-/* Writes the beginning of an initializer. The caller must write its bytes next. */
+/* Writes the beginning of an initializer. The caller must write the bytes of the initializer next. */
 static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text tensor = TE_ZERO;
     tensor.memory = t->memory;
@@ -474,8 +475,8 @@ static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text_free(&tensor);
 }
 
-/* Writes the beginning of the model, before the content of its graph, to `head`. Writes the opset, which comes after
- * the graph, to `tail`. */
+/* Writes the part of the model that comes before the content of its graph to `head`. Writes the opset, which comes
+ * after the graph, to `tail`. */
 static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_bytes) {
     te__text opset = TE_ZERO;
     char version[32];

@@ -1,11 +1,11 @@
-/* onnx/memory.c: finds the graph's value for a tensor of a traced call. This part uses memory and strides. It must not
- * depend on what operations compute.
+/* onnx/memory.c: finds the item of the graph that has the value of a tensor. This part uses memory and strides. It must
+ * not depend on what operations compute.
  *
- * Making a view is not a call of an operation. So the trace shows only memory: one call wrote some bytes, and another
- * call reads them. One list has all writes; parameters and inputs are its first entries. A tensor has the value of the
- * last write to its memory. The graph reshapes, slices, transposes or expands this value to the tensor's shape. If
- * several calls wrote parts of a tensor, its value is a Concat of their values. Memory that no call wrote is a
- * constant, unless it is an input.
+ * Making a view is not a call of an operation, so the recorded calls show only which memory is written and read. The
+ * export keeps a list of writes (te__onnx_write). An entry has a tensor that a call wrote, and the item with its value.
+ * Parameters and inputs are the first entries. A tensor has the value of the last write to its memory. The graph
+ * reshapes, slices, transposes or expands this value to the tensor's shape. If several calls wrote parts of a tensor,
+ * its value is a Concat of their values. Memory without a write is a constant.
  *
  * The graph computes in f32 and 64-bit integers, as the operations do internally. A value is cast to its tensor's
  * format where the tensor is written, and back where the tensor is read. So values are rounded where te.h rounds them,
@@ -16,8 +16,8 @@ typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
-/* A map of onnx/moe.c. The rows of tokens are copied to rows that are sorted by expert. The map says which row goes
- * where. Its vectors are items in 64 bits. */
+/* The content of a row_id_map, which sorts the copies of tokens by expert. The four vectors are items of 64-bit
+ * integers (see onnx/moe.c). */
 typedef struct te__onnx_map {
     bool is_map;
     int64_t topk; /* index map: the number of experts of each token; mask map: 0 */
@@ -26,15 +26,15 @@ typedef struct te__onnx_map {
 
 typedef struct te__onnx_write {
     te__onnx_pair x;
-    int value;          /* The item that was written. If `wide` is true, it is in f32 or 64 bits, otherwise in x's
-                         * format. TE__ONNX_FAILED: a result that cannot be expressed in ONNX. */
-    bool wide;          /* true: the value is in f32 or 64 bits, and codes are decoded */
-    te__onnx_map map;   /* if the memory of x is a row_id_map: the map in it */
+    int value;          /* index of the item with the value of x; TE__ONNX_FAILED if ONNX cannot express the value */
+    bool wide;          /* true: the item is in f32 or 64-bit integers, and codes are decoded; false: it is in the
+                         * format of x */
+    te__onnx_map map;   /* if x is a row_id_map: its content */
     te__onnx_size filled; /* if x holds integers that are all equal: their value; 0: unknown */
     int lengths;        /* if x is cu_seqlens: the item [b] with the lengths of the sequences; otherwise 0 */
     const char *by;     /* the operation that wrote x, for messages (static); NULL: x is a parameter, an input or a
                          * constant */
-    te_tensor *tensor;  /* the parameter or constant itself (not owned: the trace keeps it); NULL if x is neither */
+    te_tensor *tensor;  /* the parameter or constant itself, not owned; NULL if x is neither */
     char *path;         /* the name of the parameter; NULL if x is none */
 } te__onnx_write;
 
@@ -61,8 +61,8 @@ static void te__onnx_dims(const te__onnx_pair *x, te__onnx_size shape[TE_MAX_DIM
     int i;
     for (i = 0; i < x->first.ndim; i++) shape[i] = te__onnx_dim(x, i);
 }
-/* Returns a pair for the same memory with another shape of n dimensions. It is contiguous, but `row` is the stride of
- * the second last dimension. */
+/* Returns x with another shape of n dimensions in the same memory. The result is contiguous, but the stride of its
+ * second last dimension is `row`. */
 static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_size *shape, te__onnx_size row) {
     te__onnx_pair y = *x;
     te__onnx_size stride = te__onnx_fixed(1);
@@ -84,8 +84,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* For FP4 codes only the buffers are compared. Strides count whole bytes, so they cannot describe FP4 codes. But
-     * FP4 codes always have a buffer of their own. */
+    /* Strides count whole bytes, so they cannot describe FP4 codes. Comparing the buffers is enough, because FP4 codes
+     * always have a buffer of their own. */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);
@@ -105,8 +105,7 @@ static void te__onnx_memory_free(te__onnx *g) {
     for (i = 0; i < g->num_writes; i++) te__free(g->te, g->writes[i].path);
     te__free(g->te, g->writes);
 }
-/* Looks only at the first `before` writes. Returns the index of the last one that overlaps x, or -1 if there is
- * none. */
+/* Returns the index of the last of the first `before` writes that overlaps x, or -1 if there is none. */
 static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) {
     while (--before >= 0 && !te__onnx_spans_meet(&g->writes[before].x.first, &x->first)) {}
     return before;
@@ -114,8 +113,8 @@ static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) 
 
 /* ---- layout of tensors in memory ---- */
 
-/* Lists in `order` the dimensions of x that have more than one element, the one with the largest stride first. Returns
- * how many there are. Broadcast dimensions (stride 0) are left out. */
+/* Writes to `order` the dimensions of x that have more than one element, the largest stride first. Leaves out broadcast
+ * dimensions (stride 0). Returns the number of dimensions in `order`. */
 static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     int i, k, n = 0;
     for (i = 0; i < x->first.ndim; i++) {
@@ -125,9 +124,9 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     }
     return n;
 }
-/* Returns true if x fills its memory without gaps. Otherwise finds the innermost dimension with a gap: its stride is
- * not the number of elements inside it. *gap gets the next index in `order`. Example: in a [4, 3] whose rows are 8
- * elements apart, there is a gap after each row, and *gap is 1, the index of the columns. */
+/* Returns true if x fills its memory without gaps. Otherwise sets *gap to i + 1, where order[i] is the innermost
+ * dimension with a gap. A dimension has a gap if its stride is not the number of elements inside it. Example: in a [4,
+ * 3] whose rows are 8 elements apart, there is a gap after each row, and *gap is 1. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -212,8 +211,8 @@ static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onn
     return true;
 }
 
-/* Makes x from the value of write w by slicing, transposing and reshaping, and returns it. *fits becomes false if w
- * does not hold all of x. */
+/* Returns an item with the value of x, made from the value of write w by slicing, transposing and reshaping. Sets *fits
+ * to false if w does not contain all of x. */
 static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pair *x, bool *fits) {
     int order[TE_MAX_DIMS], back[TE_MAX_DIMS + 1], n, gap, i, k, v;
     te__onnx_size base, total = te__onnx_fixed(1), now[TE_MAX_DIMS], shape[TE_MAX_DIMS];
@@ -233,7 +232,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
     *fits = te__onnx_place_of(&p, x, total, base);
     if (!*fits) return TE__ONNX_FAILED;
     v = te__onnx_wide(g, w);
-    /* transpose the value so that its dimensions are in the order of memory */
+    /* transpose the value so that the dimension with the largest stride comes first */
     for (i = 0, k = 0; i < w->x.first.ndim; i++)
         if (te__onnx_is(te__onnx_dim(&w->x, i), 1)) back[k++] = i;
     for (i = 0; i < n; i++) {
@@ -288,8 +287,8 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* ---- tensors whose parts several calls wrote ---- */
 
-/* Checks that x and y lie beside each other: they may differ only in their start and size along dimension `axis`. *at
- * gets the start of y minus the start of x, in elements along `axis`. */
+/* Checks that x and y are parts of one tensor that differ only in their range along dimension `axis`. Sets *at to the
+ * first index of y minus the first index of x, along `axis`. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
     te__onnx_size rest,
         step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
@@ -307,8 +306,8 @@ static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, i
     return te__onnx_divide(at, step, &rest) && te__onnx_is(rest, 0);
 }
 
-/* Joins writes to neighbouring parts of one tensor: the write at index `last`, and those whose parts touch its part
- * along one axis. The result is one new write. Returns false if that is not possible. */
+/* Joins the write at index `last` with writes to other parts of the same tensor, if the parts touch along one
+ * dimension. Adds the joined part as a new write. Returns false if that is not possible. */
 static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
     enum { MOST = 1024 };
     const te__onnx_pair x = g->writes[last].x; /* a copy, because the list may be reallocated */
@@ -388,8 +387,8 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     return v;
 }
 
-/* Finds the write that holds all of x, and returns x as an item made from the value of this write. *found gets the
- * index of the write. */
+/* Finds the write that contains all of x. Returns an item with the value of x, made from the value of this write. Sets
+ * *found to the index of the write. */
 static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, te_tensor *second, int *found) {
     char text[TE__SHAPE_TEXT];
     int i = te__onnx_last(g, x, g->num_writes), v;
@@ -414,7 +413,8 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
     return te__onnx_refuse(g, "it reads %s, a result of %s that has no form in ONNX", te__shape_text(&x->first, text),
                            g->writes[i].by ? g->writes[i].by : "no operation");
 }
-/* Returns the value of a tensor, in f32, or in 64 bits if it holds integers. The value has the shape of the pair x. */
+/* Returns an item with the value of a tensor in the shape of x: f32, or 64-bit integers if the tensor has integers.
+ * `first` and `second` are the tensor in both runs. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
     int found;
     return te__onnx_find(g, x, (te_tensor *)first, (te_tensor *)second, &found);
@@ -424,7 +424,7 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. `value` is an item in f32 or 64 bits, in the shape of x. If it is TE__ONNX_FAILED,
+/* Records that a call writes x. `value` is an item in f32 or 64 bits, in the shape of x. If `value` is TE__ONNX_FAILED,
  * operations that read x are refused later. Returns the new write, or NULL if the context has an error. */
 static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
@@ -438,7 +438,7 @@ static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, in
     w->by = g->op;
     return w;
 }
-/* Calls te__onnx_store_as for a tensor in its own shape. If `first` is NULL, records nothing and returns NULL. */
+/* Calls te__onnx_store_as with the shape of the tensor itself. If `first` is NULL, records nothing and returns NULL. */
 static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
     te__onnx_pair x;
     if (!first) return NULL;
@@ -446,16 +446,15 @@ static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const
     return te__onnx_store_as(g, &x, value);
 }
 
-/* For one field of the args, which is a tensor: TE__ONNX_PAIR gives the tensors of both runs. TE__ONNX_READ gives the
- * value of the tensor. TE__ONNX_STORE records that the call writes the tensor. */
+/* These macros take a field of the args that is a tensor. TE__ONNX_PAIR returns the tensors of both runs. TE__ONNX_READ
+ * returns the item with the tensor's value. TE__ONNX_STORE records that the call writes the tensor. */
 #define TE__ONNX_PAIR(field) te__onnx_pair_of(a->field, b->field)
 #define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
 #define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
-/* Marks a result that only a backward pass or the next step of a recipe reads. */
+/* Records a result without a value. Only a backward pass or an update of scales reads such a result. */
 #define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
 
-/* If a tensor is a parameter or a constant, or a part of one, returns the entry of this parameter or constant in
- * g->writes. Otherwise returns NULL. A runtime may compute such a value in advance. */
+/* Returns the write of the parameter or constant that contains the tensor, or NULL if there is none. */
 static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *first, const te_tensor *second) {
     te__onnx_pair x = te__onnx_pair_of(first, second);
     int i = te__onnx_last(g, &x, g->num_writes);

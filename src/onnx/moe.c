@@ -1,9 +1,9 @@
-/* onnx/moe.c: translates MoE routers, and the operations that move rows to experts, into nodes of an ONNX graph. This
+/* onnx/moe.c: translates MoE routers, and the operations that permute rows by expert, into nodes of an ONNX graph. This
  * part uses the args of operations and their formulas. It must not depend on modules.
  *
- * The rows of tokens are copied to rows that are sorted by expert. A map says which row goes where. It consists of
- * three vectors with one element for each copy of a token: the source row, the place in the flattened [T, E] or [T,
- * topk], and the destination row. In the list of writes the three vectors are attached to the memory of row_id_map. */
+ * The graph has the content of a row_id_map as vectors (te__onnx_map) with one element for each copy of a token. They
+ * are the source row, the index in the flattened probabilities [T, E] or [T, topk], and the destination row. The
+ * te__onnx_write of the row_id_map has these vectors. */
 
 /* Returns the second result of TopK: the 64-bit indices of the `k` largest or smallest elements along the last axis, in
  * order. Among equal elements the earlier one comes first. k is an item, a 64-bit vector of one number. */
@@ -149,9 +149,9 @@ static void te__onnx_moe_index_map(te__onnx *g, const te_op_moe_index_map_args *
     m.destination = te__onnx_range(g, kept);
     te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
-/* Copies the nodes that stand for `map`, a row_id_map, to *m. If `pad` is not NULL, the padding in front of each
- * expert's rows is added to the destination rows. `topk` is the number of experts per token that the caller expects.
- * Returns false with the error recorded if no operation of the graph has written `map`. */
+/* Sets *m to the te__onnx_map of the row_id_map `map`. If `pad` is not NULL, adds to each destination row the padding
+ * in front of its expert's rows. `topk` is the number of experts per token that the caller expects, 0 for a mask map.
+ * Returns false with an error recorded if `topk` is not that of the map, or if no recorded call wrote the map. */
 static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad,
                             const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
     te__onnx_pair x = te__onnx_pair_of(map, map2);
@@ -175,8 +175,8 @@ static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *
     return true;
 }
 
-/* Returns a tensor in the shape of x that is 0, except that `values` is written to the rows with the indices `rows`. If
- * `add` is true, rows with the same index are summed. */
+/* Returns zeros in the shape of x, but with `values` in the rows whose indices are in `rows`. If `add` is true, rows
+ * with the same index are summed. */
 static int te__onnx_scatter(te__onnx *g, const te_tensor *x, const te_tensor *x2, int rows, int values, bool add) {
     te__text t = te__onnx_attributes(g);
     te__onnx_pair p = te__onnx_pair_of(x, x2);
@@ -221,8 +221,8 @@ static void te__onnx_moe_unpermute(te__onnx *g, const te_op_moe_unpermute_args *
     TE__ONNX_STORE(y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }
 
-/* Computes the group of each row. It is the number of groups that end before the row. Rows after the last group get -1.
- * Only chunk maps with chunk_numbers are translated. The others only move rows in training. */
+/* Computes the group of each row: the number of groups that end before the row, or -1 for rows after the last group.
+ * Translates only chunk maps with chunk_numbers. Other chunk maps only move rows in training. */
 static void te__onnx_moe_chunk_map(te__onnx *g, const te_op_moe_chunk_map_args *a, const te_op_moe_chunk_map_args *b) {
     te__onnx_pair map = TE__ONNX_PAIR(row_id_map);
     int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));

@@ -1,9 +1,9 @@
-/* onnx/ops.c: translates products, norms, activations and small operations into nodes of an ONNX graph. This part uses
- * the args of operations and their formulas. It must not depend on modules.
+/* onnx/ops.c: translates elementwise operations, norms, activations and softmax into nodes of an ONNX graph. This part
+ * uses the args of operations and their formulas. It must not depend on modules.
  *
- * An emitter is a function that translates one operation. It gets the args of one call in both runs. It adds nodes that
- * compute the call's results in f32, before the results are rounded to their formats. If it fails, the context has the
- * error, and later nodes are not made. */
+ * An emitter is a function that translates the calls of one operation. Its arguments are the args of a call in both
+ * runs. It adds nodes that compute the results in f32. The results are rounded to their formats when they are stored.
+ * After an error no more nodes are made. */
 
 /* ---- copies and sums ---- */
 
@@ -46,8 +46,7 @@ static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_a
     }
     TE__ONNX_STORE(out, v);
 }
-/* Reshapes `numbers`, one number for each row of the tensor `of`, to the shape of this tensor with a last dimension of
- * 1. */
+/* Reshapes `numbers`, one number for each row of the tensor `of`, to the shape of `of` with a last dimension of 1. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];
     te__onnx_dims(of, shape);
@@ -64,9 +63,8 @@ static void te__onnx_sum(te__onnx *g, const te_op_sum_args *a, const te_op_sum_a
     int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
     TE__ONNX_STORE(out, te__onnx_vector(g, v));
 }
-/* Ids outside of the table give rows of zeros. Ids that belong to the rows of another rank are legal here, and Gather
- * would count negative ids from the end. te.h refuses ids outside of the vocabulary, but an ONNX graph cannot do
- * that. */
+/* Ids outside of the table give rows of zeros, because they may belong to another rank's rows of the table. te.h
+ * refuses ids outside of the vocabulary, but an ONNX graph cannot do that. */
 static void te__onnx_embedding_fwd(te__onnx *g, const te_op_embedding_fwd_args *a, const te_op_embedding_fwd_args *b) {
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
     if (a->from_end)
@@ -160,7 +158,8 @@ static int te__onnx_clip(te__onnx *g, int x, float limit) {
     return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit));
 }
 
-/* Splits a gated input into its two halves of n columns. The columns of the halves may alternate in blocks. */
+/* Splits a gated input into its two halves of n columns. If `block` is not 0, blocks of `block` columns of both halves
+ * alternate. */
 static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
     int h, blocks = x;
     if (block == 0 || block == n) {
@@ -233,7 +232,7 @@ typedef struct te__onnx_scores {
     te_window window;
     te_switch bottom_right_diagonal;
 } te__onnx_scores;
-enum { TE__ONNX_ALL = -2 }; /* an item's index that stands for a mask in which every key is visible */
+enum { TE__ONNX_ALL = -2 }; /* used instead of the item of a mask: every key is visible */
 
 /* Returns the matrix j - i, 64-bit [s_q, s_kv]. i is the index of the query, j that of the key. */
 static int te__onnx_distance(te__onnx *g, const te__onnx_scores *s) {
@@ -248,9 +247,9 @@ static bool te__onnx_is_bottom_right(te_attn_mask mask) {
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
 }
-/* Returns the value of j - i on the diagonal, plus the constant `plus`. i is the index of a query, j that of a key. If
- * bottom_right is false, the diagonal begins in the upper left corner of the scores. If it is true, the diagonal ends
- * in their lower right corner. */
+/* Returns the value of j - i on the diagonal, plus the constant `plus`. i is the index of a query, j that of a key. The
+ * diagonal begins in the upper left corner of the scores, or, if bottom_right is true, ends in the lower right corner
+ * of the scores. */
 static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
     int v = te__onnx_i64(g, plus);
     if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv))
@@ -265,8 +264,8 @@ static int te__onnx_both(te__onnx *g, int x, int y) {
     return x == TE__ONNX_ALL ? y : y == TE__ONNX_ALL ? x : te__onnx_2(g, "And", x, y);
 }
 
-/* Returns a mask that is true for each key that a query may see, given the causal mask, the window and the lengths. It
- * is bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. */
+/* Returns a mask that is true for each key that a query may see, given the causal mask, the window and the lengths. The
+ * mask is bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. */
 static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
     const bool top_left = te__onnx_is_top_left(s->mask), bottom_right = te__onnx_is_bottom_right(s->mask),
                corner = te__onnx_corner(s);

@@ -6,7 +6,7 @@
  * its length must be known before it is written. */
 
 enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* Opset 19 is the first in which QuantizeLinear makes FP8 codes. IR
-                                                * version 9 was released with it. */
+                                                * version 9 was released with opset 19. */
 
 /* ONNX's numbers for element types, from TensorProto.DataType */
 enum {

@@ -1,13 +1,13 @@
-/* onnx/quant.c: translates quantization, and products whose operands are codes, into nodes of an ONNX graph. This part
+/* onnx/quant.c: translates quantization, and GEMMs whose operands are codes, into nodes of an ONNX graph. This part
  * uses the args of operations. It must not depend on recipes.
  *
- * Codes with one scale per tensor become QuantizeLinear and DequantizeLinear, because runtimes look for these two. The
- * scale is a constant if it is known before the run: under delayed scaling, and for a parameter under current scaling.
- * Otherwise the graph computes the scale from the tensor. The graph's value for a tensor of codes is always the decoded
- * numbers, so products multiply plain numbers.
+ * Codes with one scale per tensor become QuantizeLinear and DequantizeLinear, because runtimes look for these two
+ * operators. The scale is a constant if it is known before the run: under delayed scaling, and for a parameter under
+ * current scaling. Otherwise the graph computes the scale from the tensor. The graph's value for a tensor of codes is
+ * always the decoded numbers, so GEMMs multiply plain numbers.
  *
  * This opset cannot express scales of blocks. If a parameter is quantized in blocks, the file stores its decoded codes.
- * If another tensor is quantized in blocks, the graph does not quantize it: its products use the numbers before
+ * If another tensor is quantized in blocks, the graph does not quantize it, and GEMMs use the numbers before
  * quantization. */
 
 /* ---- codes with one scale per tensor ---- */
@@ -60,7 +60,8 @@ static int te__onnx_vector(te__onnx *g, int number) {
     return te__onnx_2(g, "Reshape", number, te__onnx_i64s(g, 1, &one));
 }
 
-/* Reshapes `value` from the shape of `from` to the shape of its codes, [M, ld]. The columns that this adds are 0. */
+/* Reshapes `value`, which has the shape of `from`, to the shape of `codes`, [M, ld]. Columns that `value` does not have
+ * become 0. */
 static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *codes,
                          const te_tensor *codes2) {
     te__onnx_pair to = te__onnx_pair_of(codes, codes2);
@@ -77,8 +78,8 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
     return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
 }
 
-/* Stores a result of an operation that may quantize its result. If y is FP8, the value is rounded to codes by `scale`,
- * otherwise to the format of y. `from` has the shape of `value`. */
+/* Stores `value` as the result y of a call. If y is FP8, first rounds the value to codes with `scale`. `from` has the
+ * shape of `value`. */
 static void te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
                                   const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
     if (y && te__is_fp8(y->dtype)) {
@@ -90,15 +91,15 @@ static void te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *f
 
 /* ---- groups of rows ---- */
 
-/* Returns a column with one number for each row of a matrix: the number of the row's group, or 1 if the row has no
- * group. `numbers` [n] has one number for each group. `groups` has the index of the group of each row, or -1. */
+/* Returns numbers[groups[i]] for each row i of a matrix, as a column. The number is 1 for a row without a group
+ * (groups[i] is -1). `numbers` is [n]. */
 static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
     int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));
     numbers = te__onnx_concat2(g, 0, numbers, te__onnx_vector(g, te__onnx_f32(g, 1.0f)));
     return te__onnx_unsqueeze(
         g, te__onnx_2(g, "Gather", numbers, te__onnx_3(g, "Where", none, te__onnx_i64(g, n), groups)), -1);
 }
-/* Returns the amax of each group of rows of the matrix x: [n]. */
+/* Returns the amax of each of the n groups of rows of the matrix x, as [n]. */
 static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
     int of_rows = te__onnx_reduce(g, "ReduceMax", te__onnx_1(g, "Abs", x), -1);
     int mine = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, groups, -1), te__onnx_range(g, te__onnx_fixed(n)));
@@ -137,8 +138,8 @@ static void te__onnx_scale_from_amax(te__onnx *g, const te_op_scale_from_amax_ar
     TE__ONNX_STORE(scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v));
 }
 
-/* Returns the amax that a cast under current scaling uses, without dimensions. If the operation that made x also
- * computed its amax (x_amax), this is the result. Otherwise the graph computes the amax from x. */
+/* Returns the amax for a cast under current scaling, without dimensions. It is x_amax if the operation that made x
+ * computed it. Otherwise the graph computes the amax from x. */
 static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
     te_tensor left, left2;
     te__onnx_pair amax;
@@ -180,7 +181,7 @@ static void te__onnx_fp8_quantize(te__onnx *g, const te_op_fp8_quantize_args *a,
 
 /* ---- codes with one scale per block ---- */
 
-/* A weight that has been decoded for the file already. Several layers may share it, or one layer may run twice. */
+/* A weight that has been decoded for the file already. It is used again if another layer shares the weight. */
 typedef struct te__onnx_plain {
     te_tensor x; /* shape and memory of the weight, or of the codes in which it is stored; not retained */
     te_scaling scaling;
@@ -211,8 +212,8 @@ static te__onnx_codes te__onnx_codes_of(te_scaling scaling, const te_tensor *q, 
     return c;
 }
 
-/* Decodes codes with scales of blocks to numbers [rows, columns], and adds them to the file as a weight. x is the
- * weight that was quantized, or the codes in which it is stored. */
+/* Decodes codes with block scales to numbers [rows, columns], and adds them to the file as a weight. x is the weight
+ * that was quantized, or the codes in which it is stored. */
 static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;
@@ -232,8 +233,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         same_name += p->path && strcmp(p->path, path) == 0;
     }
     int64_t shape[2] = {rows, columns};
-    /* An E4M3 number times a power of two is exact in bfloat16. The other scales are not powers of two, so they need
-     * f32. */
+    /* An FP8 code times a power of two, as in MXFP8, is exact in bfloat16. The scales of other formats are not powers
+     * of two, so they need f32. */
     out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
     if (!out) return TE__ONNX_FAILED;
     if (c->scaling == TE_SCALING_MXFP8) {
@@ -260,8 +261,7 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         args.two_dimensional = c->scaling == TE_SCALING_BLOCK_2D;
         result = te_op_block_dequantize(te, &args);
     }
-    /* Another decoded weight in the file has the same name: it is another part of the parameter, or was made by another
-     * recipe. */
+    /* A parameter may have several decoded weights, for different parts or recipes. They need different names. */
     if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1);
     else snprintf(name, sizeof(name), "%s.decoded", path);
     if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain)))
@@ -319,8 +319,8 @@ static void te__onnx_nvfp4_quantize(te__onnx *g, const te_op_nvfp4_quantize_args
         b->x, b->row);
 }
 
-/* Prepares an operand of a product. If it is a parameter or constant that is stored as codes, the graph's value for it
- * becomes the decoded numbers. */
+/* Prepares the operand c.q of a GEMM. If c.q is a parameter or constant that is stored as codes, replaces its value in
+ * the graph by the decoded numbers. */
 static bool te__onnx_operand(te__onnx *g, te__onnx_codes c, const te_tensor *q2, int64_t lines, int64_t k) {
     te__onnx_pair x = te__onnx_pair_of(c.q, q2);
     int i = te__onnx_last(g, &x, g->num_writes), v;
@@ -349,7 +349,7 @@ static bool te__onnx_operand(te__onnx *g, te__onnx_codes c, const te_tensor *q2,
     return te_error_code(g->te) == TE_OK;
 }
 
-/* Decodes the codes c->q, removes the padding of their rows, and stores the numbers in y. */
+/* Decodes the codes c.q, removes the padding of their rows, and stores the numbers in y. */
 static void te__onnx_numbers_of(te__onnx *g, te__onnx_codes c, const te_tensor *q2, const te_tensor *y,
                                 const te_tensor *y2) {
     te__onnx_pair out = te__onnx_pair_of(y, y2);
@@ -384,7 +384,7 @@ static void te__onnx_nvfp4_dequantize(te__onnx *g, const te_op_nvfp4_dequantize_
                         b->q, a->y, b->y);
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 /* Returns x as a matrix of the given numbers of rows and columns. The tensor itself may have more rows, columns or
  * dimensions. */
@@ -460,7 +460,7 @@ static void te__onnx_gemm(te__onnx *g, const te_op_gemm_args *a, const te_op_gem
 }
 
 /* Returns true if all groups have the same number of rows, because one operation filled `sizes` with one value. The
- * product is then a batched product, [groups, rows, k] by [groups, k, n]. The number of groups may then vary. */
+ * grouped GEMM is then a batched GEMM, [groups, rows, k] by [groups, k, n], and the number of groups may vary. */
 static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     te__onnx_pair sizes;
     const te__onnx_write *w;
@@ -472,8 +472,8 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
     return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m &&
            te__data(&w->x.first) == te__data(a->sizes) && te__numel(&w->x.first) == te__numel(a->sizes);
 }
-/* Translates a grouped product. The rows of each group are a slice. The graph computes where each slice ends. Rows
- * after the last group become 0. */
+/* Translates a grouped GEMM. For each group the graph multiplies a slice of the rows by the group's weight. The graph
+ * computes where each slice ends. Rows after the last group become 0. */
 static void te__onnx_grouped_gemm(te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     enum { MOST = 1024 };
     const bool batch = te__onnx_is_batch(g, a, b);

@@ -4,8 +4,8 @@
  *
  * The list has one line for each operation. These parts are made from it:
  * - the common checks (te__args_check)
- * - the count of writes (te__args_touch)
- * - the memory that a capture holds and stores (ops/record.c)
+ * - the record of which tensors have been written (te__args_touch)
+ * - the list of memory that a capture keeps, and the copy of a call that it stores (ops/record.c)
  * - te_query_args and the trace hook */
 
 /* ---- the flags that the list uses ---- */
@@ -30,7 +30,7 @@ enum {
     /* all dtypes whose elements are whole bytes */
     TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX | TE__AS_I16,
     TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1,
-    /* How the operation uses the tensor, and what it allows. */
+    /* These flags say how the operation uses the tensor and what the operation allows. */
     TE__IN = TE_ARG_IN << 16,
     TE__OUT = TE_ARG_OUT << 16,
     TE__INOUT = TE__IN | TE__OUT, /* the old value is read, too */
@@ -41,7 +41,7 @@ enum {
     TE__MEETS = 1 << 21,          /* an output and an input that both have this bit may overlap in any way */
     TE__TWIN = 1 << 22,           /* two outputs that both have this bit may be the same memory */
     TE__ONE = 1 << 23,            /* has one element, in any shape */
-    /* The commonest pairs of both. */
+    /* Common pairs of a use and its dtypes. */
     TE__IN_FLOAT = TE__IN | TE__AS_FLOAT,
     TE__OUT_FLOAT = TE__OUT | TE__AS_FLOAT,
     TE__IN_F32 = TE__IN | TE__AS_F32,
@@ -146,8 +146,8 @@ enum {
     T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT_FLOAT | TE__OPT) \
     T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
     T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
-/* If groups are along rows, only the device knows how many rows the groups have. So the old value of all rows counts as
- * read. */
+/* If groups are along rows, only the device knows how many rows of d and aux are written. The other rows keep their
+ * values, so the old values count as read. */
 #define TE__ARGS_grouped_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
     T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
@@ -430,11 +430,12 @@ typedef struct te__span {
 } te__span;
 
 /* One argument of a call. It is a field that points to a tensor, or a list of `count` tensors whose pointers are
- * `stride` bytes apart. Some pointers are to const and some are not, so all are read and written by memcpy. */
+ * `stride` bytes apart. memcpy reads and writes these pointers, whether they are to const or not. */
 typedef struct te__arg {
     const char *name;
-    unsigned char *slot; /* the address of the pointer to the tensor, or to a list's first; NULL: the list is NULL */
-    void *list;          /* for a list: the address of the args' field that has the list; NULL: not a list */
+    unsigned char *slot; /* the address of the pointer to the tensor, or to the list's first tensor; NULL if the list is
+                          * NULL */
+    void *list;          /* for a list: the address of the args' field that has the list; NULL if this is not a list */
     const char *list_name, *count_name; /* for a list: the names of the fields with the list and with its length */
     int64_t count;
     uint32_t stride, flags;
@@ -445,8 +446,8 @@ typedef struct te__args {
     te_op op;
     int n;
     bool meet; /* true: te__args_check found that the address range of an output overlaps the range of another tensor */
-    te__arg arg[TE__MAX_ARGS + 1]; /* The first n entries are valid. There is one entry more, because te__args_of also
-                                    * writes an entry for an argument that it then does not count. */
+    te__arg arg[TE__MAX_ARGS + 1]; /* The first n entries are valid. There is one entry more, because te__args_of writes
+                                    * an entry before it decides whether to count the argument. */
 } te__args;
 
 #define TE__ARG_T(field, how)                   \
@@ -638,10 +639,9 @@ static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     *run = length * size;
     *period = gcd * size;
 }
-/* Returns true if two tensors whose address ranges overlap may have bytes in common. For two contiguous tensors it
- * returns true. Columns of a matrix, or heads of a packed projection, may alternate in memory. For them the function
- * takes the common period of both tensors, and tests whether the runs of one lie between the runs of the other. If it
- * cannot decide, it returns true. */
+/* Returns true if two tensors whose address ranges overlap may have bytes in common. It returns false only if the runs
+ * of adjacent bytes of one tensor (te__runs_of) lie between the runs of the other tensor. Examples are two columns of a
+ * matrix, and two heads of a packed projection. */
 static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     uint64_t run_x, run_y, a, b, rest, at;
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;

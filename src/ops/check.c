@@ -197,9 +197,8 @@ static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
 static TE__NOINLINE bool te__rows_aligned(const te_tensor *x, int64_t cols, int64_t bytes) {
     return te__is_aligned(x, (uintptr_t)bytes) && (!x || te__div_up(cols * te_dtype_bits(x->dtype), 8) % bytes == 0);
 }
-/* The same for views, of which a kernel knows the address and the strides alone: returns whether eight neighbouring
- * elements can be moved at a time wherever a row begins. `strides` is the bitwise or of all strides and sizes in
- * elements. */
+/* Returns whether a kernel may load and store eight neighbouring elements at a time from the start of each row of a
+ * view. p is the address of the view. `strides` is the bitwise or of its strides and sizes in elements. */
 static bool te__view_is_aligned(const void *p, int64_t strides) {
     return (uintptr_t)p % 16 == 0 && strides % 8 == 0;
 }
@@ -213,8 +212,8 @@ typedef struct te__eight_row {
     te_dtype dtype;     /* the dtype that is needed; TE_DTYPE_NONE: any */
     int bytes;          /* the address must be a multiple of this: 16, or 8 for codes */
 } te__eight_row;
-/* Returns why a kernel that moves eight elements at a time cannot do the call, as a text for te_explain. Returns NULL
- * if it can. `rows` has n entries. `sizes` is the bitwise or of all sizes that must be multiples of 8. */
+/* Returns why a kernel that moves eight elements at a time cannot run the call, as a text for te_explain. Returns NULL
+ * if the kernel can. `rows` has n entries. `sizes` is the bitwise or of all sizes that must be multiples of 8. */
 static const char *te__eight_lacks(const te__plan *p, const te__eight_row *rows, int n, int64_t sizes) {
     int i;
     if (p->baseline) return "general, one element at a time: no NVRTC to compile other kernels";

@@ -1,8 +1,8 @@
-/* ops/record.c: makes a capture hold the memory of an operation's tensors, and, on the CPU, store the call of the
- * operation. This part may use te__args. It must not depend on what operations compute.
+/* ops/record.c: records an operation in a capture: the capture holds the memory of the tensors. On the CPU it also
+ * stores the call. This part may use te__args. It must not depend on what operations compute.
  *
- * A capture lives longer than the arguments of a captured call. So a stored call has its own copies of the tensors, of
- * the lists, and of the frequencies of a rotary embedding. */
+ * A capture lives longer than the arguments of a captured call. So a stored call has its own copies of the tensors, the
+ * tensor lists, and the frequencies of a rotary embedding. */
 
 /* Lets the graph g hold the memory of all tensors of a call until g is destroyed. */
 static te_result te__capture_args(te_graph *g, const te__args *l) {
@@ -19,14 +19,14 @@ static te_result te__capture_args(te_graph *g, const te__args *l) {
 
 /* ---- stored calls, for the CPU ---- */
 
-/* Returns the next `bytes` bytes of the memory of a stored call, and adds them to *used. If `memory` is NULL, they are
- * only counted and the result is NULL. */
+/* Takes the next `bytes` bytes of `memory` and returns their address. Adds `bytes`, rounded up to a multiple of 16, to
+ * *used. If `memory` is NULL, only counts the bytes and returns NULL. */
 static void *te__call_room(unsigned char *memory, size_t *used, size_t bytes) {
     void *p = memory ? memory + *used : NULL;
     *used += (bytes + 15) / 16 * 16;
     return p;
 }
-/* Copies the lists of a call into the stored call's memory, and points the fields of `args` to the copies. */
+/* Copies the tensor lists of a call into `memory`, and points the fields of `args` to the copies. */
 static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *used) {
     te__args l;
     const void *kept = NULL;
@@ -53,15 +53,14 @@ static te_rope_angles *te__angles_of(te_op op, void *args) {
     if (op == TE_OP_QKV_ROPE) return f->no_rope ? NULL : &f->angles;
     return op == TE_OP_QKV_ROPE_BWD && !b->no_rope ? &b->angles : NULL;
 }
-/* Copies the frequencies of a call's angles, since the caller may free them when the call returns. Functions and texts
- * (te_score_mod) are not copied, since they must live as long as the capture anyway. */
+/* Copies the frequencies of a call's angles, since the caller may free them when the call returns. */
 static void te__keep_frequencies(te_op op, void *args, unsigned char *memory, size_t *used) {
     te_rope_angles *x = te__angles_of(op, args);
     size_t bytes = x && x->inv_freq ? (size_t)(x->rotary_dim / 2) * sizeof(float) : 0;
     void *to = bytes ? te__call_room(memory, used, bytes) : NULL;
     if (to) x->inv_freq = (const float *)memcpy(to, x->inv_freq, bytes);
 }
-/* Copies the tensors of a call. Of a tensor it copies what operations read: the shape and the memory's address. */
+/* Copies the tensors of a call: the handles, not the elements. */
 static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t *used) {
     te__args l;
     int64_t i;

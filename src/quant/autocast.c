@@ -1,9 +1,9 @@
 /* quant/autocast.c: the stack of open autocast regions, the update of delayed scales, and the choice of a quantizer for
- * each slot (operand of a product) of a module. This part may use recipes and quantizers. It must not depend on what a
- * module computes. */
+ * each slot of a module. A slot is one operand of one of its matrix products. This part may use recipes and quantizers.
+ * It must not depend on what a module computes. */
 
-/* Checks a hybrid quantizer: if a part of it uses delayed scaling, the user must have given a scale for this part.
- * Otherwise the part would get a new scale of 1, which no module would ever update. */
+/* Checks a hybrid quantizer: if its row-wise or column-wise quantizer uses delayed scaling, the user must have given
+ * the scale, because no module would update it. */
 static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     int i;
@@ -19,8 +19,8 @@ static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc)
     }
     return TE_OK;
 }
-/* Calls the factory of a custom recipe for every slot of a module, and keeps the answers. Does nothing if the answers
- * exist already. */
+/* Calls the factory of a custom recipe for every slot of a module, and keeps the quantizers in s->custom. Does nothing
+ * if they are there already. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
     te__custom_slots *slots;
     te_result result = TE_OK;
@@ -77,8 +77,8 @@ static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
 
 /* ---- the delayed update ---- */
 
-/* Updates the scales on the host, with the user's amax_fn and scale_fn. The amax history always moves on by one row, as
- * in TransformerEngine's unfused update. */
+/* Updates the scales on the host, with the user's amax_fn and scale_fn. The rows of the amax history always move by
+ * one, as in TransformerEngine's unfused update. */
 static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max,
                                        const float *reduced) {
     int length = (int)slots->history->shape[0], n = slots->n, i, k;
@@ -120,8 +120,8 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates the scales of several modules in one operation: of all modules whose update is pending and that have the
- * same recipe and the same group of ranks as `first`. */
+/* Updates the scales of `first`, and of all modules with a pending update that have the same recipe and the same group
+ * of ranks. All of them are updated by one operation. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
@@ -178,8 +178,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         }
         te__free(te, host);
     }
-    for (s = first; s; s = s->next) /* `first` is cleared after this loop, since TE__ALIKE compares the other states
-                                     * with it */
+    for (s = first; s; s = s->next)
         if (s != first && TE__ALIKE(s)) te__slots_of(s, backward)->pending = false;
     te__slots_of(first, backward)->pending = false;
 #undef TE__ALIKE
@@ -242,8 +241,8 @@ TE_API bool te_autocast_enabled(const te_ctx *te) {
     return a && a->enabled;
 }
 
-/* Returns the spec that quantizes one operand in a call: slot `slot` of product `gemm`. If the slot uses the scale of
- * the module, marks the module's slots as pending, so that their scales will be updated. */
+/* Returns the spec that quantizes operand `slot` of the matrix product `gemm`. If the module keeps a delayed scale for
+ * this operand, also marks the module's scales as pending, so that they will be updated. */
 static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int gemm, int slot, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int i = gemm * (backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD) + slot;

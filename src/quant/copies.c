@@ -1,18 +1,18 @@
-/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor. This part allocates the copies, fills
- * them, and makes the column-wise copy from the row-wise one. It may use the table of kinds (te__quant_class). It must
- * not depend on recipes or modules. */
+/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor. This part allocates and fills the
+ * copies, and makes a column-wise copy from a row-wise one. It may use the table of quantizer kinds (te__quant_class).
+ * It must not depend on recipes or modules. */
 
 /* ---- memory ---- */
 
-/* Returns the number of amaxes of one copy of an [m, n] matrix. If the spec has `sizes`, there is one amax for each
- * group of rows. If it has row_scaled, there is one for each row, and in the column-wise copy one for each column.
- * Otherwise there is a single one. */
+/* Returns the number of amaxes of one copy of an [m, n] matrix. If spec->sizes is set, there is one amax for each group
+ * of rows. If spec->row_scaled is set, the row-wise copy has one amax for each row, and the column-wise copy has one
+ * for each column. Otherwise there is one amax. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
     return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
 }
 
-/* Allocates the tensors of one copy of an [m, n] matrix, as `spec` says. The tensors are zero if `clear` is true, else
- * uninitialised. The copy owns its tensors. */
+/* Allocates the tensors of one copy of an [m, n] matrix, as `spec` says. If `clear` is true, they are filled with
+ * zeros. The copy owns them. */
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal,
                                int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
@@ -91,7 +91,7 @@ static bool te__is_custom(const te_tensor *x) {
     return te__is_opaque(x->quantized->row.cls) || te__is_opaque(x->quantized->col.cls);
 }
 
-/* Returns the copy that x has: the row-wise one if it has both. */
+/* Returns the row-wise copy of x if x has one, else the column-wise copy. */
 static te__quant_copy *te__first_copy(const te_tensor *x) {
     return x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
 }
@@ -99,21 +99,20 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = te__first_copy(x);
     return c->scale ? c->scale : c->data;
 }
-/* Returns the version of a quantized tensor, a number that grows whenever the value is written. Writes of the scale
- * are counted, not writes of the codes: a buffer has one counter, and may hold the codes of many tensors. */
+/* Returns the version of a quantized tensor, a number that grows whenever the value is written. The version comes from
+ * the buffer of the scale. The buffer of the codes may hold other tensors too. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
 }
-/* Sets the version of x to `version`. Called after the value was moved to other memory, which has a version of its
- * own. */
+/* Sets the version of x to `version`. Called after the value has moved to another buffer. */
 static void te__quant_set_version(te_tensor *x, uint64_t version) {
     x->quantized->version_shift += version - te__quant_version(x);
 }
 
 /* ---- filling ---- */
 
-/* Raises `amax` to the largest |x| if that is larger. */
+/* Sets `amax` to the largest |x| if that is larger than `amax`. */
 static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     te_op_amax_args args = TE_ZERO;
     args.x = x;
@@ -122,8 +121,8 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Takes a free pair of words of the context, both 0. A kernel will write an amax there. Returns NULL if all pairs are
- * taken. */
+/* Reserves a free pair of floats in the context. Both are 0. A kernel will write an amax to the first. Returns NULL if
+ * no pair is free. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -135,16 +134,15 @@ static te_tensor *te__amax_take(te_ctx *te) {
     return NULL;
 }
 static te__amax_word *te__amax_word_of(te_tensor *pair) { return (te__amax_word *)(void *)pair; }
-/* Gives back what te__amax_take returned. If `read` is true, a cast has read the amax and has left 0 there. Otherwise
- * this function clears the memory. */
+/* Frees a pair from te__amax_take. If `read` is true, a cast has already reset the pair to 0. Otherwise this function
+ * does so. */
 static void te__amax_give(te_tensor *pair, bool read) {
     if (!pair) return;
     if (!read) pair->te->device->clear(pair->te, te__data(pair), te_tensor_bytes(pair));
     te__amax_word_of(pair)->taken = false;
 }
 
-/* Quantizes x as `spec` says into the copies of y named by `usage`. Temporary tensors belong to a frame of this
- * function. */
+/* Quantizes x as `spec` says, and writes the copies of y that are named by `usage`. */
 static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage,
                                 const te_tensor *noop) {
     te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL,
@@ -170,21 +168,22 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* The output of an operation, quantized if there is a spec. If the scale is known beforehand, the operation writes
- * the codes at once. Else it writes a plain tensor, which te__quant_out_close quantizes. An empty output is plain too,
- * since no operation would write its scale. */
+/* The output of an operation, which is quantized if there is a spec. If the scale is known in advance, the operation
+ * writes the codes. Otherwise it writes a plain tensor, which te__quant_out_close quantizes. An output without elements
+ * also goes through a plain tensor, because the operation would not write the scale-inverse. */
 typedef struct te__quant_out {
-    te_tensor *y, *plain;  /* plain: the tensor that is quantized later; NULL if the operation writes the codes at
-                            * once, or if y itself is plain */
-    te_tensor *data, *col; /* what the operation writes: y, `plain` or row-wise codes; column-wise codes or NULL */
+    te_tensor *y, *plain;  /* plain: a tensor that is quantized later; NULL if the operation writes the codes itself, or
+                            * if y is not quantized */
+    te_tensor *data, *col; /* data: y, `plain` or the row-wise codes. col: the column-wise codes or NULL. The operation
+                            * writes both */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *x_amax; /* the pair from te__amax_take, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Chooses where the operation stores the amax of its output, for the cast that follows. For a kind with one scale this
- * is a word of the context (te__amax_take), which the cast clears. Otherwise it is the amax tensor of the copy. If
- * there is no such tensor, or if ranks reduce the amax, it is a new tensor. */
+/* Chooses where the operation stores the amax of its output. The cast then reads the amax there. For a kind with one
+ * scale per tensor it is a pair from te__amax_take, otherwise the amax tensor of the copy. If neither exists, or if
+ * ranks reduce the amax, it is a new tensor. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = te__first_copy(out->y);
@@ -196,8 +195,8 @@ static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *sp
     return !out->amax ? te_error_code(te) : out->x_amax ? TE_OK : te_tensor_fill(out->amax, 0.0);
 }
 
-/* Begins an output of the given shape. If `spec` is NULL, the output is not quantized. On failure y is NULL in the
- * result. */
+/* Begins an output of the given shape. If `spec` is NULL, the output is not quantized. On failure, y in the returned
+ * struct is NULL. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
                                         const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
@@ -223,7 +222,8 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
     if (!out.y && grouped) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
-/* Ends an output. `result` is the result of the operation that wrote the plain tensor or the codes. */
+/* Ends an output: quantizes the plain tensor if there is one. `result` is the result of the operation that wrote the
+ * output. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
     te__quant_spec known;
     if (!out->plain) return result;
@@ -264,8 +264,7 @@ static te__quant_spec te__copy_spec(const te__quant_copy *c) {
     return spec;
 }
 
-/* Makes the column-wise copy of a tensor from the row-wise one. A column-wise copy that exists already is updated in
- * its own memory. */
+/* Makes the column-wise copy of a tensor from the row-wise one. If a column-wise copy exists already, overwrites it. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
     te__quant_copy *row = &q->row, *col = &q->col;
@@ -281,7 +280,8 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     if (is_new && te->capture && te__is_outside(row->data->buffer))
         return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);
-    te->warming = false; /* the copy lives longer than a warm-up; so it is computed even during one */
+    te->warming = false; /* a warm-up computes nothing, but this copy is still used after the warm-up, so it is
+                          * computed */
     if (row->cls->form == TE__FORM_PLAIN) {
         if (!is_new) result = te_tensor_copy(col->data, row->data);
         else {
@@ -308,7 +308,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     return result;
 }
 
-/* Returns a second handle to x, to be saved for the backward pass. The handle has only the copies named by `usage`. */
+/* Returns a second handle to x, for the backward pass. It has only the copies named by `usage`. */
 static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
     te_tensor *y = te__alias_any(x);
     if (!y) return NULL;

@@ -1,5 +1,5 @@
-/* quant/form.c: how quantized tensors are stored: which tensors hold the value, and how it is decoded, shared and
- * released. This part may use the table of kinds (te__quant_class). It must not depend on how copies are made. */
+/* quant/form.c: the functions that decode, share and release quantized tensors. This part may use the table of
+ * quantizer kinds (te__quant_class). It must not depend on how the copies of a quantized tensor are made. */
 
 /* ---- releasing quantizers ---- */
 

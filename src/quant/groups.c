@@ -1,14 +1,14 @@
 /* quant/groups.c: groups of rows that are quantized separately. The sizes of the groups are on the device. This part
- * finds the group of each row. It also moves groups apart, so that no block of a column-wise copy has rows of two
- * groups. It may use the table of kinds (te__quant_class) and the operations on maps of rows. It must not depend on the
+ * finds the group of each row. It also pads groups, so that no block of a column-wise copy has rows of two groups. It
+ * may use the table of quantizer kinds (te__quant_class) and the operations te_op_moe_*. It must not depend on the
  * meaning of the groups.
  *
- * The row-wise copy of such a tensor keeps the rows in place. The column-wise copy does so too if the kind has one
- * scale per tensor. In a column-wise copy of any other kind each group begins at a multiple of group_rows rows, and
- * rows of zeros lie between the groups. */
+ * The row-wise copy of a tensor with groups is not padded. The column-wise copy is padded unless the kind has one scale
+ * per tensor. In a padded copy each group begins at a multiple of group_rows rows, and rows of zeros lie between the
+ * groups. */
 
-/* Returns a number of rows that is always enough for n groups, each padded to a multiple of `align` rows. `rows` is the
- * sum of their sizes without padding. */
+/* Returns an upper limit of the number of rows after n groups are padded, each to a multiple of `align` rows. `rows` is
+ * the number of rows before the padding. */
 static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) {
     return (rows + n * (align - 1)) / align * align;
 }
@@ -23,7 +23,7 @@ static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t row
 }
 
 /* Returns the sizes of the groups, each rounded up to a multiple of `align`. If `map` is not NULL, sets *map to an i32
- * [rows] tensor. It has, for each row, the index of the row after the groups are padded. */
+ * [rows] tensor: the index of each row after the padding. */
 static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t align, int64_t rows, te_tensor **map) {
     te_op_moe_splits_args splits = TE_ZERO;
     te_op_moe_chunk_map_args args = TE_ZERO;
@@ -52,7 +52,7 @@ static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int
     args.y = te__empty_2d(x->te, x->dtype, te__padded_rows(te__rows(x), te__numel(sizes), align), te__cols(x));
     return args.x && args.y && te_op_moe_permute(x->te, &args) == TE_OK ? args.y : NULL;
 }
-/* Copies the rows of x, a matrix with padded groups, back to their places in y. Rows of y that belong to no group
+/* Removes the padding: copies the rows of x, a matrix with padded groups, to y. Rows of y that belong to no group
  * become 0. */
 static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor *y) {
     te_ctx *te = x->te;
@@ -66,12 +66,12 @@ static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, in
     return args.y ? te_op_moe_unpermute(te, &args) : te_error_code(te);
 }
 
-/* Returns true if the groups of rows are padded in this copy of a tensor with groups. */
+/* Returns true if this copy has padded groups. The tensor must have groups. */
 static bool te__copy_is_padded(const te__quant_copy *c, int which) {
     return which == TE_COLUMNWISE && c->cls->group_rows > 1;
 }
 
-/* Returns a handle to x with the shape [rows, N] of its padded copy, and with the sizes of the padded groups. */
+/* Returns a second handle to x. It has the shape [rows, N] of the padded copy c, and the sizes of the padded groups. */
 static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) {
     te_tensor *y = te__alias_any(x),
               *sizes = y ? te__padded_sizes(x->te, x->quantized->sizes, c->cls->group_rows, 0, NULL) : NULL;
@@ -84,8 +84,7 @@ static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) 
     return y;
 }
 
-/* Fills the copies by the function `fill` of the kind. If the column-wise copy needs padded groups, pads the groups of
- * x first. */
+/* Quantizes x into `row` and `col` with the function `fill` of the kind. Pads the groups of x for `col` if needed. */
 static te_result te__fill_copies(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te__quant_spec apart = *spec;

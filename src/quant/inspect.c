@@ -1,9 +1,9 @@
-/* quant/inspect.c: measures the quantization error of each operand of each module, at the time when the operand is
- * quantized. This part may use scaling states and the operation quant_error. It must not depend on what a module
- * computes. When inspection is off, it costs one comparison for each quantization. */
+/* quant/inspect.c: measures the quantization error of each operand of a module when the operand is quantized. This part
+ * may use scaling states and the operation quant_error. It must not depend on what a module computes. */
 
-/* Returns, for each element of a copy, the largest magnitude that the element's scale allows. This is the copy decoded
- * with the largest code everywhere. Returns NULL for a copy without codes or with a transform. */
+/* Returns, for each element of a copy, the largest magnitude that the element's scale allows. It sets every code to the
+ * largest code, and decodes. Returns NULL for a copy without codes, or if a random Hadamard transform (rht) was
+ * applied. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te_tensor *y = te__alias_any(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;
@@ -19,8 +19,8 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     return te__copy_dequantize(y, which, TE_F32);
 }
 
-/* Measures the error of xq, the quantized x. x is the operand `type` of product `gemm`. The measurement replaces the
- * earlier one of this operand. Does nothing while inspection is off. */
+/* Measures the error of xq, the quantized x. x is the operand `type` of the matrix product `gemm`. Keeps only the
+ * latest measurement of each operand. Does nothing while inspection is off. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
     te_op_quant_error_args error = TE_ZERO;
@@ -33,7 +33,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
         s->inspection = (te__inspection *)te__alloc_zero(te, te__inspection_bytes(s));
         if (!s->inspection) return;
     }
-    /* In the backward pass the module path is empty. The path of the forward pass is kept. */
+    /* In the backward pass te->module_path is empty, and the path from the forward pass stays. */
     if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path));
     s->inspection->module_type = s->module_type;
     slot = &s->inspection->slot[gemm * TE__INSPECTED_TYPES + (type == TE_TENSOR_INPUT    ? 0
@@ -119,7 +119,7 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
     i = n;
     for (s = te__quant_of(te)->scaling; s; s = s->next) /* the list begins with the module made last */
         if (s->inspection) order[--i] = s;
-    for (i = 0; i < n && result == TE_OK; i++) /* the visitor may call te_quant_inspect, which frees the measurements */
+    for (i = 0; i < n && result == TE_OK; i++) /* the callback may call te_quant_inspect, which frees `inspection` */
         for (k = 0; order[i]->inspection && k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {
             const te__measured *slot = &order[i]->inspection->slot[k];
             te_quantizer_role role = TE_ZERO;

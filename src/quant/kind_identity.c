@@ -1,4 +1,4 @@
-/* quant/kind_identity.c: the kind TE_QUANT_IDENTITY. Its copies are the plain tensor itself. */
+/* quant/kind_identity.c: the kind TE_QUANT_IDENTITY. Its copies hold the values of the plain tensor. */
 
 static te_result te__identity_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                    const te_tensor *noop) {

@@ -29,17 +29,16 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* Fills the copies. spec->amax is the amax of x if the operation that made x has stored it, else NULL. If it is not
- * NULL and no group of ranks reduces the amax, it is the amax tensor that the copies share. */
+/* Fills the copies. If spec->amax is not NULL, it already has the amax of x. If no group of ranks reduces the amax,
+ * spec->amax is then the amax tensor of the copies. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_op_amax_args by_rows = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* the amax tensors of the copies, if a group of ranks reduces the amaxes;
-                                         * else NULL. The group reduces other tensors, so that a collective that fails
-                                         * leaves the copies unchanged */
+    te_tensor *whole[2] = {NULL, NULL}; /* with a group of ranks: the amax tensors of the copies, else NULL. They are
+                                         * written only after the collective has succeeded */
     te_result result = TE_OK;
     int i;
     amax.x = x;
@@ -63,9 +62,8 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     }
     cast.measure = !whole[0] && !whole[1] && !spec->sizes && !spec->amax; /* measure: the cast measures the amaxes
                                                                            * itself */
-    if (spec->sizes && row) { /* te_op_nvfp4_amax needs groups that begin at multiples of 16 rows. Only the column-wise
-                               * copy, which te__fill_copies fills by another call, has such groups. So te_op_amax
-                               * measures the amaxes here */
+    if (spec->sizes && row) { /* te_op_nvfp4_amax needs groups that begin at multiples of 16 rows. In a row-wise copy
+                               * they may begin anywhere. So te_op_amax measures the amaxes */
         by_rows.x = x;
         by_rows.amax = amax.amax_row;
         by_rows.groups = amax.groups;
@@ -86,7 +84,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     cast.rht = spec->rht;
     cast.no_random_sign_mask = spec->no_random_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
-    if (spec->stochastic) { /* stochastic rounding uses up one offset of the random state for each copy */
+    if (spec->stochastic) { /* stochastic rounding uses two offsets of the random state, one for each copy */
         te__draw draw = te__rng_draw(te, 2);
         cast.seed = draw.seed;
         cast.offset = draw.offset;
@@ -117,8 +115,8 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
     return args.y && te_op_nvfp4_dequantize(x->te, &args) == TE_OK ? args.y : NULL;
 }
 
-/* Computes the scales of the column-wise copy from those of the row-wise copy, for blocks of 16 x 16 elements. Scale
- * (n, j) of the column-wise copy is the row-wise scale at row 16 j and column block n / 16. */
+/* Computes the scales of the column-wise copy from those of the row-wise copy, for blocks of 16 x 16 elements. In
+ * indices: col_scale[c][j] = row_scale[16 * j][c / 16]. */
 static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m,
                                        int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;

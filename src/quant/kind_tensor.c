@@ -1,8 +1,8 @@
 /* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT: FP8 with one scale per tensor, which is given
  * (delayed) or comes from the tensor's amax (current). */
 
-/* Computes the scales of f32 tensors from their amaxes, as `spec` says, and writes them to `scale`. If scale_inv is not
- * NULL, writes their reciprocals there. If `scale` is NULL, its allocation has failed, and this error is returned. */
+/* Computes scales from `amax`, as `spec` says, and writes them to `scale`. If scale_inv is not NULL, writes the
+ * reciprocals there. `scale` is NULL if the caller could not allocate it; then this function returns that error. */
 static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, te_tensor *scale,
                                    te_tensor *scale_inv) {
     te_op_scale_from_amax_args args = TE_ZERO;
@@ -15,9 +15,9 @@ static te_result te__scale_of_amax(const te__quant_spec *spec, te_tensor *amax, 
     return scale ? te_op_scale_from_amax(amax->te, &args) : te_error_code(amax->te);
 }
 
-/* Fills the copies. The scale is given, or is computed from the amax of x, which a group of ranks reduces first. With
- * groups of rows, each group has its own scale. The operation that made x may have left the amax in a word that the
- * cast clears (x_amax), or in a tensor. */
+/* Fills the copies. With delayed scaling the scale is spec->scale. With current scaling it is computed from the amax of
+ * x, which a group of ranks reduces first. The operation that made x may have stored this amax, in spec->x_amax or in
+ * spec->amax. With groups of rows, each group has its own scale. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                  const te_tensor *noop) {
     te_ctx *te = x->te;
@@ -37,8 +37,8 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
     } else if (te__group_size(spec->group) > 1 || spec->sizes || (spec->amax && !spec->x_amax)) {
         te_op_amax_args amax = TE_ZERO;
         int64_t n = spec->sizes ? te__numel(spec->sizes) : 1;
-        te_tensor *scale = te__empty_1d(te, TE_F32, n); /* allocated before the collective: if this fails on one rank,
-                                                         * te__refuse can still inform the other ranks */
+        te_tensor *scale = te__empty_1d(te, TE_F32, n); /* allocated before the collective, so that te__refuse can
+                                                         * report a failure to the other ranks */
         amax.x = x;
         amax.amax = spec->amax ? spec->amax : te__empty_1d(te, TE_F32, n);
         amax.groups = cast.groups;

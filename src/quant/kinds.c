@@ -12,7 +12,7 @@ static const te__quant_class *const te__quant_classes[] = {NULL,
                                                            &te__quant_hybrid,
                                                            &te__quant_custom};
 
-/* Returns the table entry of a kind. Returns NULL for TE_QUANT_NONE and for numbers that are not a kind. */
+/* Returns the table entry of a kind. Returns NULL for TE_QUANT_NONE and for invalid numbers. */
 static const te__quant_class *te__quant_class_of(te_quant_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(te__quant_classes) ? te__quant_classes[kind] : NULL;
 }
@@ -21,7 +21,8 @@ static te_result te__quant_unknown(te_ctx *te, te_quant_kind kind, const char *w
                     (int)kind, (int)TE_QUANT_DELAYED, (int)TE_QUANT_CUSTOM);
 }
 
-/* The fields of te_quantizer_desc that only some kinds read. Each has a bit for every kind that reads it. */
+/* The fields of te_quantizer_desc that only some kinds read. Each entry has a mask with one bit for each kind that
+ * reads the field. */
 static const te__field te__quantizer_fields[] = {
 #define TE__OF(KIND) (1 << TE_QUANT_##KIND)
 #define TE__ROW(group, KIND, field) TE__FIELD_IN(te_quantizer_desc, group, te_##group##_quantizer, field, TE__OF(KIND))

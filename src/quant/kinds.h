@@ -1,6 +1,6 @@
-/* quant/kinds.h: the structs of quantized tensors, and te__quant_class, the table entry of one kind of quantizer (facts
- * and functions). It also has helpers that several kinds use. The entries are in quant/kind_NAME.c. Other files read
- * the entry of a kind instead of comparing kinds. This part must not depend on any single kind. */
+/* quant/kinds.h: the structs of quantized tensors, and te__quant_class, which has the facts and functions of one kind
+ * of quantizer. The te__quant_class of the kind NAME is in quant/kind_NAME.c. Other files read these facts instead of
+ * comparing kinds. This part also has helpers for several kinds. It must not depend on any single kind. */
 
 /* ---- quantized tensors ---- */
 
@@ -24,20 +24,19 @@ typedef struct te__quant_spec {
     const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    te_tensor *x_amax; /* current scaling: f32 [2] with the amax of the input, in the form that te_op_fp8_quantize takes
-                        * (borrowed); NULL: the cast measures the amax */
+    te_tensor *x_amax; /* current scaling: the argument x_amax of te_op_fp8_quantize, f32 [2]. It has the amax of the
+                        * input (borrowed). NULL: the cast measures the amax */
     te_tensor *bias_grad; /* delayed and current scaling: receives the column sums of the input; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled,
         e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* reduces amaxes; borrowed */
-    te_tensor *scale, *amax;                /* delayed scaling: f32 [1] each, or [n] of any stride if there are `sizes`.
-                                             * Other kinds: scale is NULL; amax is the amax of the input if the
-                                             * operation that made the input has stored it (te__quant_out_open), else
-                                             * NULL */
-    te_tensor *sizes;                       /* i32 or i64 [n]: numbers of rows of the groups, which are quantized
-                                             * separately (borrowed); NULL: one group */
+    te_tensor *scale, *amax;                /* delayed scaling: f32 [1] each; if `sizes` is set, [n] with any stride.
+                                             * Other kinds: scale is NULL. amax is the amax of the input if it is known
+                                             * (te__quant_out_open), else NULL */
+    te_tensor *sizes;                       /* i32 or i64 [n]: the number of rows of each group (borrowed). Groups are
+                                             * quantized separately. NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
     te_custom_quantizer custom;
 } te__quant_spec;
@@ -51,13 +50,13 @@ struct te_quantizer {
 
 typedef struct te__quantized {
     const te__quant_class *cls; /* the kind of the quantizer that made it */
-    te_quantizer *quantizer; /* the quantizer that made this tensor (a reference); NULL if the tensor was made from a
-                              * te__quant_spec alone */
+    te_quantizer *quantizer; /* the quantizer that made this tensor, which holds a reference to it; NULL if the tensor
+                              * was made from a te__quant_spec alone */
     te__quant_copy row, col;
-    te_tensor *sizes; /* [n], the sizes of the groups of rows; each group has its own scale and amax (quant/groups.c);
+    te_tensor *sizes; /* [n]: the number of rows of each group. Each group has its own scale and amax (quant/groups.c).
                        * NULL: one group */
-    uint64_t version_shift; /* added to the version of the memory that holds the value, so that the value keeps its
-                             * version when it moves to other memory */
+    uint64_t version_shift; /* added to the version of the buffer that holds the value. So the value keeps its version
+                             * when it moves to another buffer */
     void *init_value; /* only of a weight: the value before it was first quantized, in the nominal dtype and in host
                        * memory; or NULL */
     size_t init_bytes;

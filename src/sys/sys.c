@@ -293,8 +293,8 @@ static inline int te__cpus_allowed(void) {
     fclose(f);
     return count;
 }
-/* Returns how many processors' worth of time the container may use (quota of cgroup v2), rounded up. Returns 0 if that
- * is unlimited or unknown. */
+/* Returns the container's CPU quota (cgroup v2) as a number of processors, rounded up. Returns 0 if the quota is
+ * unlimited or unknown. */
 static inline int te__cpus_granted(void) {
     long long quota = 0, period = 0;
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
@@ -324,12 +324,12 @@ static inline int te__cpu_count(void) {
 #endif
 }
 
-/* ---- error texts of the operating system, and paths in its own encoding ---- */
+/* ---- error texts and path encoding of the operating system ---- */
 
 #ifdef _WIN32
 typedef struct te__wide { wchar_t s[4096]; } te__wide;
-/* Converts UTF-8 to the wide text that Windows functions take. A path that cannot be converted becomes "", which all
- * these functions refuse. */
+/* Converts UTF-8 to the wide text that Windows functions take. A path that cannot be converted becomes "", and every
+ * Windows function refuses "". */
 static inline const wchar_t *te__widen(te__wide *w, const char *utf8) {
     if (!MultiByteToWideChar(CP_UTF8, 0, utf8, -1, w->s, TE__COUNT(w->s))) w->s[0] = 0;
     return w->s;
@@ -389,8 +389,8 @@ static inline void *te__dl_sym(void *library, const char *symbol) {
 #endif
 }
 
-/* Sets the function pointer *fn to the address of a function. Copies bytes, because ISO C cannot cast an object pointer
- * to a function pointer. Returns false if the library lacks the symbol. */
+/* Sets the function pointer *fn to the function `symbol` of a library. Returns false if the library lacks the symbol.
+ * Copies the bytes of the address, because ISO C cannot cast an object pointer to a function pointer. */
 static inline bool te__dl_function(void *library, const char *symbol, void *fn) {
     void *address = te__dl_sym(library, symbol);
     memcpy(fn, &address, sizeof address);
@@ -407,8 +407,8 @@ static inline void te__dl_close(void *library) {
 }
 
 #ifndef _WIN32
-/* The same struct as Dl_info of the function dladdr. The C library may hide its declaration. Every POSIX system has
- * this layout. */
+/* This is the struct Dl_info, which the function dladdr fills. The headers of the C library may hide Dl_info. Every
+ * POSIX system has this layout. */
 typedef struct te__dl_info {
     const char *file;
     void *base;
@@ -417,8 +417,8 @@ typedef struct te__dl_info {
 } te__dl_info;
 #endif
 
-/* Writes the path of a loaded library's file to `path`. `symbol` is the name of any of its symbols. Returns false if
- * the system does not report the path. */
+/* Writes the path of a loaded library's file to `path`. `symbol` is the name of any symbol of the library. Returns
+ * false if the system does not report the path. */
 static inline bool te__dl_path(void *library, const char *symbol, char *path, size_t cap) {
 #ifdef _WIN32
     te__wide w;

@@ -39,7 +39,7 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     te__view_state state = TE_ZERO;
     te_tensor *y;
     int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* n: the product of all sizes; nonzero: the product of the sizes
-                                                    * that are not 0, from which strides are made */
+                                                    * that are not 0, for the overflow check */
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, open = -1;
     bool fits = true;
@@ -96,8 +96,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     return te__record_unary("view", x, y, &state, te__view_backward);
 }
 
-/* Checks that x has plain memory in which each element has an address of its own. Two elements of 4 bits
- * share a byte, so a view could not begin at each of them, or step from one to the next. */
+/* Checks that x has plain memory, and that each element has a byte address of its own. Two elements of 4 bits share a
+ * byte. */
 static bool te__has_addresses(const te_tensor *x, const char *function) {
     if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;
@@ -106,7 +106,7 @@ static bool te__has_addresses(const te_tensor *x, const char *function) {
     return false;
 }
 
-/* The backward function of te_tensor_narrow: puts the gradient into the range that was taken, and zeros around it. */
+/* The backward function of te_tensor_narrow. dx is dy inside the narrowed range, and zero elsewhere. */
 static te_result te__narrow_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te__view_state *s = (const te__view_state *)state;

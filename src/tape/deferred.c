@@ -44,7 +44,7 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
 /* Removes from the queue the work of every owner for which of(owner, user) returns true. If `run` is true, runs this
- * work until a piece fails, and drops the rest. If `run` is false, drops all of it. */
+ * work in order, and after a failure drops the rest. If `run` is false, drops all of it. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;
@@ -74,8 +74,8 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
-/* Drops all work except the first `keep` pieces. A backward pass that fails calls this, so that it leaves no work
- * behind. */
+/* Drops all work except the first `keep` pieces. A backward pass that fails calls this to drop the work that it has
+ * added. */
 static void te__deferred_cut(te_ctx *te, int keep) {
     te__deferred **at = &te->deferred;
     while (*at && keep-- > 0) at = &(*at)->next;

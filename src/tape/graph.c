@@ -1,6 +1,6 @@
 /* tape/graph.c: graphs, from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
- * launch. This part uses the device only through te__device. It must not depend on modules or optimizers, which add
- * parts of their own to a graph. Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
+ * launch. This part uses the device only through te__device. It must not depend on modules or optimizers. Benchmark:
+ * "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
 /* ---- parts, and the state ---- */
 
@@ -10,8 +10,8 @@ static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
         if (g->parts[i].owner == owner) return &g->parts[i];
     return NULL;
 }
-/* Adds a part to a graph, and returns it. A part is the data that one owner, such as an optimizer, keeps in the graph;
- * here it is `bytes` bytes of zeros. Returns NULL with an error if memory is exhausted. */
+/* Adds a part to a graph, and returns it. A part is the data that one owner, such as an optimizer, keeps in the graph.
+ * The data begin as `bytes` bytes of zeros. Returns NULL with an error if memory is exhausted. */
 static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes) {
     te__graph_part *p;
     void *data;
@@ -31,8 +31,8 @@ static bool te__graph_steps(const te_graph *g) {
     for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
     return i < g->num_parts;
 }
-/* Reserves `n` words of the graph's state. Before each launch a part of the graph (te__graph_part) writes numbers into
- * them. Returns the index of the first word, or -1 with an error if too few words are left. */
+/* Reserves `n` words of 8 bytes in the graph's state. The host writes numbers into these words before each launch.
+ * Returns the index of the first word, or -1 with an error if too few words are left. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
         te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most",
@@ -128,8 +128,8 @@ static te_result te__graph_may_begin(te_ctx *te) {
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     result = te__ask_capture(te, true);
     if (result == TE_OK) result = te->device->synchronize(te);
-    return result == TE_OK ? te__streams_synchronize(te) : result; /* afterwards te__stream_wait has nothing to wait for
-                                                                    * inside the capture */
+    return result == TE_OK ? te__streams_synchronize(te) : result; /* all streams are idle now, so te__stream_wait has
+                                                                    * nothing to wait for inside the capture */
 }
 
 TE_API te_result te_graph_begin(te_ctx *te) {
@@ -140,7 +140,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    /* This is raw memory, since te_graph_destroy may be called after te_ctx_destroy. */
+    /* The graph is in raw memory, because te_graph_destroy may be called after te_ctx_destroy. */
     g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph));
     if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
     memset(g, 0, sizeof(*g));
@@ -169,7 +169,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     return result;
 }
 
-/* Moves the buffers that the graph writes to the front of `held`. */
+/* Reorders `held`: buffers that the graph writes come first. */
 static void te__graph_sort_held(te_graph *g) {
     int i;
     for (i = 0; i < g->num_held; i++)
@@ -205,8 +205,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
                  "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
-    if (te->rng.fork) { /* a random fork is still open, which is an error, so there is no graph. The context's own and
-                         * the named random state get back their values from before the capture */
+    if (te->rng.fork) { /* an error: a random fork is still open. The offsets of the context's own state and of the
+                         * named state return to their values from before the capture */
         te->rng.own_offset = g->rng_begin;
         te->rng_offset = g->tracker_begin[te->rng.fork - 1];
     } else {
@@ -230,7 +230,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     return g;
 }
 
-/* Fills the words of the graph's state, and launches the graph. */
+/* Writes the graph's state to the device, and launches the graph. */
 static te_result te__graph_launch(te_ctx *te, te_graph *g) {
     te_result result = TE_OK;
     int i;
@@ -260,8 +260,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* te__ask_step saves what must be restored if a training step fails. A graph with an optimizer does not need this:
-     * it is a whole step, and if its launch fails, nothing of the step has run. */
+    /* te__ask_step saves what must be restored if a training step fails. A graph with an optimizer does not need this,
+     * because if its launch fails, no work of the step has run. */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

@@ -1,23 +1,21 @@
-/* tape/offload.c: te_cpu_offload_begin: hooks on saved tensors. They keep activations in pinned host memory between the
+/* tape/offload.c: the hooks of te_cpu_offload_begin. They keep saved activations in pinned host memory between the
  * forward and the backward pass. This part may use hooks, buffers and transfers. It must not depend on what the tensors
  * mean.
  *
- * Whole buffers are copied. Tensors that share memory share one copy of their buffer (te__offloaded), and so do nodes
- * that save the same tensor. All copied buffers are in one list, in the order in which nodes last saved them. The
- * backward pass needs them in the reverse order:
+ * Whole buffers are copied. Tensors that share a buffer share its copy (te__offloaded). All copies are in one list, in
+ * the order in which nodes last saved the buffers. The backward pass needs them in the reverse order:
  *
  *     oldest | in host memory only ............ | inside the window: on the device too | newest
  *
- * Forward pass: as soon as a node saves a buffer, its copy to the host is queued, and the buffer enters the window at
- * the new end. Older buffers leave the window at the old end. A buffer that leaves gives up its device memory when its
- * copy has run, unless other tensors hold that memory. The device waits for the copy; the host does not.
+ * Forward pass: when a node saves a buffer, its copy to the host is queued, and the buffer enters the window as the
+ * newest. When the window is too large, its oldest buffers leave it. A buffer that leaves gives up its device memory
+ * after its copy has run, unless other tensors hold that memory. The device waits for the copy; the host does not.
  *
- * Backward pass: the window moves the other way. Buffers that nodes have read leave it, and the next older buffers are
- * copied back to the device.
+ * Backward pass: buffers that nodes have read leave the window, and the next older buffers are copied back to the
+ * device.
  *
- * The window has three effects. It limits the device memory for copies that have not run yet. Buffers are copied back
- * before they are needed, up to a window's length ahead. And the buffers that the backward pass reads first never leave
- * the device. */
+ * The window limits the device memory of copies that have not run yet. Buffers are copied back before they are needed.
+ * The buffers that the backward pass reads first never leave the device. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
@@ -34,13 +32,13 @@ typedef struct te__offload {
     te__offloaded *inside; /* the oldest entry inside the window: this entry and all newer ones are in device memory
                             * too. NULL: the window is empty */
     size_t inside_bytes, window;
-    size_t largest; /* bytes of the largest buffer copied out so far; in a region without window_bytes the window has
-                     * twice this size */
+    size_t largest; /* bytes of the largest buffer copied out so far; if window_bytes is 0, the window has twice this
+                     * size */
 } te__offload;
 
 /* The handle of a saved tensor. Some or all of the tensor's buffers are copied to the host. */
 typedef struct te__offloaded_tensor {
-    te_tensor *x; /* the saved tensor; those of its parts that were copied out have no device memory */
+    te_tensor *x; /* the saved tensor; a part that was copied out has no device memory */
     te__offloaded *part[TE__MAX_PARTS]; /* the entries of the tensor's parts; NULL for a part that has stayed on the
                                          * device */
 } te__offloaded_tensor;
@@ -59,29 +57,26 @@ static void te__offload_append(te__offload *o, te__offloaded *e) {
     o->newest = e;
 }
 
-/* Puts an entry into the window: the newest entries of the list, which are in device memory too. The entry must be
- * the next older one than those of the window, or the newest of all. The caller has taken the entry's reference to its
- * buffer. */
+/* Puts an entry into the window, which holds the newest entries of the list. The entry must be the newest of the list,
+ * or the next older one than o->inside. The entry takes over a reference to its buffer from the caller. */
 static void te__offload_enter(te__offload *o, te__offloaded *e) {
     e->inside = true;
     o->inside_bytes += e->bytes;
     if (!o->inside || e->newer == o->inside) o->inside = e;
 }
-/* Takes an entry out of the window (the entries in device memory), and releases its reference to this memory. */
+/* Takes an entry out of the window, and releases the entry's reference to its buffer. */
 static void te__offload_leave(te__offload *o, te__offloaded *e) {
     te__buffer *b = e->buffer;
     if (!e->inside) return;
     e->inside = false;
     o->inside_bytes -= e->bytes;
     if (o->inside == e) o->inside = e->newer;
-    if (b->offloaded != e) e->buffer = NULL; /* b has no pointer to this entry, so freeing b would not set
-                                              * e->buffer to NULL */
+    if (b->offloaded != e) e->buffer = NULL; /* freeing b sets e->buffer to NULL only if b->offloaded is e */
     te__buffer_release(b); /* may free b, which sets e->buffer to NULL */
 }
 
-/* Ends the connection of entry e with its buffer, for example because the bytes of the buffer have changed: the buffer
- * no longer points to e, and e no longer to the buffer. But an entry inside the window keeps its reference to the
- * buffer until it leaves the window. */
+/* Separates entry e from its buffer, for example because the bytes of the buffer have changed. The buffer no longer
+ * points to e. Sets e->buffer to NULL too, unless e is inside the window, where te__offload_leave still needs it. */
 static void te__offload_unwatch(te__offloaded *e) {
     if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
     if (!e->inside) e->buffer = NULL;
@@ -128,8 +123,8 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
 }
 
 /* Sets *e to the entry for the buffer of x, with a new reference. If the buffer has no entry yet, makes one and queues
- * the copy. If the buffer stays on the device, sets *e to NULL. Of all bytes that nodes save in region r, the fraction
- * r->fraction is copied out, spread evenly over the forward pass. */
+ * the copy. If the buffer stays on the device, sets *e to NULL. The fraction r->fraction of all bytes saved in region r
+ * is copied out, spread evenly over the forward pass. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;
@@ -184,8 +179,7 @@ static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te__frame_end(te, NULL, 0);
     return y;
 }
-/* Replaces *part by a tensor without memory. The old tensor itself stays unchanged, since other holders of a quantized
- * tensor share it. */
+/* Replaces *part by a tensor without memory. The old tensor stays unchanged, because others may hold it. */
 static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
     te_tensor *own = te__offload_alias(te, *part);
     if (!own) return te_error_code(te);
@@ -203,8 +197,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* a node that is recorded inside a backward function is needed at
-                                                  * once, and a warm-up has no values */
+    if (te->playing || te->warming) return NULL; /* while a backward function runs, nodes need their saved tensors at
+                                                  * once; a warm-up has no values */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -226,9 +220,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Queues the copy of an entry's bytes back to the device, without waiting. Puts the entry into the window: the newest
- * entries of the list, which are in device memory too. The entry must be the next older one than those of the window,
- * or the newest of all. */
+/* Puts an entry into the window. If the saved bytes are no longer in device memory, allocates a new buffer and queues
+ * the copy back, without waiting. The entry must be the newest of the list, or the next older one than o->inside. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
@@ -255,8 +248,8 @@ static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     return TE_OK;
 }
 
-/* Copies entries back to the device that the backward pass needs next. These are the newest ones that are not in device
- * memory, as many as the limit of o->window bytes allows. */
+/* Copies the entries that the backward pass needs next back to the device. Begins with the newest entry that is not in
+ * device memory, and stops before the window would exceed o->window bytes. */
 static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;
     te__offloaded *e = o->inside ? o->inside->older : o->newest;
@@ -266,14 +259,14 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Gives device memory with the saved bytes to x, a part of a saved tensor. If the old buffer was written in the
- * meantime, it stays with its other holders, and the saved bytes are copied into a new buffer. */
+/* Gives x, a part of a saved tensor, device memory with the saved bytes. If the old buffer was written after the copy,
+ * the saved bytes get a new buffer. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;
     if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
-    if (!e->inside && e->newer != o->inside) { /* the entry is not the next older one than those of the window, so it
-                                                * becomes the newest of the list */
+    if (!e->inside && e->newer != o->inside) { /* the entry is not the neighbour of the window, so it becomes the newest
+                                                * of the list */
         te__offload_unlink(o, e);
         te__offload_append(o, e);
     }
@@ -306,9 +299,8 @@ static void te__offload_forget(void *user, void *handle) {
 
 /* ---- regions ---- */
 
-/* Returns te->offload: the list of the buffers that were copied to the host, and two streams for the copies. Returns
- * NULL with an error on failure. te->offload is made once and lives as long as the context, since nodes may live longer
- * than every region. */
+/* Returns te->offload, which has the list of copied buffers and two streams for the copies. Makes it on the first call.
+ * Returns NULL with an error on failure. It lives as long as the context. */
 static te__offload *te__offload_open(te_ctx *te) {
     te__offload *o = te->offload;
     if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
@@ -335,8 +327,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* A region and its hooks have the same index. When a region has ended, a new region may reuse its element of
-     * o->region. Nodes of the old region may still exist then, but they read only the field `te` of the element. */
+    /* A region and its hooks have the same index. After a region has ended, a new region may reuse the element of
+     * o->region. Nodes of the ended region then read only the field `te` of this element. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

@@ -1,5 +1,5 @@
 /* tape/random.c: the random state of a context, the named random states, and the numbers that operations draw from
- * them, even in captures. This part may use graphs. It must not depend on who draws. */
+ * them, even in captures. This part may use graphs. It must not depend on which operation draws. */
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
@@ -140,7 +140,7 @@ TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) {
 /* ---- drawing ---- */
 
 /* The record that a graph keeps of a named random state. Each launch begins at the current offset of the state, and
- * then advances it. */
+ * then adds `used` to this offset. */
 typedef struct te__tracker_part {
     uint64_t begin, used;
     int word;
@@ -184,8 +184,8 @@ static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
 /* The random state that one random operation gets. */
 typedef struct te__draw {
     uint64_t seed, offset;
-    te_tensor *rng; /* in a capture: device memory that holds the state at the start of a launch, to which the kernel
-                     * adds `offset`; else NULL */
+    te_tensor *rng; /* in a capture: the random state at the start of a launch, in device memory; the kernel adds
+                     * `offset` to it. Outside of captures: NULL */
 } te__draw;
 
 /* Returns true if `offset`, an offset of the random state in use, was drawn before the capture began. */

@@ -1,5 +1,5 @@
 /* tape/tape.c: records nodes, and runs their backward functions from the last node to the first (plays them). This part
- * may use tensors, and the ways to add, copy and decode gradients. It must not depend on what a node computes. */
+ * may use tensors, and may add, copy and decode gradients. It must not depend on what a node computes. */
 
 /* Returns the variable of x. If x has none yet, makes one. Returns NULL only if memory is exhausted. */
 static te__var *te__var_of(te_tensor *x) {
@@ -50,10 +50,9 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* Returns the tensor that a variable keeps as its gradient, with a new reference. This is `grad` itself, or, if `grad`
- * has a variable, another tensor without one. Otherwise the variable of the gradient could refer, through other
- * variables, back to the variable that keeps the gradient. The two would form a cycle, and neither would be freed. For
- * the same reason te_tensor_set_main_grad refuses a gradient. */
+/* Returns the tensor that a variable keeps as its gradient, with a new reference. This is `grad` itself if `grad` has
+ * no variable. Otherwise it is an alias of `grad` without a variable. The alias prevents a cycle of references, which
+ * would never be freed. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -255,8 +254,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
-    node->release = desc->release; /* not set earlier: if this function fails, its caller te__record_always releases the
-                                    * state */
+    node->release = desc->release; /* set last: if this function fails, te__record_always releases the state */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -266,7 +264,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     segment->nodes[segment->num_nodes++] = node;
     return TE_OK;
 }
-/* Calls te__record_node. If no node has become the owner of desc->state, releases it. */
+/* Calls te__record_node. Releases desc->state if no node was recorded. */
 static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool always) {
     int before = te->tape.segment->num_nodes;
     te_result result = te__record_node(te, desc, always);
@@ -290,7 +288,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                      desc->name ? desc->name : "?");
     return te__record_always(te, desc, false);
 }
-/* Does what te_record does. The backward function of the node takes quantized gradients without decoding them. */
+/* Does what te_record does, but the backward function of the node gets quantized gradients undecoded. */
 static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     te__segment *segment = te->tape.segment;
     int before = segment->num_nodes;
@@ -299,15 +297,15 @@ static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     return result;
 }
 
-/* Returns true if no other tensor uses the memory of x. Memory that te.h has not allocated may be in use elsewhere, so
- * the result is false for it. */
+/* Returns true if no other tensor uses the memory of x. Returns false for memory that te.h has not allocated, because
+ * it may be in use elsewhere. */
 static bool te__tensor_is_alone(const te_tensor *x) {
     return x->refs == 1 && x->buffer && te__buffer_users(x->buffer) == 1 &&
            (x->buffer->capacity > 0 || x->buffer->bytes == 0);
 }
 
-/* Adds a gradient to a variable. The first gradient is shared, not copied, since no gradient is written before a second
- * one is added. When te_backward ends, te__leaves_own gives the gradient of each leaf memory of its own. */
+/* Adds a gradient to a variable. The first gradient is not copied: the variable shares its memory. When te_backward
+ * ends, te__leaves_own gives the gradient of each leaf memory of its own. */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -370,24 +368,23 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     return TE_OK;
 }
 
-/* For backward functions that add their own gradient to an earlier one. Returns the gradient that input i of the
- * playing node has so far. Returns NULL if there is none, or if it is not a plain tensor in the shape and dtype of
- * `like`. */
+/* Returns the gradient that input i of the playing node has so far. A backward function can add its own gradient to it.
+ * Returns NULL if there is none, or if it is not a plain contiguous tensor with the shape and dtype of `like`. */
 static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
     te_tensor *grad = v && !v->played ? v->grad : NULL;
     if (!grad || !grad->buffer || grad->dtype != like->dtype || !te__same_shape(grad, like) || !te__is_contiguous(grad))
         return NULL;
-    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find the gradient
-                                                                   * in this memory again */
+    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of a graph cannot add to a gradient from
+                                                                   * before the capture */
 }
 /* Returns a tensor for the sum of `so_far` and another gradient. This is `so_far` itself if no other tensor uses its
  * memory, else a new tensor. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
     return te__tensor_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
-/* Makes `sum` the gradient of input i of the playing node. After this call the backward function returns no gradient
- * for input i. */
+/* Makes `sum` the gradient of input i of the playing node. The backward function must then return no gradient for input
+ * i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     te__var *v = te->playing->inputs[i];
     sum = te__kept_gradient(sum); /* `sum` is new and has no variable, so this call only retains it */
@@ -395,10 +392,9 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     v->grad = sum;
 }
 
-/* Gives the gradient of a leaf memory of its own, since the gradient outlives the backward pass. No other leaf, no
- * tensor of the caller and no tape node may share that memory. Most gradients come from an operation and share it with
- * nothing. All others are copied, and quantized ones are decoded. In a capture, a gradient from before the capture is
- * copied too, since launches do not write it. */
+/* Gives the gradient of a leaf memory that no other leaf, no tensor of the caller and no tape node shares. Copies a
+ * gradient whose memory is shared or strided, and decodes a quantized one. In a capture, also copies a gradient from
+ * before the capture, because launches do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
@@ -414,10 +410,10 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Ends a te_backward for the leaves in te->tape.fresh from index `first` on. After success the gradient of each leaf
- * gets memory of its own. After a failure these gradients are dropped. A te_backward may run inside a backward
- * function. When such an inner te_backward succeeds, leaves that were made outside of backward functions stay in
- * te->tape.fresh, since the outer te_backward may still fail. */
+/* Ends a te_backward for the leaves in te->tape.fresh from index `first` on. If `result` is TE_OK, gives the gradient
+ * of each leaf memory of its own. Otherwise drops these gradients. After a te_backward inside a backward function,
+ * leaves that were made outside of backward functions stay in te->tape.fresh, because the outer te_backward may still
+ * fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);
@@ -440,8 +436,8 @@ static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
 
 /* ---- playing ---- */
 
-/* Checks that no saved tensor of a node was written after the forward pass. If one was, the node fails and is not
- * played. The values saved by a node of a capture are those of the graph's last launch. */
+/* Checks that no saved tensor of a node was written after the forward pass. Returns an error if one was. For a node of
+ * a capture, the last launch of the graph is the forward pass. */
 static te_result te__check_saved(te_ctx *te, const te__node *node) {
     uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
     char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];
@@ -491,9 +487,8 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
     te__segment_cut(te, s, 0);
     te__free(te, s->nodes);
     te->tape.segment = s->outer;
-    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* This scope still points to s. It was begun inside s
-                                                                   * and not ended, or it was begun again after too many
-                                                                   * ends */
+    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* a scope still points to s if scopes were begun and
+                                                                   * ended unequally often inside s */
         if (te->scopes[i].segment == s) {
             te->scopes[i].segment = s->outer;
             te->scopes[i].first_node = s->outer->num_nodes;
@@ -561,8 +556,8 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     return result;
 }
 
-/* A gradient of an outer te_backward that has not reached its node yet. It is put aside while an inner te_backward
- * plays the same segment. */
+/* A gradient that an outer te_backward has not used yet. It is put aside while an inner te_backward plays the same
+ * segment. */
 typedef struct te__stash {
     te__var *var; /* a reference */
     te_tensor *grad;
@@ -712,10 +707,8 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
     return te__backward_all(te, segment, &y, &grad, 1);
 }
 
-/* A program that never opens a scope keeps every tensor that it makes. After this number of te_backward calls
- * te__watch_scopes warns of that. Only calls outside of scopes count, and only those with more tensors alive than at
- * the call before. Building models and data makes tensors too, but with few te_backward calls in between. A hundred
- * steps leave some hundred KB behind. */
+/* After this number of te_backward calls outside of scopes, te__watch_scopes warns that memory grows. A call counts
+ * only if more tensors are alive than at the call before. */
 enum { TE__UNSCOPED_STEPS = 100 };
 static void te__watch_scopes(te_ctx *te) {
     if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;

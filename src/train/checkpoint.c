@@ -3,18 +3,18 @@
  * names in the file:
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
- *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale,
+ *     layers.0 ... .weight.row.data                   a tensor of a quantized weight (.row.scale,
  *                                                     .row.amax, .col. ..)
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param,
  *                                                     .exp_avg_scale ..)
- *     optimizer/started                               which parameters have taken part in a step; only in files of an
- *                                                     optimizer whose first step differs from later ones
- *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
+ *     optimizer/started                               flags: the parameter has taken part in a step; only in files of
+ *                                                     an optimizer whose first step differs from later ones
+ *     te.steps, te.lr, te.seed, te.offset             metadata: numbers of the optimizer and of the random state
  *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
  *                                                     of its own
  *
- * A model with quantized weights can load a file that has these weights in high precision; they are quantized then. The
- * scaling state of delayed recipes is not in this list by itself, because modules keep it in buffers. */
+ * A model with quantized weights can load a file that has these weights in high precision. Loading quantizes them. The
+ * scaling state of delayed recipes is saved too, as buffers of the modules. */
 
 /* The tensors of a module tree and of an optimizer, each with its name in the file. */
 typedef struct te__ckpt {
@@ -22,8 +22,8 @@ typedef struct te__ckpt {
     const te_safetensors *file; /* the file that is loaded; NULL: saving */
     te__st_list items;
     te__st_list values; /* loading: quantized weights that the file holds in high precision */
-    te_tensor **turn; /* only for loading: quantized weights whose column-wise copy is not in the file, and is made from
-                       * the row-wise copy */
+    te_tensor **turn; /* loading: quantized weights whose column-wise copy the file lacks; this copy is made from the
+                       * row-wise copy */
     int num_turn, cap_turn;
 } te__ckpt;
 
@@ -76,8 +76,8 @@ static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, c
                                 te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = c->items.te = c->values.te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written, and such a file
-                                                         * must not replace a good one */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written; a file of such
+                                                         * tensors must not replace a good one */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function,
@@ -151,7 +151,7 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* A tensor of scaling state in the file, for a module that lacks this buffer since it has not run yet. The loaded
+/* A tensor of scaling state in the file, for a module that has not run yet. The module lacks this buffer, so the loaded
  * tensor becomes the buffer. */
 typedef struct te__ckpt_new {
     te_module *m;
@@ -164,15 +164,16 @@ typedef struct te__ckpt_plan {
     te__ckpt have; /* the tensors that the model has; each of them is read from the file */
     te__ckpt_new *fresh;
     int num_fresh, cap_fresh;
-    te_tensor **value; /* [have.values.n] the tensors that were read; owned by the scope */
+    te_tensor **value; /* [have.values.n] the values for the weights in have.values, read from the file; owned by the
+                        * scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
     double lr[TE_MAX_PARAM_GROUPS + 1];
     bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* for each group: the file has a learning rate */
 } te__ckpt_plan;
 
-/* Reads a number from the metadata. Fails if it is not a number. A missing number is an error only if `found` is NULL;
- * otherwise *found says whether it is there. */
+/* Reads a number from the metadata. Fails if the text is not a number. If `found` is NULL, a missing number is an error
+ * too. Otherwise sets *found to true if the number exists. */
 static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uint64_t *value, double *real) {
     const char *text = te_safetensors_metadata(f, key);
     double number = 0.0;
@@ -199,8 +200,8 @@ static bool te__is_scaling_name(const char *name) {
         if (strcmp(name, te__scaling_names[i / 2][i % 2]) == 0) return true;
     return false;
 }
-/* Returns true if an entry of the file is scaling state as the module m itself would make it: f32 scales [n], or an f32
- * history [L, n]. The module would never read any other tensor, but all files saved later would contain it. */
+/* Returns true if an entry of the file has the dtype and shape of the scaling state of module m: f32 scales [n], or an
+ * f32 amax history [L, n]. The module would never read any other tensor. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
     const te__scaling *s = te__quant_of(m->te)->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");
@@ -223,7 +224,7 @@ static te_module *te__ckpt_module(te_module *m, const char *entry, const char **
     path[n] = 0;
     return te_module_find(m, path);
 }
-/* Returns true if the entry names a buffer of the model that may be missing in files. */
+/* Returns true if the entry names a transient buffer of the model, which a file need not have. */
 static bool te__ckpt_passes_over(te_module *m, const char *entry) {
     const char *name;
     const te_module *owner = te__ckpt_module(m, entry, &name);

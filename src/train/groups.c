@@ -3,8 +3,8 @@
 
 /* Returns true if `text` matches `pattern`. In the pattern * stands for any characters, and ? for one character. */
 static bool te__matches(const char *pattern, const char *text) {
-    const char *star = NULL, *from = NULL; /* star: the pattern after the last *; from: where the text covered by this *
-                                            * ends so far */
+    const char *star = NULL, *from = NULL; /* star: the pattern after the last *; from: the place in the text where
+                                            * `star` is tried */
     while (*text) {
         if (*pattern == '*') {
             star = ++pattern;

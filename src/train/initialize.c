@@ -2,7 +2,7 @@
  * has changed. This part may use train/states.c. It must not depend on what a step does. */
 
 /* Returns the optimizer's entry for a parameter, or NULL. Tied weights are in the tree twice but have only one entry.
- * The search begins at the end, because each state of a new parameter looks the parameter up. */
+ * The search begins at the end, because a new parameter is at the end and is looked up for each of its states. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
     for (i = opt->num_params - 1; i >= 0; i--)
@@ -29,9 +29,8 @@ static bool te__opt_wants_remainders(const te_optimizer *opt, const te_tensor *p
 
 /* ---- te_initialize_state of FusedAdam ---- */
 
-/* Makes one state of a parameter. If `mended` is true, does so as te_initialize_state: accepts quantized parameters,
- * and gives the state the `sharded` flag of the parameter. Otherwise does so as te_initialize_state_legacy, without
- * these two. */
+/* Makes one state of a parameter: for te_initialize_state if `mended` is true, else for te_initialize_state_legacy.
+ * Only te_initialize_state accepts quantized parameters, and gives the state the `sharded` flag of the parameter. */
 static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer,
                                       bool store_param_remainders, bool mended) {
     const char *const who = mended ? "te_initialize_state" : "te_initialize_state_legacy";
@@ -166,8 +165,8 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     return result == TE_OK && master ? te__opt_take_master(p) : result;
 }
 
-/* Replaces the remainders of a parameter by a whole f32 master with the same value. The parameter was bf16 and has been
- * cast to f32 or f16. Both formats hold every number of bf16, except that f16 has a smaller range. */
+/* Replaces the remainders of a parameter by a whole f32 master with the same value. Called after a bf16 parameter was
+ * cast to f32 or f16. These formats hold bf16 numbers exactly, but f16 has a smaller range. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || te__opt_is_stale(p);
@@ -186,7 +185,7 @@ static te_result te__opt_whole_master(te__opt_param *p) {
     return TE_OK;
 }
 /* Updates the masters after parameters were cast (te_cast_model_to_dtype). If the new format needs a master, makes one
- * and copies the value of the parameter to it. A master that exists keeps its value, which is at least as precise. */
+ * and copies the value of the parameter to it. An existing master keeps its value. */
 static te_result te__opt_follow(te_optimizer *opt) {
     te_ctx *te = opt->te;
     const bool warming = te->warming;

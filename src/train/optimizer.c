@@ -60,7 +60,8 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te__free(te, opt);
 }
 
-/* The parameter groups of a desc. `usual` has the numbers for parameters that are in none of these groups. */
+/* The parameter groups of a desc. `usual` has the learning rate, betas, eps and weight decay of parameters that are in
+ * none of these groups. */
 typedef struct te__opt_groups {
     const te_param_group *groups;
     int num_groups;
@@ -121,9 +122,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
 
 /* ---- stepping ---- */
 
-/* Sets *grad to the gradient of a parameter, or to NULL if the parameter took no part in this step. If there is a main
- * gradient, the GEMMs of weight gradients have added to it. The gradient on the tape, which comes from other uses of
- * the weight, is added to it here. */
+/* Sets *grad to the gradient of a parameter, or to NULL if it has none. If the parameter has a main gradient, adds the
+ * gradient on the tape to the main gradient, and sets *grad to the main gradient. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     *grad = te_tensor_grad(param);
@@ -150,8 +150,8 @@ static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
     if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
-/* Returns true if a parameter of this optimizer is in the module that has postponed work. `owner` is the scaling state
- * of that module. */
+/* Returns true if a module with postponed work has a parameter of an optimizer. `owner` is the scaling state of the
+ * module. `user` is the optimizer. */
 static bool te__opt_steps_owner(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     const te_optimizer *opt = (const te_optimizer *)user;
@@ -173,21 +173,21 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     te__opt_forget_all(opt);
 }
 
-/* Returns true if the current capture has written the parameter. Then every launch writes it again, and every captured
- * step must copy it to the master. */
+/* Returns true if the current capture has written the parameter. Then every launch writes the parameter again, and
+ * every captured step must copy it to its master. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
 }
-/* Returns true if a captured step must not use `grad`, because the next step will have its gradient in other memory. */
+/* Returns true if `grad` may be in other memory at the next step. A captured step must not use such a gradient. */
 static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
     return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer &&
            !grad->buffer->arena;
 }
 
-/* Appends parameters of a group to opt->order and opt->grads, which have *n entries. If `all` is true, these
- * are all parameters that have a gradient. Otherwise they are those of two or more dimensions if `matrices` is true,
- * and those of fewer dimensions if it is false. */
+/* Appends parameters of a group to opt->order, and their gradients to opt->grads. Both have *n entries. Skips
+ * parameters without a gradient. If `all` is false, takes only those of two or more dimensions (`matrices` is true) or
+ * only those of fewer dimensions (`matrices` is false). */
 static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -222,7 +222,7 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
     return TE_OK;
 }
 
-/* Lists the parameters group by group, so that parameters with the same numbers are neighbours. */
+/* Calls te__opt_collect_group for each group, so that the parameters of a group are neighbours. */
 static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     te_result result = TE_OK;
     int g;
@@ -233,11 +233,11 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
 /* The steps that a graph contains. */
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / 2]; /* word[i]: index in g->word of the numbers of step i; they take at least two
-                                           * words */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* word[i]: where the numbers of step i begin in g->word; each step needs two
+                                           * words or more */
     bool clipped; /* the optimizer's `clipped` before the capture */
     bool scaled;  /* the last step uses loss scaling */
-    bool counts;  /* the captured steps add to `skipped` the flag of the last step before the launch */
+    bool counts;  /* the captured steps add to `skipped` the flag that the step before the launch has left */
 } te__opt_steps;
 /* Returns the flags [num_params] that are stored behind the struct. A flag is true if the captured steps update the
  * parameter. */
@@ -259,7 +259,7 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         te__opt_numbers(opt, opt->steps + 1 + i, numbers);
         memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
-    /* This clears a flag that was counted already, since the launch would count it again. */
+    /* Clears a flag that was already counted. Otherwise the launch would count it again. */
     if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0);
     return result;
 }
@@ -308,9 +308,9 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
 
 /* ---- loss scaling ----
  *
- * The host does not know which steps are skipped. A step leaves its flag in `found`. The next step first adds this flag
- * to `skipped`, and only then examines its own gradients. So a step that sets its flag and then fails has not been
- * counted, and can be run again. */
+ * The host does not know which steps are skipped. A step writes its overflow flag to `found`. The next step adds this
+ * flag to `skipped` before it examines its own gradients. The flag of a step that fails is never counted, and the step
+ * can be run again. */
 
 /* Makes the tensors of te__opt_skips. The first step under loss scaling calls this. */
 static te_result te__skips_open(te_optimizer *opt) {
@@ -343,8 +343,8 @@ static te_result te__skips_open(te_optimizer *opt) {
     te__frame_end(te, NULL, 0);
     return s->found ? TE_OK : te_error_code(te);
 }
-/* Adds the flag of the last step to `skipped`, if this was not done yet, and clears the flag. If `step` is given,
- * computes the bias corrections of that step. `again` says that te_grad_scaler_unscale has already counted the last
+/* Adds the flag of the last step to `skipped`, if this was not done yet, and clears the flag. If `step` is not NULL,
+ * computes the bias corrections of that step. `again` is true if te_grad_scaler_unscale has already counted the last
  * flag and set the new one. */
 static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
     te__opt_skips *s = &opt->skips;
@@ -395,9 +395,9 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Sets *skipped to true if the step was skipped. The flag is on the device, and the host must wait to read it. So it
- * is read only if a parameter takes its first step and first steps differ from later ones. Then the host must know now
- * whether this step counts. In all other cases *skipped becomes false. */
+/* Sets *skipped to true if the step was skipped. To read the flag, the host must wait for the device. So the flag is
+ * read only if a parameter takes its first step and first steps differ from later ones. In all other cases *skipped
+ * becomes false. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -441,13 +441,12 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
     if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
     if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
-    /* This is the last allocation of a step. So lack of memory cannot leave a step half done. */
+    /* No allocation follows this one, so lack of memory cannot leave a step half done. */
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Parameters get a new version even after a failed step, since it has written both master and parameter, or
-     * neither. A parameter that took no part may share memory with one that did, and so its version may have changed
-     * too. */
+    /* Masters and parameters match even after a failed step, so their versions are recorded. A parameter that took no
+     * part in the step has a new version too if it shares memory with one that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);
@@ -519,7 +518,7 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
 /* Returns the state called `name` of a parameter, or NULL with an error. Sets *found to the entry of the parameter. If
- * the state is a master and its parameter was written later, copies the parameter to it first. */
+ * the state is a master and the parameter was written later, first copies the parameter to the master. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
@@ -612,8 +611,8 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* Prepares the states for saving. If a parameter was written later than its master, copies it to the master, because
- * loading takes the master as the value of the parameter. Also copies the flags `started` to their tensor. */
+/* Prepares the states for saving. If a parameter was written later than its master, copies the parameter to the master,
+ * because loading takes the master as the value of the parameter. Also copies the flags `started` to their tensor. */
 static te_result te__optimizer_before_save(te_optimizer *opt) {
     te_result result = TE_OK;
     bool copies;
@@ -629,8 +628,8 @@ static te_result te__optimizer_before_save(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
     return te_tensor_copy_from_host(opt->started, opt->flags);
 }
-/* Sets the optimizer's numbers after a checkpoint was loaded. Loaded masters count as equal to the loaded
- * parameters. */
+/* Sets the step count, learning rate and flags of the optimizer after a checkpoint was loaded. Marks each loaded master
+ * as equal to its parameter. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     te_result result = opt->started ? te_tensor_to_host(opt->started, opt->flags) : TE_OK;
     int i;

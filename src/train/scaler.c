@@ -144,7 +144,7 @@ TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
 TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
     te_op_update_scale_args args = TE_ZERO;
     if (!s) return TE_ERR_STATE;
-    /* After an error the program repeats the step and this update. */
+    /* Nothing is updated after an error, because the program repeats the step and this call. */
     if (s->desc.disabled || s->te->error_code != TE_OK) return s->te->error_code;
     args.scale = s->scale;
     args.inv_scale = s->inv_scale;

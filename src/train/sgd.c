@@ -2,7 +2,7 @@
  * train/optimizer.c. It must not depend on files. */
 
 /* Returns true if the first step of a parameter differs from later steps. In the first step the momentum becomes the
- * gradient itself, without dampening. With dampening, that differs from a step that starts at a momentum of zero. */
+ * gradient itself. Later steps multiply the gradient by 1 - dampening. */
 static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
 
 static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {

@@ -11,11 +11,12 @@ static te__train_state *te__train_of(const te_ctx *te) {
 static const te__room te__train_room = TE__ROOM(&te__train_slot, NULL, NULL);
 
 /* One state of a parameter. A state in f32 or bf16 holds the values themselves. A state in f16 or e4m3 holds the values
- * divided by `scale`, which is f32 [1]. A u8 state [elements, 2] holds the remainders of a master. */
+ * divided by `scale`, which is f32 [1]. A u8 state [elements, 2] holds remainders: the 16 bits of each f32 master that
+ * the bf16 parameter lacks. */
 typedef struct te__opt_state {
     te_tensor *x, *scale; /* retained; NULL: the state has none */
-    te_tensor *unit;      /* f32 [1] with the value 1; te_optimizer_state reports it as the scale of a 16-bit state that
-                           * has none; nothing computes with it */
+    te_tensor *unit;      /* f32 [1] with the value 1, or NULL; te_optimizer_state reports it as the scale of a 16-bit
+                           * state without `scale` */
 } te__opt_state;
 enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
 
@@ -24,9 +25,9 @@ typedef struct te__opt_param {
     te_tensor *param; /* retained */
     te_dtype dtype;   /* format of the parameter when its states were made */
     te__opt_state state[TE__OPT_STATES];
-    uint64_t version; /* te__param_version at the time when the master was last made equal to the parameter */
-    bool behind;      /* the master does not have the value of the parameter yet, because a capture could not copy it;
-                       * the next launch copies it */
+    uint64_t version; /* what te__param_version returned when the master was last made equal to the parameter */
+    bool behind;      /* the master does not have the value of the parameter yet; the next step or launch copies the
+                       * value */
     bool listed;      /* takes part in the current step */
     bool untouched;   /* when the current step began, the version of the parameter was still `version` */
     bool started;     /* has taken part in a step */
@@ -37,7 +38,7 @@ typedef struct te__opt_param {
                          * (borrowed) */
 } te__opt_param;
 
-/* One step: how many parameters it has, and its numbers on the device. */
+/* One step of an optimizer: the number of parameters in it, and the values that it reads on the device. */
 typedef struct te__opt_step {
     int count, num_undecayed;
     const te_tensor *lr, *numbers; /* learning rates f32 [groups] and bias corrections [groups, 2], or NULL */
@@ -59,7 +60,7 @@ typedef struct te__opt_class {
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
     bool has_betas; /* the optimizer has beta1 and beta2; their bias correction 1 / (1 - beta^step) changes from step to
                      * step */
-    /* checks whether a capture may contain a step of this parameter; NULL: it always may */
+    /* checks whether a capture may contain a step of this parameter; NULL: always allowed */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);
     bool has_methods; /* the context's te_fused_adam_methods make the states */
 } te__opt_class;
@@ -69,13 +70,13 @@ typedef struct te__opt_options {
     float lr, max_grad_norm;
     bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
     bool no_bias_correction;
-    te_dtype dtype[TE__OPT_STATES]; /* formats of the states; for TE_DTYPE_NONE a state has the format in which the step
-                                     * computes */
+    te_dtype dtype[TE__OPT_STATES]; /* formats of the states; TE_DTYPE_NONE: f32 if the parameter has a master, else the
+                                     * dtype of the parameter */
 } te__opt_options;
 
-/* The numbers of a group of parameters. Group 0 has the numbers of the optimizer's desc. */
+/* The hyperparameters of a parameter group. Group 0 has the values of the optimizer's desc. */
 typedef struct te__opt_group {
-    float lr; /* learning rate of the group, used if own_lr is set; otherwise the one in the options is used */
+    float lr; /* learning rate of the group if own_lr is true; otherwise options.lr applies */
     bool own_lr;
     float beta1, beta2, eps, weight_decay;
 } te__opt_group;
@@ -103,8 +104,8 @@ struct te_optimizer {
     } desc; /* defaults filled in */
     te__opt_param *params;
     int num_params, cap_params;
-    void *list;      /* the operation's list of tensors: [num_params] entries of entry_size bytes; each step fills it
-                      * again */
+    void *list;      /* the tensor list of the multi-tensor operation: [num_params] entries of entry_size bytes; each
+                      * step fills it again */
     size_t entry_size;
     int *order;      /* [num_params]: the indices of the parameters that take part in a step */
     const te_tensor **grads; /* [num_params], in the order of `order` */
@@ -227,16 +228,16 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Returns true if only operations quantize this parameter. They keep no reference to the tensor that they read, whereas
- * a user's function may do so. */
+/* Returns true if te.h's own operations quantize this parameter. They keep no reference to the tensor that they read. A
+ * user's function may keep one. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
 /* Allocates `stepped` and `value` for each quantized parameter in the step. The step writes the f32 tensor `stepped`,
- * rounds it into `value`, and quantizes `value`. The parameters for which te__opt_shares_value is true use one memory
- * for `value`, one after another. This function runs before any master changes. So if memory is exhausted, the step
+ * rounds it into `value`, and quantizes `value`. Parameters for which te__opt_shares_value is true share one memory for
+ * `value`, and use it one after another. This function runs before any master changes. If memory is exhausted, the step
  * changes nothing. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
@@ -269,8 +270,8 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     }
     return TE_OK;
 }
-/* Rounds the new masters to the nominal dtype of their parameters, as for plain parameters, and quantizes them.
- * found_inf is f32 [1] or NULL. If it holds 1, the step was skipped and the codes stay unchanged. */
+/* Rounds the new masters to the nominal dtype of their parameters, and quantizes them. found_inf is f32 [1] or NULL. If
+ * it holds 1, the step was skipped and the codes stay unchanged. */
 static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
@@ -284,8 +285,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* te__opt_entry_param returns the tensor that the operation updates for a parameter. te__opt_entry_master returns the
- * master that goes with this tensor, or an empty state if there is none. */
+/* te__opt_entry_param returns the tensor that the optimizer's operation updates for a parameter. te__opt_entry_master
+ * returns the master that goes with this tensor, or an empty state if there is none. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

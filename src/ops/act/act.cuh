@@ -4,7 +4,7 @@
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// Memory delivers an element so fast that there is time for only a few instructions. So the sigmoid has neither a
+// The kernels are as fast as memory only if they need few instructions for each element. So the sigmoid has neither a
 // branch nor a slow path.
 #pragma once
 #include "device/base.cuh"
@@ -18,7 +18,8 @@
                                                    // only once
 #endif
 
-// Two tables, each in one 64-bit integer with four bits for each activation: its form, and its nonlinearity.
+// Two tables: the form and the nonlinearity of each activation. A table is a 64-bit integer with four bits for each
+// activation.
 #define TE__ACT_FORM_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__ACT_##form << 4 * TE_##name
 #define TE__ACT_F_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__F_##f << 4 * TE_##name
 static_assert(TE_ACTIVATION_COUNT <= 16 && TE__F_COUNT <= 16, "four bits each of 64");

@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
     x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);
     x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.rule.block) : from[1], X_DT);
     te_loads_go_first();
-    // These two are read after x, so that waiting for them costs no extra time.
+    // The scale and amax are read after x, so that waiting for them costs no extra time.
     float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
 #pragma unroll
     for (int k = 0; k < vectors; k++) {

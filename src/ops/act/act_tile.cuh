@@ -74,9 +74,9 @@ TE_DEV float te_act_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
 
-// Raises *amax to the greatest `largest` of the warp, rounded to format dt. Rounding keeps the order, so only the
-// maximum is rounded. `seen` is the value of *amax when the block began. The function uses one atomic operation, and
-// only if the maximum is above `seen` and above the current value. All 32 threads of the warp must call this function.
+// Raises *amax to the maximum of `largest` over the warp, rounded to format dt. `seen` is the value of *amax when the
+// block began. The function uses one atomic operation, and only if the maximum is above `seen` and above the current
+// value of *amax. All 32 threads of the warp must call this function.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     largest = te_act_rounded(largest, dt);
     // non-negative floats have the same order as their bits

@@ -1,5 +1,5 @@
-/* ops/act/cpu.c: the reference implementation of the activations. This part uses rows of numbers. It must not depend on
- * CUDA. */
+/* ops/act/cpu.c: the reference implementation of the activations. It computes rows of f32 numbers on the CPU. It must
+ * not depend on CUDA. */
 
 enum { TE__ACT_RUN = 512 };
 
@@ -19,13 +19,13 @@ static float te__act_one(te__act_f f, float x, float *slope) {
     return *slope = 0.0f;
 }
 
-/* Limits x to -limit .. limit. If x is NaN, fminf and fmaxf ignore it here, as they do on the GPU. */
+/* Limits x to -limit .. limit. If x is NaN, the result is -limit, as on the GPU. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
 /* A job is one call, forward or backward, with the layout of its results. Its work is split into units:
- * - usually, a unit is a run of columns of one row
- * - with `col`, it is a tile of TE__ACT_BAND rows, whose codes are transposed
- * - with dbias, it is a run of columns of all rows */
+ * - usually, a unit is a range of columns of one row
+ * - with `col`, a unit is a tile of TE__ACT_BAND rows, whose codes are transposed
+ * - with dbias, a unit is a range of columns of all rows */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -95,8 +95,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     }
 }
 
-/* Finds columns first .. first + count - 1 of half h in a row in which the two halves alternate block by block. Returns
- * how many of these columns are contiguous. *at gets the index of the first of them in the row. */
+/* Returns how many of the columns first .. first + count - 1 of half h are contiguous, beginning with column `first`.
+ * Sets *at to the index of column `first` in the row. In a gated row the two halves alternate block by block. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;
@@ -108,7 +108,7 @@ static void te__act_load(const te__act_job *j, int64_t row, int h, int64_t first
         te__load_row(te__data(j->x), j->x->dtype, row * (j->gated ? 2 * j->n : j->n) + at, n, v + i);
     }
 }
-/* Stores `width` columns of results of half h, from column `first` on. They may include padding. */
+/* Stores `width` columns of results of half h, from column `first` on. The columns may include padding. */
 static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t first, int64_t width, const float *v) {
     int64_t i, n, at;
     if (!j->bwd || !j->gated || j->block == j->n) {
@@ -142,8 +142,8 @@ static void te__act_round(te_dtype format, int64_t count, float *v) {
     te__load_row(room, format, 0, count, v);
 }
 
-/* Writes the codes of a band of rows, transposed, into the output `col`. The band begins at row `row`, and has columns
- * first .. first + count - 1 of one half. */
+/* Transposes the codes of TE__ACT_BAND rows, from row `row` on, and writes them to the output `col`. The codes are
+ * those of columns first .. first + count - 1 of one half. */
 static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count,
                          int64_t row) {
     uint8_t *to = te__u8_data(j->col) + (half * j->n + first) * j->ldc + row;

@@ -57,8 +57,7 @@ typedef struct te__act_bwd_kargs {
     void *col;               /* the transposed codes [n or 2n, ldc], or NULL */
     const float *scale;      /* [1], or NULL: dx is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
-    float *partial;          /* [tiles along m, n or 2n], or NULL: for each tile, the sums of its columns over its
-                              * rows */
+    float *partial;          /* [tiles along m, n or 2n], or NULL: the column sums of each tile of rows */
     long long m, n, ld, ldc;
     unsigned tiles_n;        /* act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* act_bwd with options: divides by n */

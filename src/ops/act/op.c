@@ -36,8 +36,8 @@ TE_API bool te_activation_is_gated(te_activation activation) {
     return te__activation_row_of(activation)->form != TE__ACT_PLAIN;
 }
 
-/* transformers has a name for each nonlinearity. te__activation_named returns the activation with this form whose
- * nonlinearity has the name `name`. It returns TE_ACTIVATION_DEFAULT if there is none. */
+/* The Python package transformers has a name for each nonlinearity. te__activation_named returns the activation with
+ * this form whose nonlinearity has the name `name`. It returns TE_ACTIVATION_DEFAULT if there is none. */
 #define TE__ACT_ROW(f, s, value, slope, name, also) {name, also},
 static const char *const te__nonlinearity_names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
 #undef TE__ACT_ROW
@@ -80,8 +80,7 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
 }
 
 /* Checks *size, the size of interleaved blocks, given that y or dy has n columns. Replaces 0 by the default max(n, 1):
- * one block of all columns. A second call accepts this default, too. `with` names an option that excludes interleaving,
- * or is NULL. */
+ * one block of all columns. `with` names an option that excludes interleaving, or is NULL. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size,
                                       const char *with) {
     const int64_t given = *size, whole = te__max(n, 1);

@@ -1,13 +1,15 @@
-// ops/act/scaled_act_bwd.cu: the backward pass of activations whose rows are each multiplied by a number. One read of
-// dy and x gives both gradients, dx and dscales. The formulas are in act.cuh.
+// ops/act/scaled_act_bwd.cu: the backward pass of scaled_act_fwd.cu, which multiplies each row of an activation's
+// output by a number. This kernel reads dy and x once, and computes both gradients, dx and dscales. The formulas are in
+// act.cuh.
 //
 //   dx = (dy scales[row]) f'(x);   gated: [da | db] = (dy scales[row]) [f'(a) b | f(a)];
 //   dscales[row] = sum of dy f(x)      gated: sum of dy f(a) b
 //
-// Each warp computes one row. If the kernel is compiled with options, each lane computes eight neighbours at a time.
+// Each warp computes one row. If the kernel is compiled with options, each lane computes eight neighbouring elements at
+// a time.
 //
-// Launch: block of 256 threads, grid ceil(m / 8). With options, n and blocks of interleaved halves are multiples of 8,
-// and dy, x and dx are aligned to 16 bytes. Without options there are no conditions.
+// Launch: block of 256 threads, grid ceil(m / 8). With options, n and the size of interleaved blocks are multiples of
+// 8, and dy, x and dx are aligned to 16 bytes. Without options there are no conditions.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3

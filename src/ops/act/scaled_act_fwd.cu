@@ -1,4 +1,4 @@
-// ops/act/scaled_act_fwd.cu: the forward pass of activations whose rows are each multiplied by a number, into a float
+// ops/act/scaled_act_fwd.cu: the forward pass of an activation that then multiplies each row by a number. y has a float
 // format. The formulas are in act.cuh.
 //
 //   y = f(x) scales[row] or f(a) b scales[row], rounded once
@@ -6,7 +6,7 @@
 // If the kernel is compiled with options, a thread computes eight neighbouring elements of y. Without options it
 // computes eight elements that are 256 apart.
 //
-// Launch: block of 256 threads, grid ceil(m * n / 2048). With options, n and blocks of interleaved halves must be
+// Launch: block of 256 threads, grid ceil(m * n / 2048). With options, n and the size of interleaved blocks must be
 // multiples of 8, and x and y aligned to 16 bytes. Without options, anything is allowed.
 //
 // te:baseline

@@ -1,5 +1,5 @@
 // ops/attn/attn.cuh: what all attention kernels need: the mask (the keys that a row attends to), scores, and dropout.
-// It must not depend on tiles.
+// This part must not depend on tiles.
 #pragma once
 #include "device/base.cuh"
 #include "ops/attn/kargs.h"
@@ -61,8 +61,8 @@ enum { EXTRA = X_EXTRA };
 TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
     return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
 }
-// One row of the block mask: the one for the block of TE_ATTN_BLOCK_SIZE queries that contains row i. The function
-// empty(j) returns true if the tile of keys that begins at key j is empty.
+// The entries of the block mask for query i and all keys. The function empty(j) returns true if the tile of keys that
+// begins at key j is empty.
 struct te_attn_blocks {
     const te_u8 *row; // NULL: no block mask
     TE_DEV te_attn_blocks(const te__attn_kargs &a, int b, int h, int i) : row(0) {
@@ -73,8 +73,8 @@ struct te_attn_blocks {
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
 // Returns the row or key at which the first tile of n rows or keys begins. This is `begin`. With a block mask or
-// dropout it is rounded down to a multiple of n. Then each tile lies in one block of the block mask, and in one word of
-// dropout's bits.
+// dropout it is rounded down to a multiple of n. Then each tile lies in one block of the block mask, and its dropout
+// bits in one 32-bit word.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
@@ -88,17 +88,16 @@ enum { CAP = X_CAP };
 // Returns tanh(scale * product / cap). The capped score is this number times the cap.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
 // Returns the derivative of the capped score with respect to the scaled product. The argument is the result of
-// te_attn_tanh. The function limits the derivative to 0 .. 1 in spite of rounding.
+// te_attn_tanh. Rounding cannot take the result out of 0 .. 1.
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
 // Returns the derivative of the score with respect to the scaled product. It is computed from P and the row's lse2:
-// nothing is added to the score after the cap, so log2(P) + lse2 is the capped score in units of log2. Returns 1 if
-// there is no cap.
+// log2(P) + lse2 is the capped score in units of log2. Returns 1 if there is no cap.
 TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
     return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f;
 }
 
-// Option X_MOD: the user's rule for scores and masks. 0: there is none. Otherwise it is the number of the rule's text
-// (see score_mod.cuh).
+// Option X_MOD: the user's rule for scores and masks. 0: there is none. Otherwise it is the id of the rule's text (see
+// score_mod.cuh).
 #ifndef X_MOD
 #define X_MOD 0
 #endif
@@ -133,8 +132,7 @@ enum { MOD_HIDES = 0 };
 #endif
 
 // Loads element i of a tensor that the user's expressions read. DT is the format of the tensor. No kernel writes the
-// tensor at the same time, and the load does not depend on a comparison. So the compiler can merge several loads of one
-// element.
+// tensor at the same time, and the load is unconditional. So the compiler can merge several loads of one element.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
@@ -247,7 +245,7 @@ template <> struct te_attn_of<1> {
         if (a.x.alibi) x -= slope2 * TE_LN2 * fabsf((float)(i + s.delta - j));
         return x;
     }
-    // Returns the derivative of the user's rule with respect to the score that it gets. The row must see the key.
+    // Returns the derivative of the user's rule with respect to its argument, the score. Row i must see key j.
     TE_DEV static float bprop(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                               float slope2) {
         return MOD ? te_attn_mod(a.x).bprop(score(a, s, b, h, i, j, product, slope2), b, h, i, j) : 1.0f;
@@ -277,7 +275,7 @@ template <> struct te_attn_of<1> {
 
 typedef te_attn_of<EXTRA> te_of;
 // Declares the variable `seq`, which describes sequence b. In plain kernels `seq` is a reference to the kernel's
-// arguments. This is a macro, because with a function the compiler makes different code of everything after it.
+// arguments. This is a macro, because a function here would change the machine code of the whole kernel.
 #if X_EXTRA
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_seq seq = te__attn_seq_of(&(a), b)
 #else
@@ -303,8 +301,8 @@ template <> struct te_attn_rounding<1> {
         top = fmaxf(top, fabsf(x));
         return te__attn_rounded(dt, x, scale, inverse);
     }
-    // Raises *amax to the greatest absolute value that the warp has rounded. Floats from 0 on have the same order as
-    // their bits, so an integer maximum is right.
+    // Raises *amax to the greatest absolute value that the warp has rounded. Floats >= 0 have the same order as their
+    // bits read as integers, so an integer maximum is right.
     TE_DEV void publish(float *amax) {
         float all = te_warp_max(top);
         if (dt && amax && all > 0.0f && (threadIdx.x & 31) == 0) atomicMax((int *)amax, __float_as_int(all));
@@ -339,8 +337,8 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h) to a quad: four neighbouring lanes, of which
-// the first is a multiple of four. The four lanes share the work. Each draws one of the four blocks of the word.
+// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h) to a quad: four neighbouring lanes that begin
+// at a multiple of four. Each of the four lanes computes one of the four Philox blocks of the word.
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
@@ -366,8 +364,8 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     }
     return threshold >> 16 ? 0u : from_more;
 }
-// Returns for the general kernels which of four rows keep the key j0 + lane. Bit number r belongs to row first + r. j0
-// must be a multiple of 32.
+// Returns the dropout bits of four rows for key j0 + lane. Bit number r is 1 if row first + r keeps the key. j0 must be
+// a multiple of 32.
 TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first, int j0) {
     const int lane = threadIdx.x & 31;
     const te_u32 word = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, first + (lane >> 2 & 3)) + j0 / 32);
@@ -376,10 +374,10 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
     for (int r = 0; r < 4; r++) keep |= (__shfl_sync(0xffffffffu, word, 4 * r) >> lane & 1u) << r;
     return keep;
 }
-// Returns the bits of dropout for a lane's elements of an accumulator fragment of 16 keys by 8 queries, in which a row
-// belongs to a key. `key` is the first key of the fragment, a multiple of 16. `word` is the result of te_attn_keep_quad
-// for query number lane / 4 of the fragment. Bits 0 and 1 of the result are for the lane's upper key and its two
-// queries, bits 2 and 3 for its lower key.
+// Returns the dropout bits of a lane's four elements of an accumulator fragment. The fragment's 16 rows are keys, and
+// its 8 columns are queries. `key` is the first key of the fragment, a multiple of 16. `word` is the result of
+// te_attn_keep_quad for query number lane / 4 of the fragment. Bits 0 and 1 of the result are for the lane's upper key
+// and two queries, bits 2 and 3 for its lower key and the same queries.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
     const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at,

@@ -2,10 +2,11 @@
 // repeats. The operands are bf16 or f16. The kernel uses TMA, mbarriers and wgmma, and is deterministic. c is 1, or the
 // scale with TE_ATTN_BIAS_PRE_SCALE.
 //
-// A block draws the numbers of tiles of B. A tile is 128 queries by 128 keys. For each tile the block goes through the
-// sequences and heads that share the tile, in that order. Each of the two consumer warpgroups has 64 queries:
+// A block takes the numbers of its tiles of B from a counter in global memory. A tile is 128 queries by 128 keys. For
+// each tile the block goes through the sequences and heads that share the tile, in that order. Each of the two consumer
+// warpgroups has 64 queries:
 //
-//     S = Q K^T | P = 2^(scale2 S - lse2), with all of hopper_scores.cuh | dP = dO V^T | sum += P (dP - delta)
+//     S = Q K^T | P = 2^(scale2 S - lse2), and hopper_scores.cuh | dP = dO V^T | sum += P (dP - delta)
 //
 // If all queries share B, a tile is 128 keys, and the innermost loop is over tiles of queries. At the end the warps add
 // up their columns one after the other. If there are few tiles, the loop is cut into parts. The sums of the parts are
@@ -13,10 +14,10 @@
 //
 // A tile of B is the same for all sequences and heads that share it, so it is read once.
 //
-// Warpgroup 0 is the producer. One of its threads draws tiles. For each tile it finds the pairs that are needed, a pair
-// being a tile of queries and a tile of keys, and loads them. A stage of the pipeline has panels and a message to the
-// consumers: a pair to multiply, a sum to store, or the end. An operand may have several panels, so that heads may have
-// up to 256 channels.
+// Warpgroup 0 is the producer. One of its threads does all its work. A pair is a tile of queries and a tile of keys.
+// For each tile of B the thread finds the pairs that are needed, and loads them. A stage of the pipeline has panels and
+// a message to the consumers: a pair to multiply, a sum to store, or the end. An operand may have several panels, so
+// that heads may have up to 256 channels.
 //
 // Shared memory, in all 225 KB:
 //
@@ -27,15 +28,15 @@
 // A stage is a panel of Q or dO and a panel of K or V. A panel is 128 rows by 64 channels, with the 128-byte swizzle.
 // The tile of B is stored in the order of the registers.
 //
-// Each stage has two barriers: FULL (the loads of TMA have arrived, or only a message), and EMPTY (the 8 consumer warps
-// have read the stage). At named barrier 1 the consumers wait for each other when they add up columns.
+// Each stage has two barriers: FULL (the message and the loads of TMA, if any, have arrived), and EMPTY (the 8 consumer
+// warps have read the stage). At named barrier 1 the consumers wait for each other when they add up columns.
 //
-// A consumer completes P before it begins dP, because its registers have room for the sum, S, and only one of the bias
-// and dP. While it computes P, the other consumer uses the tensor cores. Memory beyond a sequence may have any content,
-// and 0 times NaN is NaN. So at the edge of a sequence elements with P = 0 are not added.
+// A consumer completes P before it begins dP. Its registers have room for the sum, for S, and for either the bias or
+// dP. While it computes P, the other consumer uses the tensor cores. Memory beyond a sequence may have any content, and
+// 0 times NaN is NaN. So at the edge of a sequence elements with P = 0 are not added.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of the sums that are written), those of hopper_dropout.cuh,
-// and those of hopper_scores.cuh, of which X_BIAS is always set, and X_ALIBI and X_CAP never.
+// and those of hopper_scores.cuh (X_BIAS is always set, X_ALIBI and X_CAP are never set).
 //
 // Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_DBIAS_SHARED. Maps: boxes of 128 rows by
 // 64 channels. The conditions are those of attn_fwd_hopper.cu.
@@ -57,8 +58,7 @@ enum {
     N = TILE / 2, // number of registers that a thread needs for its part of a tile
     STAGES = BIAS == TE_F32 ? 5 : 6,
     BYTES = TE__ATTN_BYTES(TILE, 64), // bytes of a panel; a stage has two panels
-    // true: the bias stays in shared memory while a tile is summed. false: it fits into the registers that it is loaded
-    // to.
+    // true: the bias stays in shared memory while a tile is summed. false: the bias stays in registers.
     KEPT = BIAS == TE_F32 || PAIRS != 2,
     WORDS = N / 4 * te_bias_rows<N>::ROWS * te_bias_rows<N>::OF_PAIR, // words of B of a thread
     TOLD = 48,
@@ -160,8 +160,8 @@ struct te_producer {
             number = next;
         }
         tell(make_uint4(STOP, 0, 0, 0), make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 0);
-        // atomicInc counts the blocks that have come here. Each of them has drawn its last number. The last block sets
-        // the counter to 0 for the next launch.
+        // atomicInc counts the blocks that take no more numbers. The last such block sets the counter to 0 for the next
+        // launch.
         if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
     }
 };
@@ -220,8 +220,8 @@ struct te_consumer {
             te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
-    // Loads the bias. Without KEPT the first part of it goes to registers. With KEPT all of it goes to shared memory,
-    // in the order of the registers, but only for the first pair of a tile (`fresh`).
+    // Loads the bias. Without KEPT its first part goes to registers. With KEPT all of it goes to shared memory, in the
+    // order of the registers. This happens only if `fresh` is true, for the first pair of a tile.
     TE_DEV void load_bias(te_bias_rows<N> &bias, int b, int h, int row, int key, bool fresh) const {
         if (KEPT && !fresh) return;
         bias.open(a.a, b, h, row + own, key + column);

@@ -1,9 +1,9 @@
 // ops/attn/attn_bwd_dkv.cu: computes dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group. The
 // arithmetic is f32. Any formats, sizes and strides are allowed.
 //
-// The tiles are those of general.cuh with the two sides swapped: 16 keys and 32 query rows at a time. The heads of the
-// group come one after another, so every sum always has the same order. P and dS are computed as in attn_bwd_dq.cu. In
-// FP8 attention attn_bwd_dq.cu runs first, since it writes delta; here P is rounded too.
+// The tiles are those of general.cuh with queries and keys swapped: 16 keys and 32 query rows at a time. The heads of
+// the group come one after another, so every sum always has the same order. P and dS are computed as in attn_bwd_dq.cu.
+// In FP8 attention attn_bwd_dq.cu runs first, since it writes delta; here P is rounded too.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //

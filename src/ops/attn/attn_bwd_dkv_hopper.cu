@@ -27,9 +27,9 @@
 // because 0 times NaN is NaN. Rows of K and V beyond the end change only their own rows of the sums, and these rows are
 // not stored.
 //
-// S^T starts with the bias and ALiBi instead of 0. The bias is loaded one tile ahead to the registers of S^T. Masks of
-// elements become bits while products run. With a soft cap or the user's rule, `keys` gets P^T times the derivative of
-// the score. P^T itself is multiplied by dO.
+// S^T starts with the bias and ALiBi instead of 0. The bias is loaded one tile ahead to the registers of S^T. Element
+// masks are converted to bits while products run. With a soft cap or the user's rule, `keys` gets P^T times the
+// derivative of the score. P^T itself is multiplied by dO.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 or 256 for both, or 192 and 128), those of hopper_dropout.cuh (dropped
 //          elements of P^T pass with a mark, see MARK) and hopper_scores.cuh.
@@ -138,7 +138,8 @@ template <int N> struct te_consumer {
 #pragma unroll
         for (int k = 0; k < N / 2; k++) sum[k] = 0.0f;
     }
-    // Returns true if the next tile, with the number m, has rows beyond the end of the sequence. They must be cleared.
+    // Returns true if the next tile, with the number m, has rows beyond the end of the sequence. The caller must clear
+    // these rows.
     TE_DEV bool ends(int m) {
         if (BLOCKS) return tail > 0 && m == t.m_end - 1;
         return tail > 0 && tail-- > 0;
@@ -369,8 +370,8 @@ struct te_keys_of : te_consumer<D> {
             te_wgmma_wait<0>();
             gathered();
         }
-        // dK takes the place of the first stages of Q in shared memory. When the last P^T has come, the other consumer
-        // has read all of Q.
+        // dK takes the place of the first stages of Q in shared memory. The consumer `values` has read all of Q before
+        // it sends its last P^T.
         store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1);
     }
 };

@@ -9,7 +9,7 @@
 //     keys
 //
 // A block owns WARPS * 16 M keys of one head of K and V. A warp owns 16 M of them. BM rows of Q, dO, lse2 and delta at
-// a time are copied by cp.async into two slots. The heads of the group come one after the other, so every sum has a
+// a time are copied by cp.async into two buffers. The heads of the group come one after the other, so every sum has a
 // fixed order. Each tile takes four products, all transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO,
 // dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. The accumulator layout of P^T and dS^T is the operand layout
 // that the sums need. Tiles whose rows see none of the block's keys are not read. A warp skips tiles whose rows see
@@ -71,7 +71,8 @@ enum {
     SLOT = 2 * TILE + 8 * BM      // bytes of a tile of Q and a tile of dO, with lse2 and delta
 };
 
-// The order in which this block takes the tiles of Q and dO: for one head after the other, the rows begin .. end - 1.
+// Goes through the tiles of Q and dO in the order of this thread block: head by head, and in each head through the rows
+// begin .. end - 1.
 struct te_walk {
     int begin, h, i0; // h and i0 are the head and the first row of the tile that is copied next
     te_copier<D, BM, THREADS> q, g;

@@ -1,8 +1,8 @@
 // ops/attn/attn_bwd_dq_hopper.cu: computes dQ on Hopper for heads of more than 128 channels, in bf16 or f16, with TMA,
 // mbarriers and wgmma. It is deterministic. attn_bwd_dkv_hopper.cu computes dK and dV.
 //
-// A thread block owns 128 queries of one head. Q and dO stay in shared memory. It goes through blocks of 64 keys, from
-// the last one that the queries see to the first. Each of the two consumer warpgroups has 64 queries:
+// A thread block owns 128 queries of one head. Q and dO stay in shared memory. The thread block goes through blocks of
+// 64 keys, from the last one that the queries see to the first. Each of the two consumer warpgroups has 64 queries:
 //
 //     dQ += dS K (previous block) | S = Q K^T | dP = dO V^T, P = 2^(scale2 S - lse2) | dS = P (dP - delta)
 //
@@ -22,7 +22,7 @@
 // NaN is NaN. Queries beyond a sequence change only their own rows of dQ, and these become 0.
 //
 // S starts with ALiBi instead of 0. When the registers of dS are free, a bias is loaded to them while the products run.
-// At that time masks of elements become bits, too. Empty blocks of a block mask are skipped. The producer and the
+// At that time element masks are converted to bits, too. Empty blocks of a block mask are skipped. The producer and the
 // consumers each read the mask.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 or 256 for both, or 192 and 128), those of hopper_dropout.cuh and

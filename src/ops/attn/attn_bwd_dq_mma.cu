@@ -9,11 +9,11 @@
 //
 // A block owns WARPS * 16 M query rows of one head, and a warp owns 16 M of them. K and V are loaded BN keys at a time
 // by cp.async into two buffers, as in attn_fwd_mma.cu. For each tile of keys there are three products, all in
-// registers: S = Q K^T, dP = dO V^T and dQ += dS K. Between them P = 2^(scale2 S - lse2) and dS = P (dP - delta).
-// Dropout is applied to dP as it was to P.
+// registers: S = Q K^T, dP = dO V^T and dQ += dS K. Between these products the block computes P = 2^(scale2 S - lse2)
+// and dS = P (dP - delta). Dropout is applied to dP as it was to P.
 //
-// attn_bwd_dkv_mma.cu makes dK and dV, and computes S and dP again. A single kernel for all three gradients would save
-// these two products. But with two kernels no sum depends on the order in which blocks run.
+// attn_bwd_dkv_mma.cu computes dK and dV. It computes S and dP again. A single kernel for all three gradients would
+// save these two products. But with two kernels no sum depends on the order in which blocks run.
 //
 // Options: as in attn_fwd_mma.cu.
 // Benchmark: "attention backward" in tests/bench/h200.csv.

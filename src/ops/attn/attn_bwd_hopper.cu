@@ -10,9 +10,9 @@
 // Each consumer computes half of the channels (D = 128) or half of the rows (D = 64) of dQ. A tile of dQ in global
 // memory is a sum over key blocks, in f32. The order of this sum is fixed: block n adds to the tile after all blocks
 // before n that see the tile (`added` counts them). A block waits only for blocks of the same head with smaller
-// numbers. Numbers are drawn when blocks start, so these blocks are already running. Blocks with much work come first.
-// Before this kernel attn_bwd_rows.cu runs (delta, lse2 and the counts), after it attn_bwd_put.cu (dQ in its own
-// format).
+// numbers. A block gets its number when it starts, so blocks with smaller numbers are already running. Blocks with much
+// work come first. Before this kernel attn_bwd_rows.cu computes delta and lse2, and sets `added` to 0. After this
+// kernel attn_bwd_put.cu converts dQ to its own format.
 //
 // Warpgroup 0: warp 0 loads; warp 1 adds the tiles of dQ in buffer 0 to memory, and warp 2 those in buffer 1.
 //
@@ -24,8 +24,8 @@
 //
 // There are two barriers of each of these kinds: FULL_Q and FULL_DO (the loads of TMA have arrived; the first tile
 // comes together with K and V), EMPTY_Q and EMPTY_DO (the 8 consumer warps have read the stage), EMPTY_DQ (the warp
-// that adds has read the buffer), FULL_B (one for each consumer, with TILES). FULL_DQ has one pair for each consumer;
-// the 4 warps of the consumer arrive there. At named barrier 1 the consumers wait for each other after they have
+// that adds has read the buffer), FULL_B (one for each consumer, with TILES). FULL_DQ has one pair of barriers for each
+// consumer; the consumer's 4 warps arrive there. At named barrier 1 the consumers wait for each other after they have
 // written dS^T. At named barrier 2 + w the threads of consumer w wait for each other.
 //
 // If memory goes on after the end of a sequence, the rows there may have any content. They are cleared, because 0 times
@@ -39,9 +39,9 @@
 // The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes the sums of
 // its keys over its heads, in f32. attn_bwd_bias_put.cu then adds up the sums of several blocks.
 //
-// Options: X_DT, X_D (64, 128; X_D_V alike), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS
-//          (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT only with D = 128, since the bits of
-//          its tiles of 64 queries fill one register).
+// Options: X_DT, X_D (64, 128) = X_D_V, X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS
+//          (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT only with D = 128: dropout's bits for a
+//          tile of 64 queries fill one register).
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory
 // TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows (q, d_o), 128 (k, v) and 64 (dk, dv, and the bias, whose
@@ -176,8 +176,8 @@ TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 
                         int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
-    // The comparison is `<`, not `!=`. The starts of sequences are not checked, so two sequences might share a tile.
-    // The loop must end even then.
+    // The comparison is `<`, not `!=`, so that the loop also ends if two sequences share a tile. Nothing checks the
+    // starts of sequences.
     while (te_load_acquire(a.added + number) < before) {}
     te_async_fence_global();
     for (int w = 0; w < 2; w++) {

@@ -1,6 +1,6 @@
 // ops/attn/attn_bwd_put.cu: runs after attn_bwd_hopper.cu, which leaves the sums of dQ in f32. This kernel computes dQ
-// = scale times these sums, and writes dQ in its own format and place. Tiles to which no block of keys has added become
-// 0.
+// = scale times these sums, and writes dQ in its own format and with its own strides. Tiles to which no block of keys
+// has added become 0.
 //
 // A block handles one tile. It reads the sums of two warpgroups, which lie in the order of the registers, and puts them
 // into rows in shared memory.

@@ -1,8 +1,8 @@
 // ops/attn/attn_bwd_rows.cu: runs before Hopper's backward kernels. It writes delta and lse2 of each query row, as
-// attn_delta.cu does. It also sets the counters of the tiles of dQ to 0, if there are any. Operands have 16 bits, and
-// their rows are aligned. PIECES threads share a row, with 16 bytes each. A thread handles EACH rows, and the loads of
-// these rows overlap. All rows of a block belong to one head, since s_pad is a multiple of the number of rows of a
-// block.
+// attn_delta.cu does. If attn_bwd_hopper.cu follows, this kernel also sets the counter `added` of each tile of dQ to 0.
+// Operands have 16 bits, and their rows are aligned. PIECES threads share a row, with 16 bytes each. A thread handles
+// EACH rows, and the loads of these rows overlap. All rows of a block belong to one head, since s_pad is a multiple of
+// the number of rows of a block.
 //
 // Options: X_DT, X_D (64, 128 or 256, at least the number of channels of v).
 //

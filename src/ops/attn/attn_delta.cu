@@ -1,10 +1,10 @@
 // ops/attn/attn_delta.cu: computes two numbers for each query row, which the backward kernels read. One warp handles a
 // row.
-//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout. FP8 attention lacks this
-//                                         equality, so attn_bwd_dq.cu computes delta there)
+//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout. In FP8 attention the two
+//                                         sums differ, so attn_bwd_dq.cu computes delta)
 //   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0.
 // Both are [batch, heads, s_pad]. Rows from the sequence's end on get delta 0 and lse2 +inf, so that whole tiles can be
-// read without a test. For packed sequences te__attn_seq has their positions instead.
+// read without a test. For packed sequences te__attn_seq.work_at gives the positions of the rows instead.
 //
 // Options: X_EXTRA (attn.cuh).
 //

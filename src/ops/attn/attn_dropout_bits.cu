@@ -1,9 +1,9 @@
 // ops/attn/attn_dropout_bits.cu: runs before Hopper's forward and backward kernels with dropout. For each element of P
-// that the rows see, it writes a bit: 1 if the element is kept.
+// whose row sees its key, this kernel writes a bit: 1 if dropout keeps the element.
 //
-// A thread has a row and 128 keys at a time: four words of te__attn_keep_word (sequence.h). The random numbers of the
-// four words do not depend on each other. Values that all of them need are computed once. Neighbouring threads have
-// neighbouring rows, so their 16 bytes are adjacent.
+// A thread computes four words of te__attn_keep_word (sequence.h) at a time, for one row and 128 keys. Values that all
+// four words need are computed once. Neighbouring threads have neighbouring rows. The 16 bytes that each of them writes
+// are adjacent in memory.
 //
 // Launch: grid (tiles of 128 rows of the longest sequence, of all heads and sequences; ceil(s_kv /
 //         TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
@@ -11,8 +11,8 @@
 // te:row
 #include "ops/attn/attn.cuh"
 
-// Returns x in a form that the compiler keeps, instead of computing x again in each turn of a loop. All 32 threads of
-// the warp must call this function with the same x.
+// Returns x. The shuffle makes the compiler keep x in a register, instead of computing it again in each turn of a loop.
+// All 32 threads of the warp must call this function with the same x.
 TE_DEV te_u32 te_known(te_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -7,9 +7,10 @@
 //      wg 1|    |    | ...
 //      wg 2|    |    |
 //
-// A tile has 64 * WAVES queries of one head. Warpgroup 0 is the producer: one of its threads draws the numbers of
-// tiles, another thread starts all loads. Each other warpgroup is a consumer. It has 64 rows of the tile, with S, P and
-// O in registers. Keys are processed in blocks of BN from right to left, so that the first block has the diagonal:
+// A tile has 64 * WAVES queries of one head. Warpgroup 0 is the producer: one of its threads takes the numbers of tiles
+// from a counter, another thread starts all loads. Each other warpgroup is a consumer. It has 64 rows of the tile, with
+// S, P and O in registers. Keys are processed in blocks of BN from right to left, so that the first block has the
+// diagonal:
 //
 //     Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
 //
@@ -44,16 +45,16 @@
 // by row, otherwise by TMA. Empty blocks of a block mask are skipped. The producer and the consumers each read the
 // mask. Keys beyond the end of a sequence may have any content, so the rows of V there are cleared.
 //
-// ALiBi is an additional step of the product of S. Its operand B has the column numbers (te_line). This operand and
-// the barriers are then stored before O in shared memory. A bias that all queries share (KEYS) is an additional step,
-// too: S += ones B^T. Row j of B has the three parts of the bias of key j (attn_bias_line.cu). A block of B is loaded
+// ALiBi is an additional step of the product of S. Its operand B has the column numbers (te_line). This operand and the
+// barriers are then stored before O in shared memory. A bias that all queries share (KEYS) is an additional step, too:
+// S += ones B^T. Row j of B has the three parts of the bias of key j (attn_bias_line.cu). A block of B is loaded
 // together with the block of K, to the stage with the same number. Any other bias without TILES is loaded to registers
-// before the products, so that the loads overlap with them. While the products run, a mask of elements becomes bits,
-// and dropout's bits are loaded. These bits set elements of P to 0 after P is packed.
+// before the products, so that the loads overlap with the products. While the products run, an element mask is
+// converted to bits, and dropout's bits are loaded. These bits set elements of P to 0 after P is packed.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3; 3 has no option of hopper_scores.cuh but X_ALIBI), X_TILES
-//          (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_KEYS (1: a bias that all queries share;
-//          without X_BIAS), those of hopper_scores.cuh and hopper_dropout.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2, 3), X_TILES (1: a bias of 16 bits that TMA can read; with
+//          X_PAIRS = 1), X_KEYS (1: a bias that all queries share; without X_BIAS), those of hopper_scores.cuh (with
+//          X_WAVES = 3 only X_ALIBI) and hopper_dropout.cuh.
 //
 // Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED
 //         with X_TILES, or TE__ATTN_KEYS_SHARED with X_KEYS; with ALiBi TE__ATTN_LINE_BYTES more. Maps: q and o in
@@ -172,8 +173,8 @@ enum {
 
 typedef te_attn_tile<BM, BN, BIAS || KEYS> te_q_tile;
 
-// Draws the numbers of tiles, and describes each tile to the threads that load and to the consumers. One thread runs
-// this function.
+// Takes the numbers of tiles from a counter, and describes each tile to the threads that load and to the consumers. One
+// thread runs this function.
 TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> turn;
@@ -190,8 +191,8 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         t.tell(smem + AT_TILES + 64 * turn.stage, more);
         te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
     }
-    // atomicInc counts the blocks that have come here. Each of them has drawn its last number. The last block sets the
-    // counter to 0 for the next launch.
+    // atomicInc counts the blocks that take no more numbers. The last such block sets the counter to 0 for the next
+    // launch.
     if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
 }
 
@@ -212,8 +213,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) {
         load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch);
     };
-    int row = -1, head = 0, batch = 0; // These three describe the next block of V to load. V is loaded one block
-                                       // after K, even across the end of a tile. If row is -1, there is no such block.
+    int row = -1, head = 0, batch = 0; // These three describe the next block of V to load. It is loaded after the next
+                                       // block of K, which may belong to the next tile. row = -1: no V is to be loaded.
     for (;;) {
         te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
@@ -440,8 +441,8 @@ struct te_consumer {
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
     // load_before and load_behind load the bias of block n to registers. load_before issues its loads before the
-    // products, so that they overlap with them. load_behind runs after the products have been issued. With TILES it
-    // reads the bias from its tile in shared memory.
+    // products, so that the loads overlap with the products. load_behind runs after the products have been issued. With
+    // TILES it reads the bias from a tile in shared memory.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }
@@ -609,7 +610,7 @@ struct te_consumer {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float by = inverse[i & 1];
-                // Rows beyond the sequence may have any O, even NaN. So O is not multiplied for these rows.
+                // Rows beyond the sequence may have any O, even NaN. For these rows 0 is stored in place of a product.
                 r[i] = by == 0.0f ? 0u : te_pack16(o[8 * j + 2 * i] * by, o[8 * j + 2 * i + 1] * by);
             }
             const int piece = 2 * j + (lane >> 4);

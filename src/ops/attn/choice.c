@@ -1,5 +1,5 @@
 /* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. This part
- * uses plans. It must not depend on tiles.
+ * may use te__plan. It must not depend on tiles.
  *
  * TE__ATTN_TABLE has a row for each feature of a problem that some kernels do not support. Both the choice and the
  * sentence of te_explain come from this table. */

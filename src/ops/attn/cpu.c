@@ -24,8 +24,8 @@ enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 #endif
 
 /* Computes out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3. The rows
- * of `out` are out_ld elements apart. Up to 64 terms are summed in f32, which compilers turn into vectors. These sums
- * are added in double. */
+ * of `out` are out_ld elements apart. Sums of up to 64 terms are computed in f32, so that compilers vectorize the loop.
+ * These sums are added in double. */
 static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b,
                           int64_t ld, int64_t n) {
     enum { W = TE__ATTN_WIDE };
@@ -72,7 +72,7 @@ static inline float te__attn_exp(float x) {
 }
 
 /* The memory of one worker. The number of keys is rounded up to a multiple of 4, and channels to a multiple of 16. The
- * elements that this adds are 0. */
+ * padding is 0. */
 typedef struct te__attn_scratch {
     float *k, *v;           /* [keys, d], [keys, d_v]: a head */
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: a block of rows of Q and dO */
@@ -106,8 +106,8 @@ static void *te__attn_take(char *memory, int64_t *used, int64_t bytes) {
     return p;
 }
 
-/* Divides `memory` among the fields of *s, and returns how many bytes they need. `memory` may be NULL; then the
- * function only counts. */
+/* Divides `memory` among the fields of *s, and returns how many bytes they need. If `memory` is NULL, the function only
+ * counts the bytes. */
 static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_scratch *s) {
     const int64_t size = (int64_t)sizeof(float);
     int64_t used = 0;
@@ -190,8 +190,8 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* ---- blocks of scores ---- */
 
-/* A block of at most 32 query rows of one head. It begins at row `first`. `rows` of its rows are written, and the first
- * n of them attend to keys. None of them sees a key outside of begin .. end - 1. */
+/* A block of at most 32 query rows of one head. It begins at row `first`. The field `rows` is the number of rows that
+ * are written. Only the first n rows attend to keys, and only to keys in begin .. end - 1. */
 typedef struct te__attn_block {
     const te__attn_extra *extra;
     const te__attn_seq *seq;
@@ -213,9 +213,8 @@ static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_
     return block;
 }
 
-/* Finds the next run of keys without an empty block of the block mask, and stores it in *from .. *to - 1. On entry *to
- * is the end of the previous run. Returns false if there is no further run. All rows of a te__attn_block lie in one row
- * of blocks of the mask. */
+/* Finds the next range of adjacent keys that no empty block of the block mask hides, and stores it in *from .. *to - 1.
+ * On entry *to is the end of the previous range. Returns false if there is no further range. */
 static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_t *to) {
     const te__attn_extra *x = block->extra;
     int64_t j = *to;
@@ -373,7 +372,7 @@ static void te__attn_exp_block(const te__attn_block *block, float *s, const floa
     }
 }
 
-/* Applies dropout, drop() in the formulas above, to x [keys, BLOCK]. */
+/* Applies dropout, drop() in the formulas at the head of this file, to x [keys, BLOCK]. */
 static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, float *x) {
     const uint32_t threshold = te__attn_threshold(a);
     int64_t r, j;
@@ -525,8 +524,8 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
                        a->scale);
 }
 
-/* Runs a task of the pass for dB. A task makes up to 32 rows of dB, or its only row if all query rows share it. It sums
- * over the sequences, heads and query rows that share dB. */
+/* Runs a task of the pass for dB. A task computes up to 32 rows of dB. If all query rows share the bias, dB has only
+ * one row. The task sums over the sequences, heads and query rows that share these rows of dB. */
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
@@ -641,7 +640,8 @@ static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
     return TE_OK;
 }
 
-/* Sets all rows of a packed tensor to 0 before the sequences write theirs. So rows that belong to no sequence are 0. */
+/* Sets all rows of a packed tensor to 0 before the rows of the sequences are written. So rows that belong to no
+ * sequence are 0. */
 static void te__attn_clear_rows(const te__attn_view *x, int64_t rows, int64_t heads, int64_t n) {
     const double zeros[TE__ATTN_MAX_D] = TE_ZERO;
     int64_t i, h;

@@ -1,11 +1,11 @@
-/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. This part uses plans. It must
- * not depend on the driver.
+/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. This part may use te__plan. It
+ * must not depend on the driver.
  *
  * Head sizes are rounded up to a size for which a tensor-core kernel is compiled. The channels that this adds are
  * zeros. They cost time, but do not change results. */
 
 /* The tiles of an mma.sync kernel. d: rounded-up head size. m: number of 16-row fragments of a warp. tile: number of
- * rows of the other side (keys or queries) that are processed at a time. */
+ * keys (for dK and dV: of queries) that are processed at a time. */
 typedef struct te__attn_tiles {
     int d, m, warps, tile;
 } te__attn_tiles;
@@ -72,11 +72,11 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 
 /* Returns true if the general kernels must process a head in chunks of channels. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
-/* Returns the bytes of shared memory of a general kernel. From the side that a block owns (queries or keys) it holds
- * TE__ATTN_ROWS rows of a tensor with `mine` channels, and as many of a tensor with mine2 channels. From the other side
- * it holds TE__ATTN_LANES rows of a tensor with `theirs` channels, and as many of a tensor with theirs2 channels. mine2
- * and theirs2 may be 0. It also holds a weight for each pair of rows. If heads are processed in chunks, it holds one
- * chunk of one tensor from each side. */
+/* Returns the bytes of shared memory of a general kernel. A thread block owns TE__ATTN_ROWS queries (for dK and dV:
+ * keys), and reads TE__ATTN_LANES keys (queries) at a time. `mine` and `mine2` are the numbers of channels of the two
+ * tensors whose rows the block owns, `theirs` and `theirs2` those of the two tensors that it reads. mine2 and theirs2
+ * may be 0. There is also a weight for each pair of rows. If heads are processed in chunks, shared memory holds one
+ * chunk of one owned tensor and of one tensor that is read. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;

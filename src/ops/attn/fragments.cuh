@@ -42,8 +42,8 @@ template <> struct te_paging<1> {
     }
 };
 
-// The part of one thread in copying the tiles of a head by cp.async. GROUP threads copy a row. The pieces of one thread
-// are GROUP pieces apart.
+// The state of one thread that copies tiles of a head by cp.async. GROUP threads copy a row, in pieces of 16 bytes. The
+// pieces that one thread copies are GROUP pieces apart.
 template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_paging<PAGED> {
     enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };
     static_assert(ROWS % STEP == 0, "every thread copies as much");

@@ -1,5 +1,5 @@
-/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, and launches. This part uses
- * plans. It must not depend on the driver. */
+/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, and launches. This part may
+ * use te__plan. It must not depend on the driver. */
 
 /* Returns the smallest head size from d on for which the Hopper kernels are compiled. */
 static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
@@ -371,8 +371,8 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
 }
 
 /* The number of tiles, or of parts of tiles, that keeps a chip busy. If there are fewer tiles, each is cut into parts.
- * The number of parts depends on sizes only, not on the chip. If all queries share the bias, more are needed, because
- * the tiles have different amounts of work. */
+ * The number of parts depends on sizes only, not on the chip. A bias that all queries share needs more tiles, because
+ * its tiles have different amounts of work. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
 /* Plans the gradient of the bias, which is computed from lse2 and delta. If the kernel for dK makes it
  * (te__attn_bias_in_sums), there is nothing to plan. */

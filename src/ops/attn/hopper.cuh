@@ -1,5 +1,5 @@
 // ops/attn/hopper.cuh: what the attention kernels of sm_90a have in common: products by wgmma, tiles in shared memory,
-// and which keys a tile of queries needs. It must not depend on a kernel's pipeline.
+// and which keys a tile of queries needs. This part must not depend on a kernel's pipeline.
 //
 // A matrix of 16-bit channels is in shared memory as TMA writes it: in panels of 64 channels, with rows of 128 bytes
 // and the 128-byte swizzle. If the head size is not a multiple of 64, only a part of the last panel is read.

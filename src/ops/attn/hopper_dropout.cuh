@@ -1,5 +1,5 @@
-// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. It depends on
-// the layout of fragments of S. It must not depend on a kernel's pipeline.
+// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. This part
+// depends on the layout of fragments of S. It must not depend on a kernel's pipeline.
 //
 // Options: X_DROPOUT: 0: there is no dropout; 1: dropout's bits lie in memory (attn_dropout_bits.cu); 2: the bits would
 //          not fit in memory, so the kernels draw them.
@@ -13,14 +13,14 @@ TE_DEV void te_ldg16(const void *p, te_u32 *x) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "l"(p));
 }
-// Returns the address of the words of one row for the keys from j on. `row` is the index of the row in lse2. The words
-// of the next row are four words further.
+// Returns the address of the words with dropout's bits of one row, for the keys from j on. `row` is the index of the
+// row in lse2. The words of the next row are four words further.
 TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) {
     return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4;
 }
 
-// Dropout's bits for a thread's part of S, N columns wide, in which a row belongs to a query. The thread has two rows,
-// 8 apart, and two of every eight columns.
+// Dropout's bits for a thread's part of S. The rows of S are queries, and its N columns are keys. The thread has two
+// rows, 8 apart, and two of every eight columns.
 template <int N> struct te_keep_rows {
     te_u32 word[2][N / 32];
 

@@ -103,8 +103,8 @@ TE_DEV te_u32 te_ldg2(const void *p) {
     return x;
 }
 
-// The bias for a thread's part of S, in which a row belongs to a query. The part has N elements: two rows, 8 apart, and
-// two of every eight columns.
+// The bias for a thread's part of S. The rows of S are queries. The part has N elements: two rows, 8 apart, and two of
+// every eight columns.
 template <int N> struct te_bias_rows {
     enum {
         SIZE = BIAS == TE_F32 ? 4 : 2,
@@ -211,14 +211,14 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
     }
 }
 
-// ALiBi as an additional matrix product, for S in which a row belongs to a query. On one side of the diagonal ALiBi is
-// linear along a row: tilt (at + column). The tensor cores add tilt * column to S. The softmax adds tilt * at, which is
-// the same for a whole row and is called `shift`. tilt is the sum of three bf16 numbers, hi, mid and lo. Column numbers
-// are exact in bf16, and so is the result.
+// ALiBi as an additional matrix product. The rows of S are queries. On one side of the diagonal ALiBi is linear along a
+// row: tilt (at + column). The tensor cores add tilt * column to S. The softmax adds tilt * at, which is the same for a
+// whole row and is called `shift`. tilt is the sum of three bf16 numbers, hi, mid and lo. Column numbers are exact in
+// bf16, and so is the result.
 //
 // The product is used only with CUDA up to 13.0. The compiler of 13.5 finds no registers for a product that takes A
-// from registers and adds to S, and makes all products wait for each other. With newer compilers an addition to each
-// element of S takes its place, after the wait for the other products.
+// from registers and adds to S. It then makes all products wait for each other. With newer compilers an addition to
+// each element of S takes its place, after the wait for the other products.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
     float slope, tilt, shift[2]; // shift: tilt * at, for each of the thread's two rows

@@ -43,7 +43,7 @@ typedef struct te__attn_extra {
     float softcap_in, softcap2; /* softcap_in: scale / softcap; softcap2: softcap * log2(e) */
     int alibi;
     const float *slopes; /* ALiBi's slopes, [heads] or [batch, heads]; NULL: te__attn_slope computes them */
-    int slopes_b;        /* elements from the slopes of one sequence to those of the next */
+    int slopes_b;        /* distance in elements from the slopes of one sequence to those of the next */
     int softmax;         /* te_softmax_type */
     const float *sink;   /* [heads]: the offsets of TE_SOFTMAX_LEARNABLE */
     float *max_logit;    /* [heads], or NULL */
@@ -75,8 +75,8 @@ typedef struct te__attn_kargs {
     te__attn_extra x;
 } te__attn_kargs;
 
-/* The order in which a Hopper kernel numbers its tiles. `counter` has two counters, from which thread blocks draw the
- * numbers. Both are 0 between kernels. */
+/* The order in which a Hopper kernel numbers its tiles. counter[0] gives out the numbers of tiles, and counter[1]
+ * counts the thread blocks that have finished. Both are 0 between kernels. */
 typedef struct te__attn_order {
     unsigned *counter;
     int tiles, rows; /* tiles: number of tiles of all heads; rows: of one head */
@@ -132,8 +132,7 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     long long tiles_of_head;
     te__attn_bits bits;
     te__attn_kargs a;
-    te__attn_order order; /* The order of blocks of keys, or of tiles of queries. Its `counter` counts the numbers that
-                           * have been drawn. */
+    te__attn_order order; /* The order of blocks of keys, or of tiles of queries. */
     float *dq_sum;        /* attn_bwd_hopper.cu: tiles of dQ in f32, each stored in the order of the registers */
     int *added;           /* for each tile of dq_sum: how many key blocks have been added to it; NULL: there is no
                            * dq_sum */
@@ -172,8 +171,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
     long long part;       /* distance in elements from one part of the sum to the next */
     te__attn_bits bits;
-    te__attn_table to;    /* One of three: dB; or the parts of dB in f32, [parts, dbias_b, dbias_h, dbias_i, keys]; or,
-                           * if attn_bwd_hopper.cu ran before, its bias_sum. */
+    te__attn_table to;    /* This is dB, or the parts of dB in f32, [parts, dbias_b, dbias_h, dbias_i, keys]. After
+                           * attn_bwd_hopper.cu it is bias_sum. */
     te__attn_kargs a;
     te__attn_order order; /* tiles: number of tiles of all parts; rows: number of tiles of 128 queries */
     int parts, tiles_of_part;
@@ -243,8 +242,9 @@ typedef struct te__sparse_attn_kargs {
     float *lse;          /* [batch, heads, s_q]: the natural logarithm of the sums of exponentials; may be NULL in the
                           * forward pass */
     float *lse2, *delta; /* backward pass: [batch, heads, s_q], as in attn_delta.cu */
-    int *cursor;         /* backward pass: [batch, chunks, s_kv]. At first it has the number of queries of a chunk that
-                          * read the key. Later it has the position in `list` at which their numbers are written. */
+    int *cursor;         /* backward pass: [batch, chunks, s_kv]. At first an entry counts the queries of a chunk that
+                          * read the key. Later it is the position in `list` where the numbers of these queries are
+                          * written. */
     int *start, *list;   /* backward pass: start [batch, s_kv + 1], list [batch, s_q n]. The queries that read key j are
                           * list[start[j]] to list[start[j + 1] - 1], in ascending order. */
     int batch, heads, s_q, s_kv, n, d, d_v;

@@ -17,8 +17,8 @@ static te_attn_mask te__attn_mask_of(const te_attn_rule *x) {
 static float te__attn_scale(float given, int64_t d) {
     return given != 0.0f ? given : te__floats_divide(1.0, sqrt((double)d));
 }
-/* Fills in the defaults of a rule that has been checked. d is the head size of q. The backends and the arguments of the
- * kernels are made from the completed rule. */
+/* Fills in the defaults of a rule that has been checked. d is the head size of q. The backends and the kernels'
+ * arguments use the completed rule. */
 static void te__attn_resolve(te_attn_rule *x, int64_t d) {
     x->mask = te__attn_mask_of(x);
     if (x->mask == TE_MASK_CAUSAL || x->mask == TE_MASK_PADDING_CAUSAL)
@@ -311,9 +311,9 @@ static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_
     for (i = 0; i < TE__ATTN_PLACES; i++) at[i] = (const int32_t *)te__data(places[i]);
     return te__attn_check_places(te, op, a, at);
 }
-/* Checks the numbers in the tensors of te__attn_places if these tensors are in a GPU's memory. It must copy them to the
- * host, so only debug mode does it. Without debug mode the kernels limit the numbers so that no row is outside of its
- * tensor. */
+/* Checks the numbers in the tensors of te__attn_places if these tensors are in a GPU's memory. For this check they are
+ * copied to the host, so it is made only in debug mode. Without debug mode the kernels limit the numbers so that no row
+ * is outside of its tensor. */
 static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     const te_tensor *places[TE__ATTN_PLACES];
     int32_t *at[TE__ATTN_PLACES] = {NULL, NULL, NULL, NULL, NULL};

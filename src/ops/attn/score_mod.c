@@ -1,5 +1,6 @@
-/* ops/attn/score_mod.c: the user's expressions for scores and masks (te_score_mod): the checks that decide which ones
- * the compiler gets, and the text that kernels include. This part handles text. It must not depend on attention. */
+/* ops/attn/score_mod.c: the user's expressions for scores and masks (te_score_mod): the checks that decide which
+ * expressions the compiler gets, and the text that kernels include. This part handles text. It must not depend on
+ * attention. */
 
 static bool te__has_score_mod(const te_score_mod *m) {
     return m->score_mod || m->mask_mod || m->score_fn || m->mask_fn;
@@ -156,8 +157,8 @@ static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_s
 
 /* ---- the text ---- */
 
-/* Finds out whether a division by the number at `at` may become a product with its reciprocal. If so, returns the
- * number of its characters, otherwise 0. The number must have digits, one point and an f at its end. It must be short,
+/* Finds out whether a division by the number at `at` may become a product with its reciprocal. If so, returns how many
+ * characters the number has, otherwise 0. The number must have digits, one point and an f at its end. It must be short,
  * so that its reciprocal is a normal float. */
 static size_t te__score_mod_divisor(const char *at) {
     size_t n = 0, points = 0;
@@ -177,7 +178,7 @@ static bool te__score_mod_has_steps(const char *text) {
     return false;
 }
 /* Writes the expression of a score or of its derivative. A division by a constant, such as a / 50.0f, becomes a * (1.0f
- * / 50.0f). An exact division takes as long as ten products. The result of the product differs from it by at most 2
+ * / 50.0f). An exact division takes as long as ten products. The product differs from the exact quotient by at most 2
  * ulp. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;

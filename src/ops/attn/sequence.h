@@ -100,18 +100,19 @@ TE__BOTH float te__attn_slope(int heads, int h) {
 
 /* Returns dropout's threshold: p in units of 2^-16. Dropout draws a 16-bit number for each element of P, and keeps the
  * element if the number is at least the threshold. The random bits are stored bit by bit: one 32-bit word holds bit n
- * of the numbers of 32 neighbouring keys. So one operation on a word serves 32 numbers, and the bits below the lowest
- * set bit of the threshold need not be drawn. The generator is Philox4x32-7, with four words in a block. Bit n of the
- * number of key j is bit number j % 32 of word n % 4 of block 4 * w + n / 4. There w = row * ceil(s_kv / 32) + j / 32,
- * and row = (b * heads + h) * s_q + i. Seven rounds pass all tests of BigCrush, as ten do (Salmon et al.). */
+ * of the numbers of 32 neighbouring keys. So one operation on a word serves 32 numbers. Bits below the lowest set bit
+ * of the threshold are not drawn, because they cannot change the comparison. The generator is Philox4x32-7, with four
+ * words in a block. Bit n of the number of key j is bit number j % 32 of word n % 4 of block 4 * w + n / 4. There w =
+ * row * ceil(s_kv / 32) + j / 32, and row = (b * heads + h) * s_q + i. Seven rounds pass all tests of BigCrush, as ten
+ * do (Salmon et al.). */
 TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t)(a->dropout_p * 65536.0f); }
-/* Returns the w of te__attn_threshold for keys 0 .. 31 of row i. */
+/* Returns the word number w (see te__attn_threshold) for keys 0 .. 31 of row i. */
 TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i) {
     return (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) *
            (uint64_t)((a->s_kv + 31) / 32);
 }
 TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
-/* Extends a comparison of 32 numbers with the threshold by four more bits, those of block `block`. Before the call, bit
+/* Extends a comparison of 32 numbers with the threshold by the four bits of Philox block `block`. Before the call, bit
  * j of at_least says whether the lower bits of number j are at least the lower bits of the threshold. The result says
  * the same with the four new bits included. Where a new bit differs from the threshold's bit, it decides. Where they
  * are equal, the old answer stays. Both cases are one formula: the majority of the new bit, the old answer, and the

@@ -5,7 +5,7 @@
 //   1  One block for each sequence. It sets start[key] to the sum of the counts of all smaller keys. It sets each
 //      chunk's cursor[key] to the place in the list where the chunk's queries begin.
 //   2  One block for each chunk. It goes through its queries in order and writes list[cursor[key]++] = the query. If a
-//      query names a key twice, it stands in the list twice.
+//      query names a key twice, the query stands in the list twice.
 //
 // Launch: grid batch * chunks (steps 0 and 2) or batch (step 1), block 256.
 // te:baseline

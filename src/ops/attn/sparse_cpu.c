@@ -6,8 +6,8 @@
  *   dKV_j = sum of scale dS_k q + P_k dO over all queries, heads and k for which the list names key j
  *   dsink = - sum over queries of e^(sink - lse) D
  *
- * A task of the first pass is a query. A task of the second pass is a key with the list of the queries that read it. So
- * each sum has one order, whichever thread runs the task. */
+ * A task of the first pass is a query. A task of the second pass is a key with the list of the queries that read it.
+ * Each sum is computed in a fixed order, whichever thread runs the task. */
 
 typedef struct te__sparse_work {
     te__sparse_attn_kargs a;

@@ -1,4 +1,4 @@
-/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This part may make plans. It must
+/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This part may use te__plan. It must
  * not call the CUDA driver. */
 
 /* Returns the bytes of shared memory that a block needs. It holds eight heads of q and o (in the backward pass: of q,
@@ -42,8 +42,8 @@ static te_result te__cuda_plan_sparse_attn_fwd(te__plan *p, const te_op_sparse_a
     return te__sparse_plan_queries(p, &a, false);
 }
 
-/* Plans the gradient of the sinks. The kernel of dense attention computes it, since lse2 and delta have the same layout
- * in both. */
+/* Plans the gradient of the sinks. The kernel of dense attention computes it, since dense and sparse attention store
+ * lse2 and delta in the same layout. */
 static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, const te_tensor *dsinks) {
     te__launch *l = te__plan_launch(p, "attn", "attn_bwd_sink");
     te__attn_kargs *k = TE__KARGS(p, l, te__attn_kargs);

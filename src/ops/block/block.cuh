@@ -1,5 +1,5 @@
 // ops/block/block.cuh: converts FP8 codes to f32, for the kernels block_dequantize and block_dequantize_col. This part
-// knows codes. It must not depend on where the scales lie.
+// must not depend on where the scales lie.
 #pragma once
 #include "device/vector.cuh"
 

@@ -12,8 +12,8 @@
 //
 // Benchmark: "dequantize 128x1 blocks" in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each tile of 128 rows and 128 columns of y, consecutive along the same
-// rows. Any size and any alignment are allowed.
+// Launch: block 256; the grid has one block for each tile of 128 rows and 128 columns of y, in row-major order. Any
+// size and any alignment are allowed.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3

@@ -22,8 +22,7 @@
 //
 // Benchmark: "quantize 1x128 blocks both copies", "quantize 128x128 blocks both copies" in tests/bench/h200.csv.
 //
-// Launch: block 512; the grid has one block for each tile, consecutive along a row of tiles. Any size and any alignment
-// are allowed.
+// Launch: block 512; the grid has one block for each tile, in row-major order. Any size and any alignment are allowed.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4

@@ -1,6 +1,6 @@
 /* ops/block/op.c: FP8 quantization with one f32 scale for each block of 1 x 128 or 128 x 128 elements. It has the
- * checks, the CPU's reference and the plans of the kernels. This part knows where the scales of each copy lie. It must
- * not depend on how a GPU computes the scales, nor on what the copies are for. */
+ * checks, the CPU's reference and the kernel launches. This part knows where the scales of each copy lie. It must not
+ * depend on how a GPU computes the scales, nor on what the copies are for. */
 
 enum { TE__BLOCK = 128 };
 
@@ -95,9 +95,9 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     }
 }
 
-/* Writes a tile's part of one copy, codes and scales. A copy has `lines` rows of `length` elements. The part is block
- * number `block` of 128 elements, in the 128 rows from line_block * 128 on. Codes beyond `length` are padding; padding
- * has no scales. */
+/* Writes a tile's part of one copy, codes and scales. A copy has `lines` rows of `length` elements. The tile's part is
+ * 128 of these rows from line_block * 128 on, and 128 elements of each row from block * 128 on. Codes beyond `length`
+ * are padding. Padding has no scales. */
 static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,
                             int64_t block, int64_t lines, int64_t length) {
     const te_tensor *q = columnwise ? j->a->col : j->a->row,
@@ -142,7 +142,8 @@ static void te__block_quantize_tiles(void *user, int64_t begin, int64_t end) {
     for (i = begin; i < end; i++) te__block_quantize_tile(j, i / j->tiles_n, i % j->tiles_n, &tile);
 }
 
-/* Two functions: they return the number of tiles along m and along n. The tiles cover the padding too. */
+/* te__block_tiles_m and te__block_tiles_n return the numbers of tiles along m and n. The tiles also cover the
+ * padding. */
 static int64_t te__block_tiles_m(const te_op_block_quantize_args *a) {
     return te__div_up(te__max(te__rows(a->x), te__cols_of(a->col)), TE__BLOCK);
 }

@@ -2,8 +2,8 @@
 // infinity is kept.
 //
 // A warp handles one row at a time. It raises the amax of the row's group by an atomic maximum, which gives the same
-// bits in any order. Most warps find a larger value there and need no atomic. Rows with group numbers outside 0 ..
-// count - 1 are skipped.
+// bits in any order. Most warps find that amax[g] is already larger, and need no atomic. Rows with group numbers
+// outside 0 .. count - 1 are skipped.
 //
 // Launch: block 256, and any number of blocks; each warp goes on until no row is left. Any size is allowed, and any
 // alignment of at least one element.

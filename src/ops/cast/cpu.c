@@ -1,5 +1,5 @@
 /* ops/cast/cpu.c: the reference of amax, scales, FP8 casts and transpose. Every GPU gives the same bytes as this code.
- * How the work is divided depends on the shape alone. */
+ * The division of the work depends on the shape alone. */
 
 /* Returns the maximum of `largest` and all |x|. A NaN counts as 0. The maximum compares bits as integers, because the
  * compiler vectorizes integer maxima. Non-negative floats have the same order as their bits. */
@@ -52,8 +52,8 @@ static float *te__of_group(const te_tensor *x, int64_t i) {
     return x && i >= 0 && i < te__numel(x) ? te__f32_data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
 }
 
-/* Computes the amaxes of groups `begin` to `end` - 1. With `keep`, an amax is the maximum with the number that is
- * already there. */
+/* Computes the amaxes of groups `begin` to `end` - 1. If `keep` is set, the old value of an amax counts in the
+ * maximum. */
 static void te__amax_groups(void *user, int64_t begin, int64_t end) {
     const te_op_amax_args *a = (const te_op_amax_args *)user;
     const int32_t *group = (const int32_t *)te__data(a->groups);

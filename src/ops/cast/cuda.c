@@ -1,5 +1,4 @@
-/* ops/cast/cuda.c: plans of the casts. This part knows how each kernel must be launched. It must not depend on what the
- * kernels compute. */
+/* ops/cast/cuda.c: plans the launches of the cast kernels. This part must not depend on what the kernels compute. */
 
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
@@ -64,9 +63,9 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     return te__plan_why(p, "one thread a scale");
 }
 
-/* Plans launches of `kernel` for all states of the list. Each launch has a table of at most TE__DELAYED_MAX states.
- * `slots_a_block` is the number of slots of one block. `with` has the fields that are the same in all tables; its
- * `amaxes` holds the amaxes of all slots of the list. */
+/* Plans launches of `kernel` for the states history[i] and scale[i], i < count. Each launch has a table of at most
+ * TE__DELAYED_MAX states. `slots_a_block` is the number of slots of one thread block. `with` has the fields that are
+ * the same in all tables. with->amaxes holds the amaxes of the slots of all states, or is NULL. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
                              te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;
@@ -111,8 +110,8 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_g
     return te__plan_why(p, "186 states a launch, one thread a slot");
 }
 
-/* Two functions: they return the number of tiles along m and along n. The tiles cover the padding too. There is at
- * least one tile, even for an empty x, since scale_inv is always written. */
+/* te__cast_tiles_m and te__cast_tiles_n return the numbers of tiles along m and n. The tiles also cover the padding.
+ * There is at least one tile, even for an empty x, since scale_inv is always written. */
 static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) {
     return te__max(1, te__div_up(te__max(te__rows(a->x), te__cols_of(a->col)), 128));
 }

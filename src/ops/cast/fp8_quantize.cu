@@ -27,10 +27,10 @@
 //
 // Benchmark: "quantize e4m3 ...", "quantize e5m2 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each tile, consecutive along a row of tiles, and at least one block.
-// With CURRENT all blocks of the grid must run at the same time, TE__CAST_RESIDENT of them on a multiprocessor
-// (TE__CAST_RESIDENT_HALVES if the kernel is compiled for an x of 16 bits). The grid then has one block for each
-// element of `partial`. Any size and any alignment are allowed.
+// Launch: block 256; the grid has one block for each tile, in row-major order, and at least one block. With CURRENT all
+// blocks of the grid must run at the same time, TE__CAST_RESIDENT of them on a multiprocessor (TE__CAST_RESIDENT_HALVES
+// if the kernel is compiled for an x of 16 bits). The grid then has one block for each element of `partial`. Any size
+// and any alignment are allowed.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0

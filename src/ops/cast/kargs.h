@@ -12,7 +12,7 @@ typedef struct te__amax_kargs {
                         * pieces are read one by one */
     int head;
     int x_dt;
-    int keep; /* whether the amax is the maximum with the value already there */
+    int keep; /* whether the old value of the amax counts in the maximum */
 } te__amax_kargs;
 
 /* The arguments of the kernels amax_groups and amax_groups_zero. amax_groups_zero runs first. */
@@ -44,7 +44,7 @@ typedef struct te__delayed_kargs {
     float *history[TE__DELAYED_MAX]; /* [length, n] */
     float *scale[TE__DELAYED_MAX];   /* [n]; unused by the gather */
     float *amaxes; /* the amaxes of this launch's slots. delayed_gather writes them. delayed_update reads them in place
-                    * of row 0; there it may be NULL */
+                    * of row 0, unless `amaxes` is NULL */
     unsigned first[TE__DELAYED_MAX + 1];
     unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */
     unsigned char length_index[TE__DELAYED_MAX]; /* the position of each state's length in `length` */
@@ -55,7 +55,7 @@ typedef struct te__delayed_kargs {
 /* A tile has 128 rows and 64 columns. */
 #define TE__CAST_RESIDENT 3 /* blocks of fp8_quantize that must fit on a multiprocessor at once, if the kernel computes
                              * the scale itself */
-#define TE__CAST_RESIDENT_HALVES 4 /* the same for x of 16 bits, which stays packed in registers */
+#define TE__CAST_RESIDENT_HALVES 4 /* the same number for x of 16 bits, which stays packed in registers */
 typedef struct te__fp8_quantize_kargs {
     const void *x; /* [m, n] */
     void *row;     /* [m, ld], or NULL */

@@ -25,7 +25,7 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_arg
 
 /* ---- delayed scaling ---- */
 
-/* Checks the amax histories of a list, and sets *slots to the number of columns of all of them together. */
+/* Checks the amax histories history[0 .. count - 1], and sets *slots to the total number of their columns. */
 static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count,
                                           int64_t *slots) {
     char text[TE__SHAPE_TEXT];
@@ -65,8 +65,8 @@ static te_result te__check_delayed_gather(te_ctx *te, te_op_delayed_gather_args 
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
     return result == TE_OK ? te__want_numel(te, "delayed_gather", "amaxes", a->amaxes, slots) : result;
 }
-/* Returns fp8_max / 2^margin. The host computes it for both backends, so that a fractional margin gives both the same
- * number. */
+/* Returns fp8_max / 2^margin. The host computes it for both backends, so that both use the same number even if the
+ * margin is a fraction. */
 static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
 
 /* ---- casts ---- */

@@ -12,8 +12,8 @@
 //
 // Benchmark: "transpose e2m1" in tests/bench/h200.csv.
 //
-// Launch: block 256; the grid has one block for each pair of tiles, consecutive along a row of tiles. Any size and any
-// alignment are allowed.
+// Launch: block 256; the grid has one block for each pair of tiles, in row-major order. Any size and any alignment are
+// allowed.
 //
 // te:baseline
 #include "ops/cast/kargs.h"

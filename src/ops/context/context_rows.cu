@@ -1,6 +1,6 @@
-// ops/context/context_rows.cu: finds where each row of sequences that are split among ranks lies: its rank, and its
-// row on that rank (te__context_place). It writes these places as a map for moe_permute, or writes the inverse of this
-// map.
+// ops/context/context_rows.cu: for sequences that are split among ranks, finds the rank of each row and the number of
+// the row on that rank (te__context_place). It writes these places as the map (row_id_map) of moe_permute, or writes
+// the inverse of this map.
 //
 // Launch: blocks of 256 threads. There is a thread for each row, or fewer threads, which then step through the rows.
 //

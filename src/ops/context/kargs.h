@@ -34,7 +34,7 @@ typedef struct te__context_merge_kargs {
 
 /* Finds the place of row w, counted through all sequences in order: it is row *local of rank *rank. The rows behind the
  * last sequence are divided evenly among the ranks. Returns false if sequences of these lengths cannot be split among
- * the ranks. In this case a GPU leaves the row where it is, since it cannot check the lengths before. */
+ * the ranks. A GPU, where nothing has checked the lengths, then leaves row w where it is. */
 TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, long long *rank, long long *local) {
     const long long each = a->rows / a->ranks;
     const long long end = a->cu ? a->cu[a->sequences] / a->share : a->rows;
@@ -62,8 +62,8 @@ TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, lo
     return *rank >= 0 && *rank < a->ranks && *local >= 0 && *local < each;
 }
 
-/* Returns the number of tokens that sequence b has in some of its chunks; the field `chunks` says in which. Sets *start
- * to the row where the first of these chunks begins. */
+/* Returns the number of tokens that sequence b has in the chunks that the field `chunks` selects. Sets *start to the
+ * row where the first of these chunks begins. */
 TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b, int *start) {
     const int length = a->cu[b + 1] - a->cu[b], from = a->padded[b], chunk = (a->padded[b + 1] - from) / (2 * a->ranks);
     const int first = length - a->rank * chunk, second = length - (2 * a->ranks - 1 - a->rank) * chunk;

@@ -14,7 +14,7 @@
 // If run is larger, the eight elements belong to one run. Without options, a thread has four neighbouring elements
 // twice, 1024 elements apart.
 //
-// Each product and each sum is rounded by itself, as on the CPU, so both give the same bits.
+// Each product and each sum is rounded by itself. The CPU does the same, so it gives the same bits.
 //
 // Benchmark: "residual add" in tests/bench/h200.csv.
 //

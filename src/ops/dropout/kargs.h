@@ -1,8 +1,8 @@
 /* ops/dropout/kargs.h: the arguments of the dropout kernel. The host's compiler and the kernel's compiler both read
  * this file, so it has a plain struct alone. */
 
-/* The arguments of y = residual + keep(x + bias) * keep_scale, where keep sets some elements to 0. The backward pass is
- * the same without bias and residual. */
+/* The arguments of y = residual + keep(x + bias) * keep_scale, where keep sets some elements to 0. The backward pass
+ * has neither bias nor residual. */
 typedef struct te__dropout_add_kargs {
     const void *x;
     const void *bias;     /* [n], or NULL */

@@ -12,8 +12,8 @@ typedef struct te__gemm_tile_kind {
                       * the tile is not used for that kind */
 } te__gemm_tile_kind;
 
-/* Two functions: they return how many blocks of a cluster use the same part of A, or of B. 1 means that it is not
- * shared. */
+/* te__gemm_share_a and te__gemm_share_b return how many blocks of a cluster use the same part of A, or of B. 1 means
+ * that the operand is not shared. */
 static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
 static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
 /* Returns how many clusters run at a time. */
@@ -90,8 +90,8 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * - A cluster costs a fixed time to start.
  * - Split-K costs a second launch, and a pass of the partial sums through the L2 cache.
  * The constants were fitted with `te_bench --tune` to measurements of 41 shapes. On 64 shapes the choices were 1 %
- * slower than the best alternatives on average, and 11 % at most. Two constants were fitted by hand later: 128 x 192
- * tiles in clusters to eight more shapes, and the start of a cluster to 35. */
+ * slower than the best alternatives on average, and 11 % at most. Two constants were fitted by hand later: the speed of
+ * 128 x 192 tiles in clusters, and the cost of the start of a cluster. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q,
                             int64_t slabs, int64_t splits, bool tma, double work) {
     const te_op_gemm_args *a = q->args;
@@ -111,7 +111,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, doub
 }
 
 /* Returns the time of a product by groups according to the model, as if all groups had the same size. The unit is that
- * of te__gemm_cost. The constants are older than those of te__gemm_cost; grouped products were measured with them. */
+ * of te__gemm_cost, but the constants are different. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed,
                                const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
     int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* number of rows that are always computed together, even
@@ -204,8 +204,8 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
 
 typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
-/* Returns what te__gemm_search chooses, and remembers it for the next product of the same shape, since a search takes a
- * quarter of the time of a launch. */
+/* Returns what te__gemm_search chooses. The choice is stored for the next product of the same shape, since a search
+ * takes a quarter of the time of a launch. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
                                        const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;

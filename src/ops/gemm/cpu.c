@@ -15,19 +15,20 @@ enum {
     TE__GEMM_MR = 6, /* rows of a panel of A. 6 x 32 sums fill 12 of the 32 registers of AVX-512, and also suit
                       * processors with fewer registers */
     TE__GEMM_NR = 32,
-    TE__GEMM_MC = 96, /* rows of D in one task; a task computes 96 x 128 elements. Its sums take 48 KB of stack. A slab
-                       * of A (96 KB) and one of B (128 KB) stay in the L2 cache */
+    TE__GEMM_MC = 96, /* rows of D in one task; a task computes 96 x 128 elements. Its sums take 48 KB of stack. For
+                       * TE__GEMM_KC values of k, the rows of A (96 KB) and the columns of B (128 KB) stay in the L2
+                       * cache */
     TE__GEMM_NC = 128,
-    TE__GEMM_KC = 256,      /* values of k in a slab; the slab of one panel of B takes 32 KB of L1 cache */
+    TE__GEMM_KC = 256,      /* values of k that are summed at a time; for these, a panel of B takes 32 KB of L1 cache */
     TE__GEMM_KB = 128,      /* number of values of k with the same block scale */
     TE__GEMM_CHUNK = 64,    /* values of k that are decoded at a time */
     TE__GEMM_PACKED = 1 << 24 /* the most elements of an operand that are decoded at a time (64 MB) */
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------
- * The micro-kernel: c[i][j] += sum_p a[p][i] b[p][j]. The same source serves every instruction set, since compilers
- * vectorise each loop over j. The six rows are written out, because some compilers would keep the sums of a loop over
- * rows in memory. */
+ * The micro-kernel computes c[i][j] += sum_p a[p][i] b[p][j]. The same source serves every instruction set, since
+ * compilers vectorise each loop over j. The six rows are written out, because some compilers would keep the sums of a
+ * loop over rows in memory. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -71,8 +72,8 @@ static void te__gemm_micro_built(int64_t k, const float *a, const float *b, floa
     te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c);
 }
 
-/* A program that was compiled for any x86-64 finds out at run time which vector instructions there are. Without -march,
- * this makes the micro-kernel two to six times faster. */
+/* If the program was compiled for every x86-64 processor, it chooses a micro-kernel at run time, by the vector
+ * instructions of the machine. Such a micro-kernel is two to six times faster than plain x86-64 code. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
 __attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b,
                                                                     float *c) {
@@ -101,8 +102,8 @@ typedef struct te__gemm_operand {
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
     int64_t task;      /* number of lines in one tile of D; a task decodes this many */
-    int64_t block;     /* number of lines that are decoded at a time, a multiple of `task`. They have at most
-                        * TE__GEMM_PACKED elements, unless a single task has more */
+    int64_t block;     /* number of lines that are decoded at a time, a multiple of `task`. Together they have at most
+                        * TE__GEMM_PACKED elements, unless `task` lines have more */
     float fp8[256];    /* value of each fp8 code */
     te_scaling scaling;
     const void *scale; /* the scales of MXFP8, NVFP4 or block scaling; NULL for other operands */
@@ -130,7 +131,7 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
     x->scale_ld = x->scale ? te__cols(scale) : 0; /* the row length of the whole tensor's scales, even if the operand is
-                                                   * only the part of one group */
+                                                   * only one group's part of it */
     x->swizzled = swizzled;
 }
 
@@ -141,7 +142,7 @@ static float te__gemm_group_scale(const te__gemm_operand *x, int64_t line, int64
     return x->scaling == TE_SCALING_MXFP8 ? te__e8m0_to_f32(code) : te__e4m3_to_f32(code);
 }
 
-/* Copies the block scales of n lines, from `line` on, for block number `block` of k into `out`. */
+/* Copies into `out` the block scales of the n lines from `line` on. `block` is the number of the block of k. */
 static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64_t n, int64_t block, float *out) {
     const float *scale = (const float *)x->scale;
     int64_t i;
@@ -186,8 +187,8 @@ static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t r
     }
 }
 
-/* Packs several panels of an operand that is not K-major. A row in memory then holds one value of k for many lines, so
- * each row gives a piece to every panel. */
+/* Packs several panels of an operand that is not K-major. Each row in memory then holds the elements of many lines for
+ * one k. They are distributed over the panels. */
 static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float line[TE__GEMM_NC];
     int64_t p, at, w = x->width;
@@ -237,8 +238,8 @@ static float te__gemm_dgelu(float x) {
     return 0.5f * x * ((1.0f - t * t) * (0.79788456f + 0.1070322243f * x * x)) + 0.5f * (1.0f + t);
 }
 
-/* Computes n elements of row `row` of D from their sums, from column `col` on: applies scales, bias and epilogue, adds
- * the old D if asked to, and stores them. */
+/* Computes n elements of row `row` of D, from column `col` on. Applies scales, bias and epilogue to `sums`, adds the
+ * old D if `accumulate` is set, and stores the results. */
 static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums,
                             const float *bias) {
     const te_op_gemm_args *g = job->args;
@@ -296,8 +297,8 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
 }
 
-/* Computes tiles `begin` to `end` - 1 of the rows and columns that are decoded now. Tiles are counted column by column,
- * so that neighbouring tiles share their part of B. */
+/* Computes tiles `begin` to `end` - 1 of the rows and columns that are decoded now. Tiles are numbered down the
+ * columns, so that consecutive tiles share their part of B. */
 static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
     const te__gemm_job *job = (const te__gemm_job *)user;
     int64_t down = te__div_up(job->a.end - job->a.begin, TE__GEMM_MC);
@@ -305,8 +306,9 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
         te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
-/* Handles the scale of one operand. With a scale of the whole tensor, multiplies job->scale by it and returns NULL. If
- * each line has its own amax, returns these amaxes and sets *factor; amax * *factor is the scale of a line. */
+/* Handles the scale of one operand. If the operand has one scale for the whole tensor, multiplies job->scale by it and
+ * returns NULL. If each line has its own amax, returns these amaxes and sets *factor; amax * *factor is the scale of a
+ * line. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);

@@ -1,5 +1,5 @@
-/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products, single and by groups. This part may make plans
- * and tensor maps. It must not use the rest of the CUDA driver.
+/* ops/gemm/cuda.c: chooses the kernels and launches of single matrix products and of products by groups. This part may
+ * make plans and tensor maps. It must not use the rest of the CUDA driver.
  *
  * There are five kernels. Any of them except gemv_k needs MXFP8 and NVFP4 operands as bf16: gemm_prepare decodes them
  * into the workspace first. A line is a row of op(A) or a column of op(B).
@@ -8,8 +8,8 @@
  * - gemv_k: at most sixteen lines times a K-major operand.
  * - gemv_mn: at most eight lines times an operand that is not K-major.
  * - gemm_naive: any product on any GPU.
- * Groups (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. Only the device knows the sizes of groups
- * along rows. So a launch has as many blocks as there can be tiles, and blocks without a tile end at once. */
+ * Products by groups (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. Only the device knows the sizes
+ * of groups along rows. So a launch has as many blocks as there can be tiles, and blocks without a tile end at once. */
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -152,9 +152,9 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     s.rows = x->k_major ? lines : a->k;
     s.columns = (x->k_major ? a->k : lines) * bytes;
     s.ld = x->ld * bytes;
-    /* If bytes are copied, rows of 512 bytes or more are padded to whole lines of the L2 cache (128 bytes), so that a
-     * row of a slab lies in one line. Shorter rows are padded to whole sectors (32 bytes). Rows of up to 16 bytes are
-     * padded to 16 bytes, since 32 bytes could be many times the length of such a row. */
+    /* If bytes are copied, rows of 512 bytes or more are padded to whole lines of the L2 cache (128 bytes), so that 128
+     * bytes of a tile's row lie in one line. Shorter rows are padded to whole sectors (32 bytes). Rows of up to 16
+     * bytes are padded to 16 bytes, since 32 bytes could be many times the length of such a row. */
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
@@ -172,8 +172,9 @@ static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
 }
 
-/* Plans gemm_prepare. It copies each operand that the product's kernel cannot read in place into the workspace: codes
- * become bf16, and all other formats get aligned rows. Returns false if there are too many codes or no workspace. */
+/* Plans gemm_prepare, which copies operands to the workspace: both if they have MXFP8 or NVFP4 codes, otherwise those
+ * whose rows are not aligned. Codes become bf16, and all other formats get aligned rows. Returns false if there are too
+ * many codes or no workspace. */
 static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     const bool decoded = q->args->scaling_a >= TE_SCALING_MXFP8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_prepare");
@@ -212,8 +213,8 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
  * up. If `sums` is NULL, D itself is summed. Returns false if there is no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { SHORT = 1024 }; /* the most rows for column_sum_short; its one block adds them up before a kernel of several
-                            * blocks would have begun */
+    enum { SHORT = 1024 }; /* the most rows for column_sum_short. Its one block is faster than several blocks for so few
+                            * rows */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= SHORT) {
         te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
@@ -294,8 +295,8 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
-/* Encodes a tensor map of `depth` matrices of `rows` x `columns`. The start of a matrix is `apart` elements behind the
- * start of the one before. A box of the map has `box` rows of 128 bytes. If `depth` is 0, the map has one matrix and
+/* Encodes a tensor map of `depth` matrices of `rows` x `columns`. Each matrix starts `apart` elements after the start
+ * of the matrix before it. A box of the map has `box` rows of 128 bytes. If `depth` is 0, the map has one matrix and
  * two dimensions. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
                               int64_t rows, int64_t box, int64_t depth, int64_t apart) {
@@ -307,8 +308,8 @@ static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype
 }
 /* Encodes the tensor map of an operand with `size` lines (rows of A, columns of B) of length k. The map of a K-major
  * operand has boxes of `box` lines by one slab of k. Other maps have boxes of 64 lines by one slab of k, or by half a
- * slab if `box` is not a multiple of 64. If each group has its own operand, `stack` is the number of groups; then reads
- * beyond the end of a group give zeros. Otherwise `stack` is 0. */
+ * slab if `box` is not a multiple of 64. If each group has its own matrix, `stack` is the number of groups, and loads
+ * beyond the end of a group's matrix give zeros. Otherwise `stack` is 0. */
 static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
                                       int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
@@ -368,8 +369,8 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     /* `speed` has three pairs: for a single product, for groups along rows, and for groups along k. The second number
-     * of each pair is for products with promoted sums. Clusters of groups along rows share A, since tiles side by side
-     * belong to one group. Tiles of 256 rows compute only the rows of their group. */
+     * of each pair is for products with promoted sums. With groups along rows, the tiles of a cluster share A, because
+     * tiles in the same rows belong to one group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
@@ -446,13 +447,12 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
  * most eight, because registers are scarce. It cannot split k. So it leaves products with k > 16384 and fewer than four
  * blocks for each multiprocessor to other kernels.
  *
- * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one, so that it reads no
- * piece in vain.
+ * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one.
  *
  * If A is the short operand and B has very many aligned lines, gemm_hopper takes the product, because its ring buffer
- * has more bytes in flight than warps have (tests/bench/notes.md). "Very many" is a limit for the lines times the bytes
- * of an element, for each multiprocessor. If B is the short operand, most of the ring is B's part and nearly empty;
- * then a GEMV is faster for any number of lines. */
+ * has more bytes in flight than the warps of a GEMV have (tests/bench/notes.md). "Very many" means that the lines times
+ * the bytes of an element, divided by the number of multiprocessors, exceed a limit. If B is the short operand, most of
+ * the ring buffer belongs to B and is nearly empty. Then a GEMV is faster for any number of lines. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -469,8 +469,8 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
  * (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks as multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    enum { SHORTEST = 1024 }; /* the least number of values of k in a split. Each of sixteen warps then takes four turns
-                               * of 16 values */
+    enum { SHORTEST = 1024 }; /* the least number of values of k in a split. Each of a block's sixteen warps then
+                               * multiplies at least four times 16 values of k */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0, warps;
     int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
@@ -518,15 +518,15 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- D by phases ------------------------------------------------------------------------------------------------- */
 
-static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* D is computed in phases only if it has at least this many
-                                                         * elements; tests set a smaller number */
+static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* the least number of elements of D for te__gemm_has_phases;
+                                                         * tests set a smaller number */
 
-/* Returns whether D is computed in phases. TMA can store a matrix only if all its rows start at the same place within a
- * piece of 16 bytes. If the rows of D do not, they are split into two, four or eight phases, depending on ldd: phase i
- * has the rows i, i + phases, i + 2 * phases and so on, which all start at the same place. Each phase is a product of
- * its own. It has only the columns from the first aligned column of D on, so TMA can store its result. If all rows of D
- * start at the same unaligned place, there is one phase with all rows. The extra launches are worth it if D is large
- * and k is short: with a long k, other work hides the stores anyway. */
+/* Returns whether D is computed in phases. TMA can store a matrix only if its rows start and end at multiples of 16
+ * bytes. If the rows of D are not aligned like this, they are split into one, two, four or eight phases, depending on
+ * ldd. Phase i has the rows i, i + phases, i + 2 * phases and so on. The addresses of these rows are equal modulo 16.
+ * Each phase is a product of its own. It has only the columns that fill aligned units of 16 bytes, so TMA can store its
+ * result. The extra launches are worth it if D is large and k is short: with a long k, other work hides the stores
+ * anyway. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
@@ -536,8 +536,8 @@ static bool te__gemm_has_phases(const te__gemm_problem *q) {
            a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
-/* Plans a D in phases: first the whole 16-byte pieces of each phase, then the columns at both ends of D. A piece at an
- * end may also hold elements of another row. */
+/* Plans the launches for a D in phases. First, each phase computes the columns that fill aligned units of 16 bytes.
+ * Then a GEMV computes the first columns of all rows, and another GEMV the last ones. */
 static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size,
@@ -576,8 +576,8 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
 /* ---- the choice -------------------------------------------------------------------------------------------------- */
 
 /* Returns whether a product with unaligned operands is so small that gemm_mma finishes before gemm_hopper could start
- * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each slab. So products of 16-bit
- * operands qualify only if k is one slab. */
+ * after gemm_prepare. gemm_mma reads unaligned operands in place, but waits for each load. Products of 16-bit operands
+ * qualify only if it loads all of k at once (k <= 32). */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;

@@ -25,7 +25,8 @@ TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {
     return r;
 }
 // Decodes the two FP4 codes in byte number i of `codes`. Returns their values times `scale` as two bf16. If the bits
-// S.EE.M of a code are moved to S.000000EE.M000000, the bf16 is the value times 2^-126, even for denormals.
+// S.EE.M of a code are moved to S.000000EE.M000000, they form a bf16 that equals the value times 2^-126, even for
+// denormals.
 TE_DEV te_u32 te_decode_fp4x2(te_u32 codes, int i, te_u32 scale) {
     te_u32 two = codes >> (8 * i);
     two = (two & 15) | (two & 0xf0) << 12;

@@ -8,8 +8,9 @@
 // scale_a may have one number for each row of D, and scale_b one for each column. In this case acc is multiplied by
 // them first. Block scales have already been applied to the partial sums before the epilogue.
 //
-// Tensor-core kernels write their accumulators to a stage in shared memory, a few rows for each warp, and store from
-// there. So device memory gets long pieces of rows, whatever the layout of the fragments.
+// In tensor-core kernels, te_gemm_stage stores D: each warp writes a few rows of accumulators to a buffer in shared
+// memory, and stores them from there. So each store writes many neighbouring elements, whatever the layout of the
+// fragments.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
@@ -62,7 +63,7 @@ TE_DEV float te_gemm_reciprocal(float x) { // returns 1 / x for x up to 2^126, f
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Returns exp(-2 u), at most 2^60. Beyond this limit the sigmoid is practically 0. The product of two such values stays
+// Returns exp(-2 u), at most 2^60. Beyond this limit the sigmoid is practically 0. The product of two results stays
 // finite.
 TE_DEV float te_gemm_exp_minus_2u(float x) {
     float xx = x * x;
@@ -181,22 +182,22 @@ template <int COLS> struct te_gemm_stage {
     static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES;
     float *at;
 
-    // Writes an m16n8 fragment to columns col .. col + 7 of the stage. A stage of 8 rows holds only half of the
-    // fragment: its upper eight rows (half = 0) or its lower eight (half = 1).
+    // Writes an m16n8 fragment to columns col .. col + 7 of the stage, a buffer in shared memory. A stage of 8 rows
+    // holds only half of the fragment: its upper eight rows (half = 0) or its lower eight (half = 1).
     TE_DEV void put(int col, const float *d, int half = 0) const {
         float *to = at + (threadIdx.x & 31) / 4 * PITCH + col + threadIdx.x % 4 * 2;
         *(float2 *)to = make_float2(d[2 * half], d[2 * half + 1]);
         if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
 
-    // Applies the epilogue to the stage and stores it to D, from row row0 and column col0 on. All 32 threads of the
-    // warp must call this function. On return the stage can be overwritten. A row of D may start at any element: lanes
-    // store pieces of eight neighbours from the first multiple of 16 bytes on, and single elements before and behind
-    // these pieces.
+    // Applies the epilogue to the values in the stage, and stores them to D from row row0 and column col0 on. All 32
+    // threads of the warp must call this function. On return the stage can be overwritten. A row of D may start at any
+    // address. Lanes store eight elements at a time from the first multiple of 16 bytes on, and single elements at both
+    // ends.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
-        // hides where `lane` comes from: the compiler must compute what depends on `lane` here, and not hold it in
-        // registers during the main loop
+        // stops the compiler from computing values that depend on `lane` earlier, which would occupy registers during
+        // the main loop
         asm volatile("" : "+r"(lane));
         int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
         float bias[PIECES][8];
@@ -230,8 +231,8 @@ template <int COLS> struct te_gemm_stage {
 
 // ---- order of tiles -------------------------------------------------------------------------------------------------
 
-// Sets tm and tn to the tile row and tile column of tile number `tile`. The order is in bands of eight tile rows,
-// column by column within a band, so that blocks that run at the same time share operands in the L2 cache. The numbers
+// Sets tm and tn to the tile row and tile column of tile number `tile`. Tiles are ordered in bands of eight tile rows,
+// and column by column within a band. So blocks that run at the same time share operands in the L2 cache. The numbers
 // have 32 bits, because 64-bit division is slow and no memory holds a D with more tiles.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;

@@ -4,7 +4,8 @@
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes
 //   -> TMA -> D
 //
-// Each warpgroup has buffers for BUFFERS chunks. It waits only for the store from the buffer that it writes next.
+// Each warpgroup has buffers for BUFFERS chunks. Before it writes to a buffer, it waits only for the last store from
+// that buffer.
 #pragma once
 
 // Clamps both values of a word to -8 .. 8; NaN stays NaN.
@@ -48,8 +49,8 @@ struct te_tma_store_path {
     static const bool tall = true;
 #endif
 
-    // Two functions: they return the row and the column of a chunk within the warpgroup's part of a tile. Chunks are
-    // counted down the rows first.
+    // Two functions: they return the row and the column of a chunk within the warpgroup's part of a tile. Chunk numbers
+    // run down the rows first, then along the columns.
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
@@ -60,7 +61,8 @@ struct te_tma_store_path {
         te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
     }
 
-    // Issues the loads of the epilogue that do not depend on the accumulators, while the first products are computed.
+    // Issues the loads of the epilogue that do not depend on the accumulators. They are under way while the first
+    // products are computed.
     TE_DEV void begin(int row, int col, int split) {
 #if GROUPED == 1
         if (fresh && leader) {
@@ -106,8 +108,8 @@ struct te_tma_store_path {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
     }
-    // Returns the address of the two f32 that this thread has in columns 8 j .. 8 j + 7 of a chunk. Its next two f32,
-    // eight rows below, lie 8 * 128 bytes behind this address.
+    // Returns the address of the two f32 that this thread has in columns 8 j .. 8 j + 7 of a chunk. The thread's next
+    // two f32 are eight rows below, at this address plus 8 * 128 bytes.
     TE_DEV te_u32 pair(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;

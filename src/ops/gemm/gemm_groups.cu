@@ -3,7 +3,7 @@
 // maps for each group that end where the group ends. Beyond this end TMA reads zeros and writes nothing, so tiles need
 // no special case.
 //
-// Launch: grid (1, 1, 1), block 32: a lane does groups lane, lane + 32, ...
+// Launch: grid (1, 1, 1), block 32. Each lane handles the groups lane, lane + 32, ...
 // te:arch 90a
 #include "device/hopper.cuh"
 #include "ops/gemm/groups.cuh"
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_con
                 te_u64 *map = a.maps + (g * 2 + i) * 16;
 #pragma unroll
                 for (int w = 0; w < 16; w++) map[w] = a.map[i][w];
-                // an empty group at the very start gets size 1; its row is never used
+                // a map cannot have size 0, so an empty group at the very start gets size 1
                 int size = at.end > 0 ? (int)at.end : 1;
                 if (a.dim[i]) te_tma_map_end<1>(map, size);
                 else te_tma_map_end<0>(map, size);

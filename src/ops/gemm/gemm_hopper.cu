@@ -19,7 +19,8 @@
 //
 // TMA stores slabs in the 128-byte swizzle that wgmma reads. It fills elements outside the operands with zeros. 16-bit
 // operands may be K-major or MN-major. A box of a K-major operand has 128 bytes of k for each of many lines (rows of A
-// or columns of B). A box of an MN-major operand has 64 lines by 64 values of k. Boxes of a slab follow one another.
+// or columns of B). A box of an MN-major operand has 64 lines by 64 values of k. The boxes of a slab lie one after the
+// other in shared memory.
 //
 // CLUSTER = 2: two blocks compute adjacent tiles and share one operand. If BM > BN they share A, and their tiles lie in
 // the same rows. Otherwise they share B, and their tiles lie in the same columns. So they share the larger operand of a
@@ -28,17 +29,18 @@
 //
 // A slot is empty when the consumers of both blocks have released it. A block's shared memory ends with the block, so
 // the block must not end before its partner has stopped sending. Therefore each block waits at its end until all its
-// slots are empty. The producer waits while the consumers store D. If B has 1 x 128 blocks, the consumers wait instead,
-// after the store, because a waiting producer makes ptxas schedule the consumers' loop worse (tests/bench/notes.md).
+// slots are empty. It is the producer that waits, while the consumers store D. If B has 1 x 128 blocks, the consumers
+// wait instead, after the store, because a waiting producer makes ptxas schedule the consumers' loop worse
+// (tests/bench/notes.md).
 //
 // PINGPONG: each consumer computes whole tiles of 128 x 128, and the consumers take turns. The slabs of one consumer's
 // tile follow those of the other consumer's tile. So one consumer multiplies during the epilogue of the other.
 //
 // STORE & 1: the epilogue stores D by TMA. It stores chunks of 64 rows by 128 bytes, which pass through two or four
-// buffers of each warpgroup. TMA clips them at D's edges. f32 is added to D in the L2 cache. A 16-bit chunk may need
-// aux or the old D. These are loaded into the chunk's buffer, two or four chunks ahead. For the first chunks of a tile,
-// this happens while the tile is multiplied. The bias gradient is left as sums over 16 rows of D, which are added up
-// later (column_sum, column_sum_short).
+// buffers of each warpgroup. TMA clips them at D's edges. With accumulation, TMA adds f32 chunks to D in the L2 cache.
+// A 16-bit chunk may need aux or the old D, which TMA loads into the chunk's buffer two or four chunks ahead. For the
+// first chunks of a tile, it does so while the tile is multiplied. The bias gradient is left as sums over 16 rows of D,
+// which are added up later (column_sum, column_sum_short).
 //
 // Without STORE & 1, epilogue.cuh stores D. These cases need epilogue.cuh:
 //
@@ -61,9 +63,9 @@
 // loaded either.
 //
 // The cost of a tile depends on its number of rows, or on its k. So tiles of groups are scheduled dynamically. When the
-// first block of a cluster starts a tile, it draws a number. This is the tile that the cluster computes next. The
-// consumers get the description of a tile together with its first slab. The second block of a cluster gets the number
-// through its shared memory.
+// first block of a cluster starts a tile, it draws the number of the tile that the cluster computes next. The consumers
+// get the description of a tile together with its first slab. The second block of a cluster gets the number through its
+// shared memory.
 //
 // Along k with BLOCK = 1, each 128 values of k have scales of their own, so every group begins with a whole block of
 // 128. An empty group has one slab of zeros, which uses the scales of the last block.
@@ -156,8 +158,8 @@
 #define PARTS (BLOCK == 4 ? 3 : 1) // number of B's scales that a thread needs for a slab: one for the tile; with BLOCK
                                    // = 4 two more, for its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
-// The number of buffers of a warpgroup for chunks of D. With promotion and loads of aux there are 4 buffers; three
-// slots for slabs still fit beside them.
+// The number of buffers of a warpgroup for chunks of D. With promotion and loads of aux there are 4 buffers, which
+// leave shared memory for three slots.
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of a warpgroup's bias
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
@@ -219,15 +221,15 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Returns the address in shared memory of entry i, which has 48 bytes:
-// + 0   The number of the next tile. The first block of a cluster sends it to the second. The first block is at most a
-//       ring of slots and one tile ahead of the second.
+// Returns the address in shared memory of entry i, through which blocks and threads pass data. It has 48 bytes:
+// + 0   The number of the next tile. The first block of a cluster sends it to the second. The first block is at most
+//       STAGES + 1 tiles ahead of the second.
 // + 8   The barrier at which the second block waits for this number.
 // + 16  The te_work whose first slab is in slot i. The consumers read it here, so they load nothing from device memory.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
 // Two functions: they return the number of tiles along m and along n. Two tiles that share an operand count as one. A
-// work item is one split of such a tile or pair.
+// work item is one split of a tile, or of two tiles that share an operand.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
@@ -317,7 +319,7 @@ TE_DEV te_i64 te_block_of(const te__gemm_kargs &a, int k) {
 // Sets the first n values of k of a slab with R rows to 0. The n values must be less than 16 bytes. 256 threads must
 // call this function.
 template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
-    if (K_MAJOR) { // the values lie in the first piece of each row, wherever the swizzle has put that piece
+    if (K_MAJOR) { // the values lie in the first 16 bytes of each row; the address includes the swizzle
         for (int r = threadIdx.x & 255; r < R; r += 256) {
             te_u32 *w = (te_u32 *)(slab + r * SLAB + ((r & 7) << 4));
             int bytes = n * (FP8 ? 1 : 2);
@@ -331,9 +333,9 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// Adds `part` times the block scales to `acc`. of_rows has the scales of rows g and g + 8. of_tile is the field of
-// te_ahead. If each column has its own scale, of_columns is the address in shared memory of the scales of the thread's
-// columns.
+// Adds `part` times the block scales to `acc`. of_rows has the scales of rows g and g + 8. of_tile has the scales of
+// the tile (see te_ahead). If each column has its own scale, of_columns is the address in shared memory of the scales
+// of the thread's columns.
 TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
                           const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
@@ -372,7 +374,7 @@ struct te_ahead {
         }
         ask(a, 0);
     }
-    // Loads the scales of another slab: `slabs` slabs behind the one of the previous call.
+    // Loads the scales of the slab that is `slabs` slabs after the slab of the previous call.
     TE_DEV void ask(const te__gemm_kargs &a, int slabs) {
         rows += slabs * (A_2D ? 1 : a.ld_block_a);
 #pragma unroll
@@ -473,14 +475,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // step_a and step_b are the increments of the operands' wgmma descriptors for 32 bytes of k. `rows` and `columns`
-    // are the start of this warpgroup's part within the tile.
+    // say where this warpgroup's part of the tile begins.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
     te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES,
                           group);
 #endif
-    // computed only once: to map an address to the other block takes as long as a part of a product
+    // computed only once, because mapping an address to the other block is slow
     te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0;
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
@@ -488,11 +490,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     };
 
     // Ping-pong: a warpgroup starts a tile only after the last slab of its partner's tile has arrived (barrier 3 +
-    // group). Before that, the barrier of a slot could still be a whole phase behind the one for which the warpgroup
-    // waits. The wait would then end at once, too early, since a barrier knows only whether a phase is odd or even.
+    // group). Before that, the barrier of a slot could still be a whole phase behind. A wait for it would then end too
+    // early, because a barrier knows only whether its phase is odd or even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
-    // PROMOTE: one warpgroup should add up while the other multiplies, instead of both doing the same at once. So a
-    // warpgroup waits before it multiplies until the other one has done half of its multiplications. This wait only
+    // PROMOTE: one warpgroup should add up while the other multiplies, instead of both doing the same at once. So
+    // before it multiplies, a warpgroup waits until the other one has done half of its multiplications. This wait only
     // makes the kernel faster, and its length is bounded.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);

@@ -111,8 +111,8 @@ template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));
 }
 
-// One thread's share of the copies of an operand to shared memory: PIECES pieces of each slab, which are STEP rows
-// apart.
+// One thread's share of the copies of an operand to shared memory: PIECES pieces of 16 bytes of each slab. These pieces
+// are STEP rows apart.
 template <int R, int K_MAJOR> struct te_copier {
     enum {
         PER_ROW = K_MAJOR ? SLAB / 16 : R * SIZE / 16, // pieces
@@ -147,8 +147,8 @@ template <int R, int K_MAJOR> struct te_copier {
         }
     }
 
-    // Starts the copy of a slab. Aligned operands are copied by cp.async. Others go through registers, and put() writes
-    // the registers to shared memory when all loads are under way.
+    // Starts the copy of a slab. Aligned operands are copied by cp.async. Other operands are loaded into registers,
+    // which put() later writes to shared memory.
     TE_DEV void ask(te_u32 slot) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
@@ -174,8 +174,8 @@ template <int R, int K_MAJOR> struct te_copier {
 
 // ---- shared memory to fragments -------------------------------------------------------------------------------------
 
-// Loads fragments of A: rows row .. row + 15 of the tile, and 32 bytes of k, the first (half = 0) or second half of the
-// slab.
+// Loads the fragments of A for rows row .. row + 15 of the tile and for 32 bytes of k: the first (half = 0) or the
+// second half of the slab.
 TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     int lane = threadIdx.x & 31;
     if (!A_T) {

@@ -1,6 +1,6 @@
 // ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and the products of te_op_grouped_gemm,
-// by plain f32 FMAs. It takes every format, layout, size and alignment. It is the reference for the tensor-core
-// kernels, and replaces them where they cannot run.
+// by plain f32 FMAs. It takes every layout, size and alignment, and every format except MXFP8 and NVFP4, which
+// gemm_prepare decodes first. It is the reference for the tensor-core kernels, and replaces them where they cannot run.
 //
 //        64 columns
 //      +-------------+
@@ -10,8 +10,7 @@
 //
 // 256 threads have 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3 and columns 4 x .. 4 x + 3. A and B
 // pass through shared memory as f32, 16 values of k at a time. The sums run over k in ascending order, so the bits
-// depend on the operands alone. Block scales multiply the sum over each 128 values of k. MXFP8 and NVFP4 operands must
-// be decoded before.
+// depend on the operands alone. Block scales multiply the sum over each 128 values of k.
 //
 // Launch: block 256; the grid has one block for each tile. With groups along rows it has at least as many blocks as
 // there can be tiles. There is no dynamic shared memory, and any alignment is allowed.

@@ -1,5 +1,4 @@
-// ops/gemm/gemm_prepare.cu: copies operands that the kernels of products cannot read in place. There are two kinds of
-// copies:
+// ops/gemm/gemm_prepare.cu: copies operands that the GEMM kernels cannot read in place. There are two kinds of copies:
 //
 //   bytes   Rows of any alignment become rows at multiples of 16 bytes, because TMA needs that.
 //   codes   MXFP8 or NVFP4: each code times its scale becomes bf16, for tensor cores that do not read these formats.
@@ -63,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             continue;
         }
         // `scales` has one byte for each code. The scales are loaded before the codes. In the other order, a thread
-        // would have to wait for its codes already at the end of the branches that load the scales.
+        // would wait for its codes as soon as these branches end.
         te_u32 scales[4], out[8];
         if (s.down) { // scales exist for columns up to a multiple of 128
 #pragma unroll

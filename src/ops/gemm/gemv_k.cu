@@ -84,7 +84,8 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     return u;
 }
 
-// A line of an operand. If `number` is beyond the last line, the last line is opened; its products are then not stored.
+// A line of an operand. If `number` is beyond the last line, open() takes the last line. The products of that line are
+// then not stored.
 struct te_gemv_line {
     const te_u8 *from, *end, *scale; // from: the start of the line; end: the end of the operand; scale: the operand's
                                      // scales, with SCALES

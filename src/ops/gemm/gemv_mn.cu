@@ -18,10 +18,10 @@
 // lane's lines 2 i and 2 i + 1 are rows g and g + 8 of product i.
 //
 // A row of X has the values of all lines for one k. Rows may have any alignment, but loads need aligned addresses. So
-// if X is not ALIGNED, a warp takes only rows that start at the same place within a piece. These are every PIECE-th
-// row, because the alignment of row k + PIECE is that of row k. The warp's lines then begin up to PIECE - 1 lines
-// before those of the block. The final sums take this into account. A block also reads the first piece of the next
-// block's lines.
+// if X is not ALIGNED, a warp takes only rows that start equally far behind a multiple of PIECE elements. These are
+// every PIECE-th row, because the alignment of row k + PIECE is that of row k. The warp's lines then begin up to PIECE
+// - 1 lines before those of the block. The final sums take this into account. A block also reads the first piece of the
+// next block's lines.
 //
 // Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //

@@ -39,7 +39,7 @@ static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *
                                      int64_t end) {
     te_op_gemm_args g = te__grouped_one(a);
     te_tensor pa, pb, pd, paux, pbias, psa, psb;
-    /* each row in memory of A, or of B, holds a part of every group */
+    /* inside_a says whether each row of A in memory has elements of all groups, and inside_b says so for B */
     bool inside_a = a->along_k && !a->a_transposed, inside_b = a->along_k && a->b_transposed;
     int64_t rows_b;
     if (a->along_k && a->accumulate && begin == end) return TE_OK;

@@ -1,6 +1,6 @@
-// ops/gemm/groups.cuh: products by groups. From sizes in device memory, it finds the group and the tile of a block. It
-// turns the arguments of the whole call into those of a single product of this group. Every warp does this for itself:
-// it adds up the sizes of 32 groups in five steps.
+// ops/gemm/groups.cuh: functions of kernels for products by groups. They find the group and the tile of a block from
+// sizes in device memory. They turn the arguments of the whole call into the arguments of the group's single product.
+// Every warp computes this for itself, and adds up the sizes of 32 groups in five steps.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
@@ -25,7 +25,7 @@ struct te_group_scan {
     TE_DEV te_group_scan() : before(0), tiles_before(0) {}
     // Moves this lane on to group g. No group ends beyond `total`, and groups behind the last one are empty. Along
     // rows, each `bm` rows of a group have per_row tiles. Along k, each group has per_row tiles, but an empty group has
-    // none if skip_empty.
+    // none if skip_empty is set.
     TE_DEV void next(const te__gemm_grouping &s, te_u32 g, te_i64 total, int bm, te_u32 per_row, bool skip_empty) {
         bool there = g < (te_u32)s.count;
         if (s.offsets) {

@@ -17,8 +17,8 @@ typedef struct te__gemm_grouping {
 /* The arguments of D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0), as in te_op_gemm_args. */
 typedef struct te__gemm_kargs {
     long long k_split; /* number of values of k in one split, a multiple of the slab; at least k if k is not split. This
-                        * must be the first member, because NVRTC 12.0 has a bug: in a changed copy of the struct, it
-                        * reads the first member from the original. No kernel changes k_split in a copy */
+                        * must be the first member, because of a bug of NVRTC 12.0: a kernel that changes a copy of the
+                        * struct still reads the first member from the original. No kernel changes k_split in a copy */
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
@@ -29,7 +29,7 @@ typedef struct te__gemm_kargs {
                                      * as bytes */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 8] */
     float *row_sums;                /* gemm_hopper: sums of D's columns, one for each 16 rows: [m / 16 rounded up, n] */
-    long long m, n, k;        /* by groups: m (or k, if groups lie along k) is the sum over all groups */
+    long long m, n, k;        /* in a grouped GEMM, m (or k, if the groups divide k) is the sum over all groups */
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long d_split;        /* elements of D from one split to the next */
     long long ld_block_a, ld_block_b;
@@ -87,8 +87,8 @@ enum {
     TE__GEMM_STORE_LINES = 128 /* scales of rows or columns; not with TMA */
 };
 
-/* The bytes of shared memory of a gemm_hopper block: all that a block can have. They hold the slots, the buffers of the
- * epilogue, block scales and barriers. */
+/* The bytes of shared memory of a gemm_hopper block, which are the most that a block can have. They hold the slots, the
+ * buffers of the epilogue, block scales and barriers. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* One group of a product by groups, as the kernel gemm_groups finds it: the rows of the group and its tiles. */
@@ -99,8 +99,8 @@ typedef struct te__gemm_group_row {
 } te__gemm_group_row;
 typedef struct te__gemm_groups_kargs {
     unsigned long long map[2][16]; /* tensor maps of all groups together, to be copied */
-    int dim[2];                    /* the dimension of each copied map that ends where the group ends: 0 or 1; -1: there
-                                    * is no map */
+    int dim[2];                    /* for each of the two maps, the dimension that ends where the group ends: 0 or 1; -1
+                                    * if there is no such map */
     te__gemm_grouping groups;
     long long total;               /* rows, or values of k, of all groups */
     unsigned per_row;              /* number of tiles side by side in one row of tiles; along k: number of all tiles of

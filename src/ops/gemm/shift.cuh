@@ -20,8 +20,8 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
 }
 
 // Loads the first `bits` bits at `from`, at most 128, followed by zeros. If `bits` is 0 or less, all are zeros. Loads
-// whole aligned pieces if they end before `end`, and single bytes otherwise. ask() starts the loads and get() returns
-// the result, so that several loads can be under way before the first result is used.
+// aligned words of 16 bytes if they end before `end`, and single bytes otherwise. ask() starts the loads and get()
+// returns the result, so that several loads can be under way before the first result is used.
 struct te_part {
     const te_u8 *from;
     int bits;

@@ -11,8 +11,7 @@ typedef struct te__cu_seqlens_kargs {
     long long sequences, length;
 } te__cu_seqlens_kargs;
 
-/* The arguments of one of the two copies, that of the keys or that of the values. The channels of a row are
- * adjacent. */
+/* The arguments of the copy of keys, or of the copy of values. The channels of a row are adjacent. */
 typedef struct te__kv_side {
     const void *x;
     void *cache;               /* [pages, page_size, heads, d] */
@@ -54,9 +53,8 @@ TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, lo
     *i = a->strict ? at % a->s : at % 2 ? a->s - 1 : 0;
     return b * a->stride_b + h * a->stride_h + *i * a->stride_i;
 }
-/* Returns whether v, the mask's element for row i and key j, is what a causal mask has there. Without `strict` only
- * keys 0 and s - 1 of the very first row (`first`) are checked here, since the number of visible keys is checked for
- * each row elsewhere. */
+/* Returns whether v, the mask's element for row i and key j, is what a causal mask has there. Without `strict`, checks
+ * only keys 0 and s - 1 of the very first row (`first`). */
 TE__BOTH bool te__mask_key_fits(const te__causal_mask_kargs *a, bool first, long long i, long long j, float v) {
     if (a->strict) return j <= i && i - j <= a->left ? v == 0.0f : v < -10000.0f;
     return !first || ((j > 0 || v > -10000.0f) && (j < a->s - 1 || v < -10000.0f));

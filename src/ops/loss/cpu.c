@@ -4,7 +4,7 @@
 /* One thread sums the squared errors of TE__LOSS_BLOCK elements. Then the sums of these blocks are added in order. */
 enum { TE__LOSS_RUN = 512, TE__LOSS_BLOCK = 16384 };
 
-/* Returns the target of a row. Returns -1 if it does not count, because it is ignore_index or not in 0 .. v - 1. */
+/* Returns the target of a row. Returns -1 if the target is ignore_index or not in 0 .. v - 1. */
 static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ignore_index, int64_t v) {
     int64_t t = te__load_index(te__data(target), target->dtype, row);
     return t == ignore_index || t < 0 || t >= v ? -1 : t;

@@ -1,7 +1,7 @@
 // ops/loss/cross_entropy_bwd.cu: computes the gradient of cross entropy. If dlogits is logits, this is done in place.
 //
 //   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)
-//   0 in a row that does not count
+//   0 in a row whose target does not count
 //
 //   one row:  | head | segment 0: 8192 elements | segment 1 | .. | tail |       head and tail belong to segment 0
 //

@@ -1,8 +1,8 @@
 /* ops/loss/kargs.h: the arguments of the loss kernels. The host's compiler and the kernels' compiler both read this
  * file, so it has plain structs alone. */
 
-/* The arguments of cross_entropy_fwd. It computes loss[m] and lse[m], or only `parts` if that is given. The logits [m,
- * v] are the columns from `start` on of a vocabulary with `vocab` entries. */
+/* The arguments of cross_entropy_fwd. It computes loss[m] and lse[m], or only `parts` if `parts` is not NULL. The
+ * logits [m, v] are the columns from `start` on of a vocabulary with `vocab` entries. */
 typedef struct te__cross_entropy_fwd_kargs {
     struct te__outside *outside;
     const void *logits;

@@ -10,14 +10,14 @@ TE_DEV float te_loss_exp(float d) {
     return e;
 }
 
-// Returns the target of a row. Returns -1 if it does not count, because it is ignore_index or not in 0 .. v - 1.
+// Returns the target of a row. Returns -1 if the target is ignore_index or not in 0 .. v - 1.
 TE_DEV te_i64 te_loss_target(const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
     te_i64 t = te_load_index(target, row, dt);
     return t == ignore_index || t < 0 || t >= v ? -1 : t;
 }
 
-// Reports the target of a row as outside of the vocabulary, unless it is ignore_index. The caller must know already
-// that the target does not count.
+// Reports the target of a row as outside of the vocabulary, unless it is ignore_index. The caller has already found
+// that te_loss_target returns -1 for this row.
 TE_DEV void te_loss_tell(te__outside *to, const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
     te_i64 t = te_load_index(target, row, dt);
     if (t != ignore_index) te_tell_outside(to, t, row, v);
@@ -30,7 +30,7 @@ TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, t
 TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 
 // The part of a row that can be read in vectors of eight: elements head .. head + 8 * vectors - 1. `tail` is the first
-// element behind it. In a vocabulary of odd size, rows start at any alignment.
+// element after this part.
 struct te_loss_span {
     te_i64 head, vectors, tail;
 };

@@ -1,7 +1,7 @@
 // ops/math/copy.cu: copies src to dst, between any strides, and between any formats of 8 bits or more.
 //
-// A raw copy (unit > 0) is between equal formats. The host merges dimensions, and chooses the widest unit, at most 16
-// bytes, that divides every run, stride and address.
+// A raw copy (unit > 0) is between equal formats. The host merges dimensions. It chooses the widest unit, at most 16
+// bytes, that divides the length of the last dimension, every stride and both addresses.
 //
 // A converting copy (unit = 0) goes through f32, or through 64-bit integers if both formats are integers. A float that
 // becomes an integer is truncated and saturated, and NaN becomes 0. An integer that does not fit into a narrower

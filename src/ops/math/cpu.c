@@ -400,8 +400,8 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         return TE_ERR_OUT_OF_MEMORY;
     }
     /* This is a counting sort. The first pass counts the tokens of each id in start[id + 2]. After the counts are
-     * summed, start[id + 1] is the place where id begins. The second pass moves start[id + 1] to the end of id, which
-     * is the place where the next id begins. */
+     * summed, start[id + 1] is the place of the first token of id. The second pass moves start[id + 1] behind the last
+     * token of id, where the tokens of the next id begin. */
     for (i = 0; i < tokens; i++) {
         id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;

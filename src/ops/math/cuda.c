@@ -20,8 +20,8 @@ static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
 }
-/* Returns the result of te__copy_width if the copy w can be divided into aligned groups of so many neighbouring
- * elements. Otherwise returns 1. */
+/* Returns te__copy_width if the copy w can be divided into aligned groups of that many neighbouring elements. Otherwise
+ * returns 1. */
 static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, const te_tensor *dst) {
     int last = w->ndim - 1, width = te__copy_width(src, dst), d;
     if (!te__is_aligned(src, 16) || !te__is_aligned(dst, 16)) return 1;
@@ -56,7 +56,7 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     for (d = 0; d < w->ndim; d++) {
         bool last = d == w->ndim - 1;
         k->shape[d] = last ? w->shape[d] / per_item : w->shape[d];
-        /* In the last dimension, an item is per_item elements, so strides are multiplied by it. */
+        /* In the last dimension, an item is per_item elements, so strides are multiplied by per_item. */
         k->src_stride[d] = (last ? w->src[d] * per_item : w->src[d]) / stride_unit;
         k->dst_stride[d] = (last ? w->dst[d] * per_item : w->dst[d]) / stride_unit;
         k->items *= k->shape[d];
@@ -91,7 +91,7 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
 }
 
 /* Tries to plan a raw copy as transposes, which is possible if src and dst have their adjacent elements along different
- * dimensions. Returns true if it did. Returns false if it is not possible, or if the matrices would fill less than an
+ * dimensions. Returns true on success. Returns false if it is not possible, or if the matrices would fill less than an
  * eighth of the tiles. With full tiles, transposes are six times faster than a copy element by element. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
@@ -161,7 +161,8 @@ static te_result te__cuda_plan_copy(te__plan *p, const te_op_copy_args *a) {
 
 /* ---- fill, random, axpby ---- */
 
-/* Plans writes of `pattern`, over and over, to `bytes` bytes at dst, in elements of `unit` bytes. */
+/* Plans a launch that fills `bytes` bytes at dst. `pattern` has the bits of one element of `unit` bytes, repeated to
+ * eight bytes. */
 static void te__plan_fill(te__plan *p, void *dst, int64_t bytes, int unit, bool vector, uint64_t pattern) {
     te__fill_kargs k = TE_ZERO;
     k.dst = dst;
@@ -292,8 +293,8 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x = x;
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* There are as many blocks as 132 multiprocessors can run at once, and at least 32 rows for each block. The number
-     * depends on the shape alone, so the bits do too. */
+    /* There are at most as many blocks as 132 multiprocessors can run at once. Each block has at least 32 rows, if
+     * there are so many. The number of blocks depends on the shape alone, so the bits do too. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));

@@ -1,5 +1,5 @@
-// ops/math/embedding_fwd.cu: copies the rows `ids` of table [vocab, h] to y [tokens, h]. An id of another part of the
-// vocabulary gives zeros. An id outside of the vocabulary gives zeros too, and is reported.
+// ops/math/embedding_fwd.cu: copies the rows `ids` of table [vocab, h] to y [tokens, h]. An id outside of the table
+// gives zeros. If it is outside of the vocabulary too, it is reported.
 //
 // Benchmark: "embedding forward" in tests/bench/h200.csv.
 //

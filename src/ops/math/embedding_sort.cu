@@ -49,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
 
     for (int i = lane; i < ids; i += 32) place[warp][i] = 0;
     __syncwarp();
-    // All lanes have the same number of iterations, because of the warp votes. Four groups of 32 ids are loaded at
-    // once.
+    // All lanes make the same number of iterations, because the warp votes need all lanes. Four groups of 32 ids are
+    // loaded at once.
     for (te_i64 t = begin; t < end; t += 128) {
         te_i64 id[4];
 #pragma unroll

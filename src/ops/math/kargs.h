@@ -68,8 +68,7 @@ typedef struct te__mul_kargs {
     long long m, n;
     int by_rows;
     int x_dt, y_dt, out_dt;
-    int vector; /* whether rows start at multiples of 16 bytes. For mul without by_rows only the arrays must start
-                 * there */
+    int vector; /* whether rows start at multiples of 16 bytes. For mul without by_rows: whether the arrays do */
 } te__mul_kargs;
 
 /* The arguments of the kernel sum. Block b adds up TE__SUM_CHUNK elements from b * TE__SUM_CHUNK on and writes the sum
@@ -115,14 +114,14 @@ typedef struct te__embedding_fwd_kargs {
     void *y;                 /* [tokens, h] */
     struct te__outside *outside;
     long long tokens, vocab, h;
-    long long all, first; /* the table is rows first .. first + vocab - 1 of a vocabulary with `all` rows */
+    long long all, first; /* the table has the rows from `first` on of a vocabulary with `all` rows */
     int ids_dt, table_dt, y_dt;
     int from_end; /* whether negative ids count from the end of the vocabulary */
     int vector;   /* whether rows of table and y start at multiples of 16 bytes */
 } te__embedding_fwd_kargs;
 
 /* The arguments of two kernels. embedding_sort orders the tokens by id; tokens with the same id are in ascending order.
- * embedding_bwd adds up the rows of each id. */
+ * embedding_bwd adds up the rows of dy for each id. */
 typedef struct te__embedding_bwd_kargs {
     const void *ids, *dy; /* [tokens], [tokens, h] */
     void *dtable;         /* [vocab, h] */

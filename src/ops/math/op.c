@@ -23,9 +23,9 @@ static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     return TE_OK;
 }
 
-/* How to go through two arrays of the same shape, in as few dimensions as possible, but at least one. Dimensions of
- * size 1 are dropped. Dimensions are merged if both arrays allow it. The last dimension is the one where dst has its
- * smallest stride. */
+/* The dimensions and strides of two arrays of the same shape, with as few dimensions as possible, but at least one.
+ * Dimensions of size 1 are dropped. Dimensions are merged if both arrays allow it. The last dimension is the one where
+ * dst has its smallest stride. */
 typedef struct te__copy_walk {
     int ndim;
     int64_t shape[TE_MAX_DIMS], src[TE_MAX_DIMS], dst[TE_MAX_DIMS];
@@ -120,8 +120,8 @@ static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, v
 /* ---- fill, random ---- */
 
 /* Returns the bits of `value` in the format `dtype`. Floats are rounded once, to nearest even. Integers are truncated
- * and saturated, and NaN becomes 0. If a double becomes a short float, it first becomes an f32 that is rounded to odd,
- * so that the second rounding knows on which side of a tie the value is. */
+ * and saturated, and NaN becomes 0. For a float format shorter than f32, `value` is first rounded to odd in f32, so
+ * that the second rounding sees on which side of a tie it is. */
 static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);

@@ -56,7 +56,7 @@ static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args 
     return TE_OK;
 }
 
-/* Compares two 64-bit numbers for qsort. The upper half of a number is a key, and the lower half is a place. */
+/* Compares two 64-bit numbers for qsort. The upper half of a number is a key, and the lower half is a position. */
 static int te__moe_compare(const void *x, const void *y) {
     uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
     return (a > b) - (a < b);
@@ -93,8 +93,8 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
     }
     return TE_OK;
 }
-/* Limits a count or an offset of rows to the range of i32, which is the type in maps. A number far outside of the valid
- * rows stays outside. Sums of such numbers fit in 64 bits. */
+/* Limits a count or an offset of rows to the range of i32, the type of the rows in maps. A number far outside of the
+ * valid rows stays outside. Sums of such numbers fit in 64 bits. */
 static int64_t te__moe_bounded(int64_t x) { return te__max(-(int64_t)INT32_MAX, te__min(x, INT32_MAX)); }
 static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
@@ -161,8 +161,8 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
     return row >= 0 && row < r->rows ? row : -1;
 }
 
-/* Returns an array with one number for each row: the copy that the map moves to this row, as token * copies + place, or
- * -1. The caller frees the array, which has *bytes bytes. Returns NULL if memory is short. */
+/* Returns an array with one number for each row: the copy that the map moves to this row, as token * copies + place
+ * (see te__moe_row), or -1. The caller frees the array, which has *bytes bytes. Returns NULL if memory is short. */
 static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
     int32_t *source;
     int64_t t, i, row;
@@ -324,7 +324,7 @@ static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute
 
 /* ---- auxiliary loss, sums ---- */
 
-/* These two functions compute coeff * num_experts / (topk * total^2), with the same steps as the kernels. */
+/* Together, these two functions compute coeff * num_experts / (topk * total^2), with the same steps as the kernels. */
 static float te__moe_loss_factor(float coeff, int experts, int topk) { return (float)experts * coeff / (float)topk; }
 static float te__moe_coefficient(float factor, const te_tensor *total_device, int64_t total) {
     float t = total_device ? (float)*(const int64_t *)te__data(total_device) : (float)total;

@@ -15,8 +15,9 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* The arguments of moe_count, moe_scan and moe_rows, which together make a mask map. moe_scan also runs between
- * moe_sort_count and moe_sort in each pass of the sort of an index map. */
+/* The arguments of moe_count, moe_scan and moe_rows, which together make a row_id_map from a routing mask. If a
+ * row_id_map is made from expert indices by a sort, each pass of the sort runs moe_sort_count, moe_scan and
+ * moe_sort. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */
@@ -62,7 +63,8 @@ typedef struct te__moe_chunk_map_kargs {
 } te__moe_chunk_map_kargs;
 
 /* The arguments of moe_invert and moe_gather. moe_invert sets source[row] = token * copies + place for the copy that is
- * moved to each row. Rows without a copy keep the -1 that was written before. moe_gather moves rows by `source`. */
+ * moved to each row. `place` is the number of the copy among the token's possible copies. Rows without a copy keep the
+ * -1 that was written before. moe_gather moves rows by `source`. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */
@@ -74,8 +76,8 @@ typedef struct te__moe_rows_kargs {
     long long tokens, copies, rows, h;
     int experts; /* 0: the map is an index map */
     int offsets_dt, x_dt, y_dt, probs_dt;
-    int unit;    /* if not 0, rows are moved as they are, and have h units of so many bytes; if 0, rows of h elements
-                  * are multiplied by probs */
+    int unit;    /* if not 0, rows are moved as they are, and have h units of `unit` bytes; if 0, rows of h elements are
+                  * multiplied by probs */
     int zeroes;  /* whether a copy with probability 0 becomes a row of zeros */
 } te__moe_rows_kargs;
 

@@ -1,8 +1,8 @@
-// ops/moe/loop.cuh: says how loops are compiled, and how single numbers are read and written. Every kernel of this
-// family includes it.
+// ops/moe/loop.cuh: says how loops are compiled, and how single numbers are read and written. Every kernel of ops/moe
+// includes it.
 //
 // In embedded PTX (TE_SMALL) loops are not unrolled, and numbers are read and written by function calls that know only
-// the formats of this family.
+// the formats of these kernels.
 #pragma once
 #include "device/outside.cuh"
 #include "ops/moe/kargs.h"

@@ -1,4 +1,4 @@
-// ops/moe/moe.cuh: finds the rows of a token's copies in a map of either form, mask map or index map.
+// ops/moe/moe.cuh: finds the rows of a token's copies in a row_id_map, which is a mask map or an index map.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/moe/loop.cuh"

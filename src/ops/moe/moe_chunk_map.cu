@@ -1,5 +1,5 @@
-// ops/moe/moe_chunk_map.cu: computes for each token its new row, if whole chunks are sorted or padding is put between
-// chunks. It can also write the number of the token's chunk instead.
+// ops/moe/moe_chunk_map.cu: computes the new row of each token if whole chunks of tokens are reordered, or if padding
+// is put between them. It can also write the number of the token's chunk instead.
 //
 // Launch: block 256, one thread for each token; grid: tokens / 256 rounded up.
 //

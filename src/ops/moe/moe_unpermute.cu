@@ -1,6 +1,6 @@
 // ops/moe/moe_unpermute.cu: computes y [tokens, h]. The row of a token is the sum of those rows of x that are copies of
-// the token, each multiplied by its probability. The order of the sum is that of the map. With `probs`, the kernel also
-// copies the probability of each copy from permuted_probs to probs [tokens, copies].
+// the token, each multiplied by its probability. The copies are added in the order of the map. With `probs`, the kernel
+// also copies the probability of each copy from permuted_probs to probs [tokens, copies].
 //
 // Launch: block 256, one warp for each token; grid tokens / 8, rounded up. With `vector` the rows of x and y start at
 // multiples of 16 bytes.

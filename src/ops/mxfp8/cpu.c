@@ -57,8 +57,8 @@ static void te__mx_tile_load(const te__mx_quantize_job *j, te__mx_tile *t) {
         t->col_e[i] = te__mxfp8_exponent(te__bits_f32((uint32_t)col_most[i]), j->max_inverse);
 }
 
-/* Writes the codes of row r of the tile to one copy. The tile's zeros beyond the edges of x become the padding of the
- * copy. */
+/* Writes the codes of row r of the tile to `copy`. The tile's zeros beyond the edges of x become the padding of
+ * `copy`. */
 static void te__mx_store_codes(const te__mx_quantize_job *j, const te__mx_tile *t, te_tensor *copy, int64_t ld, int r,
                                const float *multiplier) {
     float scaled[TE__MX_COLUMNS];

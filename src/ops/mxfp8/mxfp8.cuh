@@ -10,7 +10,7 @@
 //            +----+----+----+----+-  -+----+----+
 //              a group of a row
 //
-// A warp reads or writes one piece of a row at once. Tiles are small, so that many are in flight at a time.
+// A warp reads or writes all 256 columns of a row at once. Tiles are small, so that many are in flight at a time.
 #pragma once
 #include "device/base.cuh"
 

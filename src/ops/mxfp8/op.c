@@ -3,8 +3,8 @@
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */
-    TE__MX_LINES = 128 /* the scales are padded to a multiple of so many lines; a line is a row of a row-wise copy, or a
-                        * column of a column-wise copy */
+    TE__MX_LINES = 128 /* the scales are padded to a multiple of this number of lines; a line is a row of a row-wise
+                        * copy, or a column of a column-wise copy */
 };
 
 /* The padded sizes of the scales of one copy. There are `lines` lines (rows of x; in a column-wise copy, columns of x),

@@ -38,8 +38,8 @@ static double te__norm_dot(const float *x, const float *y, int64_t n) {
     return te__norm_add_lanes(s);
 }
 
-/* Returns an array of 2 * n floats: gamma' [n], and behind it beta [n], which is 0 if there is no beta. The caller
- * frees the array. */
+/* Returns an array of 2 * n floats: gamma' [n] (gamma, or 1 + gamma if zero_centered), and behind it beta [n], which is
+ * 0 if there is no beta. The caller frees the array. */
 static float *te__norm_weights(te_ctx *te, const te_tensor *gamma, const te_tensor *beta, bool zero_centered,
                                int64_t n) {
     float *w = (float *)te__alloc_zero(te, (size_t)(2 * n) * sizeof(float));

@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
             next_rstd = a.rstd[row + step];
             if (LAYERNORM) next_mean = a.mean[row + step];
         }
-        // Here d = x - mean and g = dy gamma', so xhat is d rstd. Where the row has no vector, x, dy and gamma are 0.
+        // Here d = x - mean and g = dy gamma', so xhat is d rstd. Beyond the end of the row, x, dy and gamma are 0.
         float2 s = make_float2(0.0f, 0.0f);
         te_raw<X_DT> x[CHUNKS], dy[CHUNKS];
         te_cp_async_wait<STAGES - 1>();
@@ -299,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_const
     __shared__ float2 scratch[2][32];
     int turn = 0;
     float centre = a.zero_centered ? 1.0f : 0.0f;
-    // In the block's row of partial sums, only this thread touches these columns.
+    // Only thread i % blockDim.x touches column i of the block's row of partial sums.
     float *dgamma = a.partial ? a.partial + (te_i64)blockIdx.x * (a.layernorm ? 2 : 1) * a.n : 0;
     if (a.partial)
         for (te_i64 i = threadIdx.x; i < a.n; i += blockDim.x) {

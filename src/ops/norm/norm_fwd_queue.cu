@@ -1,5 +1,5 @@
 // ops/norm/norm_fwd_queue.cu: the forward pass of LayerNorm and RMSNorm for many long rows. The formulas are in
-// norm_fwd.cu. The sums and the results of a row are in norm_row.cuh.
+// norm_fwd.cu. norm_row.cuh computes the sums and the results of a row.
 //
 // A block keeps gamma' and beta in registers. It takes one row after another from a queue in shared memory. The first
 // thread of the block fills the queue, which has STAGES places. Each place is filled by a bulk copy, and has its own

@@ -7,8 +7,8 @@
 #include "device/base.cuh"
 #include "ops/norm/kargs.h"
 
-// Computes one unit of dgamma (kind 0) or dbeta (kind 1). All threads of the block must call this function. `sums` is
-// 512 V floats of shared memory. If V is 4, n must be a multiple of 4.
+// Computes one unit (32 V columns) of dgamma (kind 0) or dbeta (kind 1). All threads of the block must call this
+// function. `sums` is 512 V floats of shared memory. If V is 4, n must be a multiple of 4.
 template <int V> TE_DEV void te_norm_add_parts(const te__norm_bwd_sum_kargs &a, int kind, te_i64 unit, float *sums) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     void *out = kind ? a.dbeta : a.dgamma;

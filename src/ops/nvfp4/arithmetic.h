@@ -132,10 +132,10 @@ TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
     return words[t >> 2] >> (8 * (t & 3)) & 0xffu;
 }
 
-/* Returns the error e of quantizing x to `code`, as |e| or e * e, for 4-over-6. d is the scale of the block. `most` is
- * 6 F, where F is the largest block scale. The decoded value is code * d * amax / `most`. The function does not decode
- * with the tensor's scale S: S is `most` / amax in general, but it is limited to the largest f32 if the amax is very
- * small. */
+/* Returns |e|, or e * e if `squared` is set, where e is the error of quantizing x to `code`. 4-over-6 compares sums of
+ * these numbers. d is the scale of the block. `most` is 6 F, where F is the largest block scale. The decoded value is
+ * code * d * amax / `most`. The function does not decode with the tensor's scale S: S is `most` / amax in general, but
+ * it is limited to the largest f32 if the amax is very small. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);

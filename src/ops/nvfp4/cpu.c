@@ -199,8 +199,8 @@ static float te__nvfp4_tile_sum(float e[16]) {
         for (i = 0; i < half; i++) e[i] = te__nvfp4_sum(e[i], e[i + half]);
     return e[0];
 }
-/* Returns the block scale for `rows` runs of 16 elements. For a 16 x 16 tile `rows` is 16, and otherwise 1. Each run of
- * a tile is a block of codes; the numbers of these blocks are `stride` apart. `amax` is that of the tensor. */
+/* Returns the scale of 16 elements (rows = 1), or of a 16 x 16 tile (rows = 16). Row i of the tile becomes block number
+ * `block` + i * `stride` of the codes, which selects its random bytes. `amax` is the amax of the tensor. */
 static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
                                 uint64_t stride) {
     float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
@@ -221,7 +221,8 @@ static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v,
     return te__nvfp4_tile_sum(four) < te__nvfp4_tile_sum(six) ? stretched : d;
 }
 
-/* One copy, codes and scales. It has `rows` rows, and each row has `blocks` blocks of 16 elements. */
+/* The row-wise or the column-wise copy: its codes and scales. It has `rows` rows, and each row has `blocks` blocks of
+ * 16 elements. */
 typedef struct te__nvfp4_copy {
     uint8_t *q, *scale;
     int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: number of columns that hold elements, including
@@ -251,8 +252,8 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args
     c->scale_rows = te__round_up(rows, 128);
     c->groups = te__nvfp4_groups(cols);
 }
-/* Writes the scale of block (i, j) of a copy, and as many of its codes as exist. `amax` is that of the tensor or of the
- * row. */
+/* Writes the scale of block (i, j) of a copy, and those of the block's codes that exist. `amax` is the amax of the
+ * tensor or of the row. */
 static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float amax) {
     uint8_t code[16];
     int64_t b;

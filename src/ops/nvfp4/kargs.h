@@ -8,8 +8,8 @@ typedef struct te__nvfp4_amax_kargs {
                                  * [1] */
     unsigned *counter;   /* for te_last_block */
     const float *noop;
-    const int *groups;   /* [m], or NULL: the group of each row, the same in each 16 rows. With groups, row and col are
-                          * [count] */
+    const int *groups;   /* [m], or NULL: the group of each row; each 16 rows from a multiple of 16 on are in one group.
+                          * With groups, row and col are [count] */
     long long m, n;
     unsigned across;     /* number of pieces of 128 columns along n */
     long long pieces;    /* number of pieces of 16 rows and 128 columns */

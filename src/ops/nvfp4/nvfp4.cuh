@@ -80,9 +80,9 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
-// Factors that are the same for all blocks of a tensor. The functions that take them do the same as
-// te__nvfp4_block_code, te__nvfp4_step and te__nvfp4_multiplier, but with cvt instructions where the GPU has them. No
-// amax may be NaN.
+// Factors that are the same for all blocks of a tensor. S is the scale of the tensor, and F is the largest block scale.
+// The functions that take these factors do the same as te__nvfp4_block_code, te__nvfp4_step and te__nvfp4_multiplier,
+// but with cvt instructions where the GPU has them. No amax may be NaN.
 struct te_nvfp4_tensor {
     float sixth, inverse;    // S / 6 and 1 / S
     float scale, amax, most; // S, the amax that S comes from, and 6 F; only 4-over-6 reads them

@@ -9,9 +9,9 @@
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
 //
-// A row of the tile has 272 bytes. So eight threads that read two chunks in each of four rows use all 32 banks. A warp
-// reads a row by words. Beyond the edges of x the tile holds zeros, whose codes and scales are 0. Tiles cover all
-// padding, so the padding is written too.
+// A row of the tile has 272 bytes. So eight threads that read two chunks of 16 bytes in each of four rows use all 32
+// banks. A warp reads a row by words. Beyond the edges of x the tile holds zeros, whose codes and scales are 0. Tiles
+// cover all padding, so the padding is written too.
 //
 // With blocks of 16 x 16 a pass over the tile first finds the 64 scales. With 4-over-6 there are two such passes, since
 // each copy chooses its own scales.

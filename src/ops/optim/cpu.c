@@ -10,7 +10,7 @@ typedef struct te__pieces {
     int num;
 } te__pieces;
 
-/* Cuts a list into pieces. The callback tensor(list, t) returns any tensor of entry t that has the size of the entry.
+/* Cuts a list into pieces. The callback tensor(list, t) returns a tensor of entry t, of which only the size is used.
  * Returns false if memory is exhausted. */
 static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t),
                             const void *list) {
@@ -100,9 +100,9 @@ static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) {
     return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale;
 }
 
-/* Returns n elements of state k as f32. If k is the master and there is none, these are elements of the parameter. The
- * pointer returned leads into the state's own memory if the step may write there; else the elements are copied to
- * `row`. */
+/* Returns n elements of state k as f32. If k is the master and there is none, these are elements of the parameter.
+ * Returns a pointer into the memory of the state if the step may write there. Otherwise copies the elements to `row`
+ * and returns `row`. */
 static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
     const te_adam_tensor *t = &j->a->tensors[entry];
     const te_tensor *x = te__adam_state(t, k);

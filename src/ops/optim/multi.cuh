@@ -1,10 +1,10 @@
 // ops/optim/multi.cuh: finds the tensor to which a chunk belongs, for launches over many tensors. This part may use the
-// layout of the tables. It must not depend on the elements.
+// table of first chunks. It must not depend on what the tensors hold.
 #pragma once
 #include "device/base.cuh"
 
-// Returns the last i with first[i] <= chunk. The table lies in constant memory, and all threads of a block read the
-// same entries.
+// Returns the last i with first[i] <= chunk. `first` lies in constant memory, and all threads of a block read the same
+// entries.
 TE_DEV int te_tensor_of(const te_u32 *first, int tensors, te_u32 chunk) {
     int low = 0, high = tensors - 1;
     while (low < high) {

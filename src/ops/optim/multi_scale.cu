@@ -11,8 +11,8 @@
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-// Scales a whole chunk, in one of the usual formats. All loads come before the first store, so `in` and `out` may be
-// the same array. Returns true if all elements were finite.
+// Scales a whole chunk of dtype IN, and writes it as dtype OUT. All loads come before the first store, so `in` and
+// `out` may be the same array. Returns true if all elements were finite.
 template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out, te_i64 begin, float scale) {
     float v[4][8];
     bool finite = true;

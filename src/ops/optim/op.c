@@ -66,7 +66,7 @@ static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
     n.weight_decay = a->weight_decay;
     return n;
 }
-/* Checks `place`, the index of an entry in the tables of numbers on the device. Raises *most to `place` if that is
+/* Checks `place`, the index of an entry in the tables of numbers on the device. Raises *most to `place` if `place` is
  * larger. */
 static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
     if (place < 0)
@@ -80,7 +80,7 @@ static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
                     (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
-/* Checks that x, a table with `each` numbers for every place, has at least `places` places. x may be NULL. */
+/* Checks that the table x has at least places * each elements. x may be NULL. */
 static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places,
                                        int each) {
     if (!x || te__numel(x) >= places * each) return TE_OK;
@@ -122,7 +122,7 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
-/* Returns true if a state is not in f32. A separate kernel handles entries whose states are all in f32. */
+/* Returns true if a state of the entry is not in f32. */
 static bool te__adam_has_formats(const te_adam_tensor *t) {
     return t->m->dtype != TE_F32 || t->v->dtype != TE_F32 || (t->master && t->master->dtype != TE_F32);
 }

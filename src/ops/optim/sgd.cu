@@ -1,12 +1,14 @@
 // ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.
 //
-//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum
-//   b  = momentum * b + (1 - dampening) * d        the first time: d        only if momentum is not 0
-//   d  = b, or with nesterov d + momentum * b                               only if momentum is not 0
-//   p -= lr * d                                    d + weight_decay * p if wd_after_momentum
+//   d  = grad * grad_scale
+//   d += weight_decay * p                       unless wd_after_momentum
+//   b  = momentum * b + (1 - dampening) * d     if momentum is not 0; in the first step of a tensor b = d
+//   d  = nesterov ? d + momentum * b : b        if momentum is not 0
+//   d += weight_decay * p                       if wd_after_momentum
+//   p -= lr * d
 //
-// p is the f32 master if there is one; the parameter then becomes the rounded master. Every operation is rounded by
-// itself, as on the CPU.
+// p is the f32 master if there is one, else the parameter. With a master, the parameter becomes the rounded master.
+// Every operation is rounded by itself, as on the CPU.
 //
 // Launch: block 256; the grid has one block for each chunk of 4096 elements. If found_inf is not 0, nothing is written.
 //

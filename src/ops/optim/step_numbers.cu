@@ -6,7 +6,7 @@
 //   n = step - skipped, at least 1
 //   bias_correction[i] = 1 / (1 - betas[i]^n)
 //
-// Launch: one block of 256 threads, which share the numbers.
+// Launch: one block of 256 threads.
 //
 // te:baseline
 #include "device/base.cuh"

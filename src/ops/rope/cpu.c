@@ -1,9 +1,8 @@
 /* ops/rope/cpu.c: the CPU's reference of rotary embedding, token by token. This part handles number formats only
  * through cpu/rows.c.
  *
- * The angle is (float(t) * position_scale) * inv_freq: two f32 products, as in the kernel, so that both compute the
- * sine of the same number. This matters: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are good
- * to an f32 ulp or two in both. */
+ * The angle is (float(t) * position_scale) * inv_freq. The CPU and the kernel compute it by the same two f32 products.
+ * At position 10^6 two neighbouring f32 angles differ by 0.06 radians. */
 
 /* Finds the head of q, k or v that belongs to head `packed_head` of the packed projection. Returns 0 for a head of q, 1
  * for k, 2 for v. Sets *h to the index of the head in that tensor. */
@@ -18,8 +17,9 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     return packed_head < a->heads ? 0 : 1 + (packed_head - a->heads) / a->groups;
 }
 
-/* The rotation of a token's channel pairs: (x, y) becomes (x c[0] - y s[0], y c[1] + x s[1]). Usually x and y share one
- * angle. With a table of angles each has its own angle; the transposed rotation then exchanges the sines of x and y. */
+/* The rotation of a token's channel pairs: (x, y) becomes (x c[0] - y s[0], y c[1] + x s[1]). Usually x and y have the
+ * same angle. With a table of angles x and y have one angle each. The transposed rotation then exchanges their
+ * sines. */
 typedef struct te__rope_turn {
     float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
 } te__rope_turn;
@@ -71,7 +71,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
             const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h,
                           in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
             const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
-            /* The rotated channels are processed as one run. The others are processed in runs that fit the buffer. */
+            /* The rotated channels are processed all at once. The others are processed in pieces that fit into x. */
             for (c = 0; c < a->d;) {
                 const int64_t n = c == 0 && a->half ? 2 * a->half : te__min(a->d - c, TE__COUNT(x));
                 te__load_row(src->p, (te_dtype)src->dt, from + c, n, x);

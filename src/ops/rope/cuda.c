@@ -5,7 +5,7 @@ static bool te__rope_view_is_aligned(const te__rope_view *x) { return te__view_i
 static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     const int64_t tokens = (int64_t)a->batch * a->seq, heads = te__rope_heads(a);
     const bool alike = a->groups == 0 || a->whole || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
-    int64_t units; /* units of work of one token; a thread handles one unit at a time */
+    int64_t units; /* units of work of one token. A unit is what a thread rotates or copies at a time */
     te__launch *l;
     te__rope_kargs *k;
     if (tokens * heads * a->d == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK;

@@ -19,19 +19,19 @@ enum { TE__ROPE_IN_PLACE = 2 };
  * The other operations have a packed projection on one side, and q, k and v on the other. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
-    const int *start;        /* [batch], or [sequences] if `cu` is given: first positions, added to the positions of
-                              * tokens; or NULL */
-    const int *cu;           /* [sequences + 1]: first token of each sequence, when all sequences lie behind each other
-                              * in one batch entry; or NULL */
-    const void *positions;   /* i32 or i64, for each token; NULL: the position of a token is its place in the
+    const int *start;        /* [batch], or [sequences] if `cu` is given: a number for each sequence, added to the
+                              * positions of its tokens; or NULL */
+    const int *cu;           /* [sequences + 1]: first token of each sequence, if one batch entry has all sequences, one
+                              * behind the other; or NULL */
+    const void *positions;   /* i32 or i64, for each token; NULL: the position of a token is its index in the
                               * sequence */
     int positions_dt;        /* te_dtype */
     int positions_step;      /* elements from one sequence to the next; 0: all sequences have the same positions */
-    const float *freqs;      /* used if has_freqs: the table of angles, [rows, 1 or sequences, 2 half]; otherwise
+    const float *freqs;      /* used if has_freqs: the table of angles, [rows, 1 or sequences, 2 * half]. Otherwise
                               * inv_freq is used */
-    long long freqs_rows, freqs_row, freqs_step; /* freqs_row and freqs_step: elements from one row to the next, and
-                                                  * from one sequence to the next; a freqs_step of 0: all sequences
-                                                  * share the rows */
+    long long freqs_rows, freqs_row, freqs_step; /* freqs_row and freqs_step: the steps in elements to the next row and
+                                                  * to the next sequence. If freqs_step is 0, all sequences use the same
+                                                  * angles */
     int has_freqs;
     long long offset;        /* added to every position */
     float position_scale, attention_factor; /* attention_factor multiplies cosine and sine */
@@ -46,8 +46,8 @@ typedef struct te__rope_kargs {
     int d, half;             /* half: channel pairs that are rotated; 0: none */
     int interleaved;         /* the two channels of a pair are neighbours; otherwise they are `half` channels apart */
     int gather;              /* packed is written; else it is read */
-    int whole;               /* 1: q is a packed projection too, in place of q, k and v. TE__ROPE_IN_PLACE: moreover q
-                              * is `packed` itself. 0: neither */
+    int whole;               /* 1: q is a packed projection too; k and v are unused. TE__ROPE_IN_PLACE: the same, and q
+                              * is `packed` itself. 0: q, k and v are separate */
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* tokens of a block */
     int vector;              /* addresses and sizes allow eight channels at a time */
@@ -65,7 +65,7 @@ TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
 }
 
 /* Returns the index of token t in its whole sequence. With context parallelism the sequence is cut into 2 cp_size
- * chunks. A rank has two chunks, stored one behind the other; they are `length` tokens together. */
+ * chunks. A rank has two chunks, stored one behind the other; the two chunks have `length` tokens together. */
 TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
     const long long half = length / 2;
     if (a->cp_size == 1) return t;
@@ -79,9 +79,8 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
         *b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
         place -= a->cu[*b] / a->cp_size;
         length = (a->cu[*b + 1] - a->cu[*b]) / a->cp_size;
-        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token outside of all sequences counts as the
-                                                                        * first one of a sequence, so that the table
-                                                                        * needs no more rows for it */
+        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token outside of all sequences gets index 0.
+                                                                        * So the table needs no row for its index */
     }
     place = !a->positions               ? te__rope_place(a, place, length)
             : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at]

@@ -1,10 +1,10 @@
-/* ops/rope/op.c: the entry points of the rotary embeddings: they fill in defaults, check arguments, and describe the
- * problem for both backends (te__rope_kargs). This part may use tensors. It must not depend on the backend. */
+/* ops/rope/op.c: the entry points of the rotary embeddings. They fill in defaults, check the arguments, and write
+ * te__rope_kargs, which both backends use. This part may use tensors. It must not depend on the backend. */
 
-/* The limit of |position_offset|. It keeps the sum of the offset, a token's place and its sequence's start far from
- * overflow of 64 bits. */
+/* The limit of |position_offset|. It keeps the sum of the offset, a token's index and a start position inside 64
+ * bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
-/* The largest number of ranks, the same as in the operation family `context`. Twice as many chunks must fit an int. */
+/* The largest number of ranks. Twice this number must fit an int. */
 #define TE__ROPE_MAX_RANKS (1 << 20)
 
 /* Checks a table of angles for b sequences. Sets rotary_dim to the width of the table. */
@@ -25,8 +25,8 @@ static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles
     a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
     return TE_OK;
 }
-/* Checks the angles and fills in defaults. There are b sequences of s tokens each, with heads of d channels. With
- * `packed` there are s tokens in all b sequences together. */
+/* Checks the angles and fills in defaults. There are b sequences of s tokens each, with heads of d channels. If
+ * `packed` is true, the b sequences have s tokens together. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b,
                                        int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;

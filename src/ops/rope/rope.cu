@@ -4,21 +4,20 @@
 //   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin)
 //                                    angle = (float(t) * position_scale) * inv_freq[i]
 //
-// The angle is made by two f32 products, as on the CPU, and inv_freq comes from the host. So both compute the cosine of
-// the same number at any position. attention_factor multiplies cosine and sine. A block computes the angles of its
-// `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of work is W channel pairs, or
-// W channels that are not rotated. In a pair x is channel i and y is channel half + i; in an interleaved pair x and y
-// are neighbours. W is 8 with vectors, else 1.
+// The CPU computes the angle by the same two f32 products. inv_freq comes from the host. attention_factor multiplies
+// cosine and sine. A block first computes the angles of its `tokens` tokens, in shared memory. Then it loops over the
+// heads of these tokens. A unit of work is W channel pairs, or W channels that are not rotated. W is 8 if `vector` is
+// set, else 1. In a pair x is channel i and y is channel half + i; in an interleaved pair x and y are neighbours.
 //
 // With a table of angles (freqs) x and y have one angle each, and the transposed rotation exchanges their sines. A
-// position without a row gives NaN.
+// token whose position has no row in freqs becomes NaN.
 //
-// Options: X_DT (the te_dtype of all tensors; if left out, each has its own), X_VECTOR (if left out: a.vector), X_FREQS
-// (if left out: a.has_freqs).
+// Options: X_DT is the te_dtype of all tensors; without it each tensor has its own. X_VECTOR replaces a.vector. X_FREQS
+// replaces a.has_freqs.
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
-// Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, twice that with freqs.
-// With `vector` all addresses are multiples of 16 bytes; all strides, d and half are multiples of 8.
+// Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, or 16 * tokens * half
+// bytes with freqs. With `vector` all addresses are multiples of 16 bytes; all strides, d and half are multiples of 8.
 // te:baseline
 // te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1
 #include "device/vector.cuh"
@@ -37,8 +36,8 @@
 #define FREQS a.has_freqs
 #endif
 
-// The tokens of the block. Tokens have two dimensions, sequence and position; either may be the inner one. The first
-// token of the block has the indices (outer, inner). The inner dimension has `size` entries.
+// The tokens of the block. A token has two indices, sequence and position. Either may be the inner one, which changes
+// faster. The first token of the block has the indices (outer, inner). The inner dimension has `size` entries.
 struct te_rope_tokens {
     te_i64 outer;
     te_u32 inner, size;
@@ -63,8 +62,8 @@ struct te_rope_tokens {
     }
 };
 
-// te_rope_ask loads W elements of x or y in their own format; if W is 1, it converts the element to f32. te_rope_values
-// converts loaded elements to floats. te_rope_store stores floats.
+// te_rope_ask loads W elements in dtype dt; if W is 1, it also converts the element to f32. te_rope_values converts the
+// loaded elements to floats. te_rope_store stores floats.
 template <int W> TE_DEV te_raw<TE_ANY, W> te_rope_ask(const void *p, te_i64 at, int dt) {
     if constexpr (W == 8) return te_raw_ask<8>(p, at, dt);
     else return te_raw<TE_ANY, 1>{{__float_as_uint(te_load(p, at, dt))}};
@@ -78,8 +77,8 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
     else te_store(p, at, dt, v[0]);
 }
 
-// The current unit of work of a thread: its token, its packed head, and its number among the units of that head. next()
-// moves on by TE__ROPE_THREADS units, without a division.
+// The current unit of work of a thread: its token, its packed head, and its index in that head. next() goes
+// TE__ROPE_THREADS units further, without a division.
 struct te_rope_walk {
     int units, heads; // units: of a head; heads: of a token
     int unit, head, token, on_unit, on_head, on_token;
@@ -103,7 +102,7 @@ template <int W> struct te_rope_unit {
     te_raw<TE_ANY, W> x, y;
     void *dst;
     te_i64 to;
-    int turn; // index of the unit's first angle in the table; the next ones are half / W apart; -1: no rotation
+    int turn; // index of the first angle in shared memory; the next ones follow in steps of half / W; -1: no rotation
     int cx, cy, src_dt, dst_dt; // cy -1: there is no y
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
@@ -183,7 +182,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
     te_rope_walk walk((a.d - a.half) / W, te__rope_heads(&a), threadIdx.x);
     const int all = tokens.count * walk.heads * walk.units;
     int at = threadIdx.x;
-    te_rope_unit<W> one, other; // two units at a time; the first two are in flight while angles are computed
+    te_rope_unit<W> one, other; // the first two units are loaded while the angles are computed
     if (at < all) one.ask(a, tokens, walk);
     if (at + TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
     for (int i = threadIdx.x; i < tokens.count * a.half; i += TE__ROPE_THREADS) {
@@ -205,7 +204,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
         }
     }
     __syncthreads();
-    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one unit is rotated while two are in flight
+    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one unit is rotated while the other is loaded
         one.finish(a, table, mates);
         if (at + 2 * TE__ROPE_THREADS < all) one.ask(a, tokens, walk);
         if (at + TE__ROPE_THREADS < all) other.finish(a, table, mates);

@@ -1,5 +1,5 @@
-/* ops/shard/cpu.c: the CPU's reference of the operations on slices: simple loops over the rows of which the slice has
- * elements. The kernels of every GPU give the same bytes. This part may use tensors. It must not depend on CUDA. */
+/* ops/shard/cpu.c: the CPU's reference of the operations on slices. It loops over the rows that have elements in the
+ * slice. The kernels give the same bytes. This part may use tensors. It must not depend on CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
@@ -129,8 +129,8 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
     return 0.0f;
 }
 
-/* Writes the codes of v[0 .. size - 1] to dst. These are neighbouring elements of a row; v[0] is element (row,
- * column). */
+/* Writes the codes of v[0 .. size - 1] to dst. v[0] is element (row, column) of the matrix; the others follow it in the
+ * row. */
 static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, int64_t size, const float *v) {
     const te_op_shard_cast_args *a = j->a;
     uint8_t *dst = te__u8_data(a->dst);
@@ -169,8 +169,8 @@ static float te__shard_cast_row(const te__shard_job *j, int64_t row, float large
     }
     return largest;
 }
-/* Casts the parts begin .. end - 1. A part consists of whole pairs of rows, 2 i and 2 i + 1. In a flat dst of 4-bit
- * codes the two rows of a pair may share a byte; no other rows can, for any number of columns. */
+/* Casts the parts begin .. end - 1 of the work. A part consists of pairs of rows (2 i, 2 i + 1). In a flat dst of 4-bit
+ * codes the two rows of a pair may share a byte. Rows of different pairs never do. */
 static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
     te__shard_job *j = (te__shard_job *)user;
     int64_t part, pair;

@@ -3,8 +3,8 @@
 #pragma once
 #include "device/vector.cuh"
 
-// Loads eight elements from x[i] on. Only the first `columns_left` of them belong to the row. The slice has the n
-// elements x[0] .. x[n - 1]. Elements outside of the row or of the slice are set to 0. With `vector`, i is a multiple
+// Loads the eight elements x[i] .. x[i + 7]. Only the first `columns_left` of them belong to the row. The slice has the
+// n elements x[0] .. x[n - 1]. Elements outside of the row or of the slice are set to 0. With `vector`, i is a multiple
 // of eight and x is aligned to 16 bytes.
 TE_DEV void te_shard_load8(const void *x, te_i64 i, te_i64 n, te_i64 columns_left, bool vector, int dt, float v[8]) {
     if (vector && columns_left >= 8 && i >= 0 && i + 8 <= n) {

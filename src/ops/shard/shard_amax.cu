@@ -1,18 +1,18 @@
-// ops/shard/shard_amax.cu: finds the amax of each tile of a matrix, over the elements that lie in the slice. It is 0 if
-// the slice has no element of the tile. NaN is ignored, infinity is kept.
+// ops/shard/shard_amax.cu: finds the amax of each tile of a matrix, over the elements that lie in the slice. The amax
+// is 0 if the slice has no element of the tile. NaN is ignored; infinity is not.
 //
 //            256 columns (tx: 8 each)
 //          +--------------------------+
-//    32    | ty: 4 rows               |    four times along the rows for tiles of 128 x 128
-//   rows   |                          |
+//    32    | ty: 4 rows               |    four times, one below the other,
+//   rows   |                          |    for tiles of 128 x 128
 //          +--------------------------+
 //
-// A block covers whole tiles, so each amax is written once, by one block. These threads share a tile: for 1 x 32, 4
-// lanes of a row; for 32 x 1, the 8 warps; for 16 x 16, 2 lanes of 4 warps; for 128 x 128, 16 lanes of 8 warps. With
-// tiles of any other size a block covers one tile at a time.
+// A thread block covers whole tiles. A tile of 1 x 32 is shared by 4 lanes of one warp, a tile of 32 x 1 by one lane in
+// each of 8 warps, a tile of 16 x 16 by 2 lanes in each of 4 warps, and a tile of 128 x 128 by 16 lanes in each of 8
+// warps. With tiles of another size a thread block covers one tile at a time.
 //
-// Launch: block 256. The grid has one thread block for each part of the matrix that a block covers, numbered along the
-// rows first. For tiles of any other size it has any number of thread blocks. Any alignment is allowed.
+// Launch: block 256. The grid has one thread block for each region as above; neighbouring blocks lie in the same rows.
+// For tiles of another size the grid may have any number of thread blocks. Any alignment is allowed.
 //
 // te:baseline
 // te:row X_DT=3 KIND=1

@@ -1,11 +1,10 @@
 // ops/shard/shard_cast.cu: writes the codes of a slice into a row-wise copy of the matrix, or into a buffer that has
 // only the slice.
 //
-// A thread handles a group: 16 neighbouring columns of one row, beginning at a multiple of 16. So two threads never
-// write the same byte of 4-bit codes. A group has one multiplier, except in MXFP8's column-wise copy. With `straight`,
-// the matrix is treated as one long row, because its flat 4-bit codes run on from row to row without padding. A group
-// is then 16 neighbours of that long row. Groups that lie only partly in the slice, and groups of unaligned tensors,
-// are processed element by element.
+// A thread handles a group: 16 neighbouring columns of one row, beginning at a multiple of 16. A group has one
+// multiplier, except in MXFP8's column-wise copy. With `straight`, the matrix is treated as one long row, because a
+// byte may hold the 4-bit codes of two rows. A group is then 16 neighbours in this long row. Groups that lie only
+// partly in the slice, and groups of unaligned tensors, are processed element by element.
 //
 //   q = saturate(RNE(RN(x * multiplier)))      multiplier: TENSOR: the scale; BLOCK_2D: `multiplier`, or
 //                                              RN(1 / scale_inv); MXFP8: 2^(127 - e); NVFP4: S / d

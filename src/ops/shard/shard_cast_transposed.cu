@@ -1,5 +1,5 @@
-// ops/shard/shard_cast_transposed.cu: writes the codes of a slice into the transposed copy [columns, ld] of a matrix
-// with one scale.
+// ops/shard/shard_cast_transposed.cu: writes the codes of a slice of a matrix into the transposed copy [columns, ld] of
+// the matrix. There is one scale per tensor.
 //
 //            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
 //          +-------------------------+                  +---------------- 128 rows ----------------+
@@ -9,8 +9,8 @@
 //
 // Bytes outside the slice are not written.
 //
-// Launch: block 256; the grid has one block for each tile, beginning with row first_tile of the tiles. Any alignment is
-// allowed.
+// Launch: block 256; the grid has one block for each tile of 128 x 64 elements, beginning at matrix row 128 *
+// first_tile. Any alignment is allowed.
 //
 // te:baseline
 // te:row X_DT=3
@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(256)
         if (at >= a.columns || r >= a.rows) continue;
         uint4 u = te_tile_get(tile, c, chunk);
         te_u8 *to = (te_u8 *)a.dst + at * a.ld + r;
-        // i is the index in x of the first of 16 elements of one column. The others follow in steps of `columns`.
+        // 16 elements of one column are written. The first of them is x[i]. The others follow in x in steps of
+        // `columns`.
         te_i64 i = r * a.columns + at - a.start;
         if (((te_u64)to & 15) == 0 && r + 16 <= a.rows && i >= 0 && i + 15 * a.columns < a.n) {
             *(uint4 *)to = u;

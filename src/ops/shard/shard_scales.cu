@@ -1,7 +1,7 @@
 // ops/shard/shard_scales.cu: computes the scales of a whole matrix, padding included, from the amaxes of its tiles.
 //
-// A thread writes four neighbouring scales of row_scale. Threads behind those of row_scale do so for col_scale. Scales
-// of one byte are written in one store if the address allows that.
+// A thread writes four neighbouring scales. The first row_m * row_n / 4 threads write row_scale, the others col_scale.
+// Four scales of one byte each are written in one store if the address is a multiple of 4.
 //
 // Launch: block 256; the grid has as many blocks as (row_m * row_n + col_m * col_n) / 4 threads need.
 //

@@ -1,9 +1,9 @@
 // ops/softcap/softcap.cu: softcap, and its gradient.
 //
-//   y = cap tanh(x / cap)                      without dy
-//   y = dy (1 - tanh(x / cap)^2)               with dy
+//   y = cap * tanh(x / cap)                    if dy is NULL
+//   y = dy * (1 - tanh(x / cap)^2)             otherwise
 //
-// Launch: blocks of 256 threads, and any grid, since the threads step through the elements. Any formats are allowed.
+// Launch: block 256; any grid. Any dtypes are allowed.
 //
 // te:baseline
 #include "device/base.cuh"

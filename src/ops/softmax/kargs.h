@@ -1,8 +1,8 @@
 /* ops/softmax/kargs.h: the arguments of the softmax kernels. The host's compiler and the kernels' compiler both read
  * this file. So it has plain structs only. */
 
-/* Arguments of the kernel that computes y = softmax(scale * x), for m rows of n columns. A matrix has s_q rows. `heads`
- * matrices, one behind the other, share a mask. */
+/* Arguments of the kernel that computes y = softmax(scale * x), for m rows of n columns. The rows form matrices of s_q
+ * rows each. `heads` neighbouring matrices share a mask. */
 typedef struct te__softmax_fwd_kargs {
     const void *x;
     const unsigned char *mask; /* [batches or 1][s_q][n], or NULL */

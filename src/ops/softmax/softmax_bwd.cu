@@ -1,9 +1,8 @@
-// ops/softmax/softmax_bwd.cu: computes dx = scale * (y * dy - y * sum(y * dy)) for each row. If dx is dy, this is done
-// in place.
+// ops/softmax/softmax_bwd.cu: computes dx = scale * (y * dy - y * sum(y * dy)) for each row. dx may be dy.
 //
 // Launch: block of 32 .. 512 threads, a multiple of 32. A block handles one row at a time and steps through the rows.
-// Any n and any alignment are allowed. With X_DT, dy, y and dx have that format and are aligned to 16 bytes, and n is a
-// multiple of 8.
+// Any n and any alignment are allowed. If X_DT is defined, dy, y and dx have this te_dtype and are aligned to 16 bytes,
+// and n is a multiple of 8.
 //
 // te:baseline
 // te:row X_DT=3

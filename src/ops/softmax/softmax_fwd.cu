@@ -3,12 +3,13 @@
 //   m = max of the scores,  y = exp(score - m) / sum exp(score - m)
 //
 // There are two passes. In the first, each thread keeps a running maximum m and a running sum s of exp(score - m), and
-// rescales s when m grows. The block then merges these pairs in the order of the threads. The second pass writes y; it
-// finds the row in a cache. Columns beyond the diagonal of a causal row are written, but not read.
+// rescales s when m grows. The block then merges the maxima and sums of its threads, in the order of the threads. The
+// second pass reads the row again, usually from a cache, and writes y. Columns beyond the diagonal of a causal row are
+// not read; y is 0 there.
 //
 // Launch: block of 32 .. 512 threads, a multiple of 32. A block handles one row at a time and steps through the rows.
-// Any n and any alignment are allowed. With X_DT, x and y have that format and are aligned to 16 bytes, mask is aligned
-// to 8 bytes, and n is a multiple of 8.
+// Any n and any alignment are allowed. If X_DT is defined, x and y have this te_dtype and are aligned to 16 bytes, mask
+// is aligned to 8 bytes, and n is a multiple of 8.
 //
 // te:baseline
 // te:row X_DT=3

@@ -1,11 +1,10 @@
 // ops/stats/quant_error.cu: counts and sums the errors of a quantization. Each block writes one partial result.
 //
 //   block b      elements [b * 8192, (b + 1) * 8192)
-//   thread t     its groups of eight: t, t + 256, ..., one after another; then the lanes of a warp are added, then the
-//                warps
+//   thread t     groups of eight elements with the indices t, t + 256, ..., one after another
 //
-// The order of a sum depends only on the indices of the elements; counts are exact. Terms are f32. So squares of values
-// below 1e-19 lose bits, as they would in the f32 results.
+// The sums of the threads are added first in each warp, then over the warps. So the order of additions depends only on
+// the indices of the elements. The sums are f32: squares of values below 1e-19 lose bits.
 //
 // Launch: block 256; grid: one block for each partial result. With `vector` x, y and limit are aligned to 16 bytes.
 //

@@ -1,7 +1,7 @@
 // ops/stats/quant_error_final.cu: reduces the partial results of all blocks to one result. The sums are in double. The
 // order of additions depends only on the indices of the blocks.
 //
-// Launch: one block of 256 threads, even if there are no partial results.
+// Launch: one block of 256 threads. Without partial results it writes zeros.
 //
 // te:baseline
 #include "device/base.cuh"

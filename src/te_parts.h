@@ -310,9 +310,9 @@
 #endif
 
 /* what is built from operations */
-/* gcc compiles the parts below at -O1, which takes half the time. With strict aliasing they run as fast as at -O2,
- * because they have no CPU kernels. The parts above keep the program's own options: gcc does not inline a function that
- * has options of its own, and calls of operations would be slower by a tenth. */
+/* gcc compiles the parts below at -O1, because that takes less time than -O2. With strict aliasing they run as fast as
+ * at -O2, because they have no CPU kernels. The parts above keep the program's own options. If their functions
+ * had options of their own, gcc would not inline them, and calls of operations would be slower. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O1", "strict-aliasing")

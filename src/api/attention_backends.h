@@ -41,8 +41,8 @@ typedef struct te_attn_module_desc {
                                          * training */
     te_parallel_options parallel;       /* for te: ranks that share the heads */
     /* How a call's window (left, 0) is read. false => a query sees its own key and `left` keys before it, in every
-     * backend. true => as in Automodel, where the backends differ: in sdpa, flex and eager the query's own key is one
-     * of the `left` keys (in flex, 0 means no window); in te a query sees `left` keys and its own key. */
+     * backend. true => as in Automodel: this holds in te, but in sdpa, flex and eager a query sees its own key and only
+     * `left` - 1 keys before it. In flex, `left` 0 then means no window. */
     bool upstream_windows;
     bool upstream_sink_scale;           /* read by flex if a call has sinks: true => softmax_scale is ignored, as in
                                          * Automodel, and the scale is num_qk_channels^-0.5 */
@@ -132,7 +132,7 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* Returns flex's block mask for causal attention: u8 [1, 1, ceil(s_q / 128), ceil(s_kv / 128)], the same for all b
  * sequences and all heads. window_keys is the number of keys in the window, the query's own included; -1 means no
- * window. The first call with these five numbers makes the mask; the context keeps it for later calls. The context
+ * window. The first call makes the mask; the context keeps it for later calls with the same arguments. The context
  * keeps at most 64 masks. If there are 64, a new mask replaces the oldest. All masks are released when the last module
  * of sdpa, flex and eager is destroyed; until then the result is borrowed. NULL on failure. Making a mask copies from
  * host memory, which a graph's capture refuses: call this function once before the capture. */

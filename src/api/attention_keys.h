@@ -5,8 +5,8 @@
 /* Options of te_create_block_mask. A query sees a key if `mask` and `window` allow it and, if mask_fn is given, mask_fn
  * allows it too. */
 typedef struct te_block_mask_desc {
-    int64_t batch, heads;   /* number of sequences and of heads that have masks of their own; 0 => 1, which is one mask
-                             * for all */
+    int64_t batch, heads;   /* each of `batch` sequences and each of `heads` heads has a mask of its own; 0 or 1 => all
+                             * share one mask */
     int64_t s_q, s_kv;      /* queries, keys */
     te_attn_mask mask;      /* TE_MASK_NONE, TE_MASK_CAUSAL or TE_MASK_CAUSAL_BOTTOM_RIGHT; 0 => causal */
     te_window window;       /* as in te_op_attn_fwd. The window of query i lies around key i. With

@@ -3,8 +3,8 @@
 
 /* ---- what there is ---- */
 
-/* Says which packages Automodel would find, and on which device the context runs. These fields decide defaults and
- * nothing else. */
+/* Says which packages Automodel would find, and on which device the context runs. The fields decide defaults. If
+ * have_te is false, te_fp8_config selects no recipe. */
 typedef struct te_backend_capabilities {
     bool have_te;      /* TransformerEngine, which is te.h itself */
     bool have_deep_ep; /* DeepEP, an all-to-all of tokens; te.h has its own */
@@ -26,7 +26,7 @@ TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilitie
 typedef enum te_fp8_recipe {
     TE_FP8_CURRENT = 0, /* te_recipe_current_scaling */
     TE_FP8_BLOCK = 1,   /* te_recipe_block_scaling */
-    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8; a warning says that its codes are multiplied as bf16 */
+    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8. Its codes are multiplied as bf16, and a warning says so */
     TE_FP8_OBJECT = 3   /* the recipe in te_fp8_config.object */
 } te_fp8_recipe;
 /* FP8 of a whole model. Source: TEFp8Config. */
@@ -88,16 +88,15 @@ typedef struct te_backend_config {
     te_switch rope_fusion;            /* for models that make a rotary table: on => with te_rope_freqs, off => with
                                        * te_rope_cos_sin; 0 => off. As in Automodel, te_backend_config_validate turns it
                                        * off, with a warning if it was on (see keep_rope_fusion) */
-    bool keep_rope_fusion;            /* true => te_backend_config_validate does not turn rope_fusion off, and 0 in
-                                       * rope_fusion means on with CUDA. (Automodel turns it off to get the
-                                       * log-probabilities of transformers and vLLM, whose tables are rounded) */
+    bool keep_rope_fusion;            /* true => te_backend_config_validate leaves rope_fusion on, except with rope
+                                       * quack, and a rope_fusion of 0 means on with CUDA. (Automodel turns it off
+                                       * because transformers and vLLM round their tables: with fusion the
+                                       * log-probabilities would differ from theirs) */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
-    int dispatcher_num_sms;           /* number of multiprocessors that communicate; 0 => 20 */
-    bool no_dispatcher_share_token_dispatcher; /* true => each layer with experts has its own object for communication;
-                                                * false => all layers share one */
-    bool dispatcher_async_dispatch;   /* read by deepep and uccl_ep: dispatch and combine do not wait for each other's
-                                       * stream */
+    int dispatcher_num_sms;           /* no effect: te_group has no such setting; 0 => 20 */
+    bool no_dispatcher_share_token_dispatcher; /* no effect: te.h's dispatchers keep no state that layers could share */
+    bool dispatcher_async_dispatch;   /* no effect: collectives run on the context's stream */
     te_mok_backend_config mok;        /* options of the dispatcher mok */
     te_switch enable_deepep;          /* no longer an option in Automodel: te_backend_config_validate resets it to 0,
                                        * with a warning if it was set. It changes no other field */
@@ -122,7 +121,7 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
 /* Replaces each zero by its default for the context's capabilities. Then applies Automodel's rules, in this order:
  *
  *      1  rope quack turns rope_fusion off, with a warning
- *      2  rope_fusion is turned off, with a warning if it was on (not with keep_rope_fusion)
+ *      2  without keep_rope_fusion, rope_fusion is turned off, with a warning if it was on
  *      3  te_fp8 is checked
  *      4  cuda_graph is checked: attn and te_dpa exclude each other, moe_preprocess needs moe_router
  *      5  mok is checked
@@ -130,9 +129,9 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
  *      7  enable_deepep is reset to 0, with a warning
  *      8  experts te and gmm need one of the dispatchers deepep, hybridep, uccl_ep and mok. With another one,
  *         dispatcher becomes torch and experts torch_mm, with a message of TE_LOG_INFO
- *      9  cuda_graph: attn and te_dpa need attn te, and no te_fp8 object with fp8_dpa; attn also needs linear torch,
- *         rms_norm torch and rope_fusion off; moe_router needs fake_balanced_gate off; moe_preprocess needs the
- *         dispatcher hybridep
+ *      9  cuda_graph is checked again. Its parts attn and te_dpa need the backend attn=te, and no te_fp8 object with
+ *         fp8_dpa. Its part attn also needs linear=torch, rms_norm=torch and rope_fusion off. moe_router needs
+ *         fake_balanced_gate off. moe_preprocess needs dispatcher=hybridep
  *     10  te_fp8 needs linear te or experts te (after rule 8)
  *
  * If `group` is given, its rank 0 alone logs the messages of rules 7 and 8; with group NULL every rank logs them. A
@@ -151,8 +150,8 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
  * message has the field, the value, the possible values and the nearest of them. After an error *config is what it was
  * before. */
 TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
-/* Returns the name of field number `index` in the list that te_backend_config_parse reads, counted from 0 (static
- * string); NULL outside the list. Writes the possible values of the field into `values` (truncated to fit; may be
+/* Returns the name of field number `index`, counted from 0, among the fields that te_backend_config_parse reads; NULL
+ * outside the list. Static string. Writes the possible values of the field into `values` (truncated to fit; may be
  * NULL), such as "te, sdpa, flex", "a whole number" or "a number". */
 TE_API const char *te_backend_config_field(int index, char *values, size_t size);
 /* Writes the fields that are not zero into buffer (truncated to fit), in the form that te_backend_config_parse reads.
@@ -162,9 +161,9 @@ TE_API size_t te_backend_config_print(const te_backend_config *config, char *buf
 /* Turns the name of a backend into its enumerator, in *value. `field` is "attn", "linear", "rms_norm", "rope",
  * "experts" or "dispatcher". Errors as te_backend_config_parse. */
 TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value);
-/* Returns the name of `value` in `field`, which is one of the fields that te_backend_parse takes (static string).
- * Returns "default" for 0, unless 0 has a name of its own in that field. Returns "?" for a value outside the field's
- * list, and for any other field. */
+/* Returns the name of `value` (static string). `field` is one of the fields that te_backend_parse takes. Returns
+ * "default" for 0, unless 0 has a name of its own in that field. Returns "?" for a value outside the field's list, and
+ * for any other field. */
 TE_API const char *te_backend_name(const char *field, int value);
 
 /* ---- modules by backend ---- */
@@ -274,7 +273,7 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
                                              te_rotary_desc *rotary);
 
 /* Makes a table of cosines and sines, for models that do not rotate by te_apply_rotary_pos_emb. The table is f32 [n,
- * dim]. Row i belongs to position positions[i] and has the cosines of all pairs, then the sines, all times the
+ * dim]. Row i belongs to position positions[i] and has the cosines of all pairs, then the sines, each multiplied by the
  * attention factor. `positions` is borrowed for the call; NULL means 0 .. n - 1.
  *
  * te_rope_cos_sin and te_rope_freqs read the fields base, rotary_percent, scaling and max_seqlen (0 => the largest

@@ -20,7 +20,7 @@ typedef struct te_cp_batch {
 
 /* Returns this rank's tokens of x: [.., s / n, ..]. x is the whole batch, on every rank. NULL with TE_ERR_SHAPE if 2 n
  * does not divide the number of tokens. If 2 n does not divide the length of a sequence in cu_seqlens_padded, the call
- * fails on the CPU; on a GPU it leaves the tokens of that sequence in place. Source: transformer_engine.pytorch,
+ * fails on the CPU. A GPU does not check the lengths, and the result is wrong. Source: transformer_engine.pytorch,
  * get_batch_on_this_cp_rank, which takes TE_THD alone. */
 TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *batch);
 /* Undoes te_get_batch_on_this_cp_rank: gathers the ranks' x [.., s / n, ..] into the whole batch, in the order of the

@@ -88,7 +88,7 @@ typedef enum te_activation {
     TE_SREGLU = 10,            /* srelu(a) b */
     TE_GLU = 11,               /* sigmoid(a) b */
     TE_CLAMPED_SWIGLU = 12,    /* of gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1) with c = min(a, limit).
-                                * With no_glu_linear_offset the 1 is 0 */
+                                * With no_glu_linear_offset, + 1 is left out */
     TE_ACTIVATION_COUNT = 13
 } te_activation;
 
@@ -106,8 +106,7 @@ typedef enum te_attn_mask {
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
-    TE_MASK_PADDING = 4,                     /* keys of i's sequence that are not padding; i itself must not be
-                                              * padding */
+    TE_MASK_PADDING = 4,                     /* keys of i's sequence that are not padding; none if query i is padding */
     TE_MASK_PADDING_CAUSAL = 5,              /* TE_MASK_PADDING, and j <= i */
     TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* TE_MASK_PADDING, and j <= i + (number of keys - number of queries) of
                                               * the sequence */

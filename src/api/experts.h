@@ -72,7 +72,8 @@ typedef struct te_moe_config {
     int64_t dim, inter_dim, moe_inter_dim; /* dim is the size of a token. inter_dim, the inner size of the model's dense
                                             * MLPs, is not read here. moe_inter_dim is the inner size of an expert */
     bool norm_topk_prob;       /* true => with K > 1 the router weights are divided by their sum + 1e-20 */
-    bool router_bias, expert_bias; /* the gate has a bias; experts, shared experts and latent projections have biases */
+    bool router_bias, expert_bias; /* router_bias: the gate has a bias. expert_bias: experts, shared experts and latent
+                                    * projections have biases */
     te_expert_activation expert_activation; /* 0 => swiglu */
     bool apply_router_weight_after_down; /* true => router weights multiply the f32 output of the second linear layer,
                                           * bias included; false => they multiply the output of the activation */
@@ -151,9 +152,9 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
  * (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0 to E - 1. With noise n > 0, each token
  * takes the K experts with the largest u + 0.1 n z. The number u is uniform, drawn for each token and expert; z is from
  * N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v / (sum of the token's K v), with v uniform.
- * The seed of these numbers is made from x's first four elements, for which the host waits: equal tokens give an equal
- * choice. Weights are in x's format. The module has no parameters and does not read padding. Owned by the caller.
- * Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
+ * The seed of these numbers is made from x's first four elements, so equal tokens give an equal choice. The host waits
+ * for these elements. Weights are in x's format. The module has no parameters and does not read padding. Owned by the
+ * caller. Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
                                                float noise);
 

@@ -25,12 +25,12 @@
  * error, they do nothing and the error stays.
  *
  * Shared tensors. A parameter that several modules share has several paths. The functions below use the first one in
- * the order of te_module_visit_tensors (PyTorch: named_parameters): they compare words with this path, they treat the
- * parameter as one of the module on this path alone, and snapshots store it under this path. Two functions differ, as
- * in Automodel. te_cast_model_to_dtype ignores paths inside skip_modules, so it casts a parameter that also has a path
- * outside of them. te_restore_fp32_modules casts all tensors of a module whose path contains a word, even if the first
- * path of such a tensor is another one. A shared buffer stays in f32, or is not cast, if the rules say so for one of
- * its paths. */
+ * the order of te_module_visit_tensors (PyTorch: named_parameters): they compare words with this path, they take the
+ * parameter to belong to the module on this path alone, and snapshots store it under this path. Two functions differ,
+ * as in Automodel. te_cast_model_to_dtype ignores paths inside skip_modules, so it casts a parameter that also has a
+ * path outside of them. te_restore_fp32_modules casts all tensors of a module whose path contains a word, even if the
+ * first path of such a tensor is another one. A shared buffer stays in f32, or is not cast, if the rules say so for one
+ * of its paths. */
 
 /* ---- what stays in f32 ---- */
 

@@ -97,9 +97,10 @@ typedef struct te_rope_scaling {
                                                * up to 1; 0 => not given */
     bool no_truncate;                         /* YARN: the pair numbers between which frequencies are interpolated may
                                                * be fractions; false => they are rounded outwards to whole numbers */
-    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => for YARN the formula
-                                               * of mscale, or 0.1 ln(factor) + 1 without mscale; for LONGROPE sqrt(1 +
-                                               * ln(factor) / ln(original)); for both 1 if `factor` is at most 1 */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is at
+                                               * most 1. With a larger `factor`, 0 means for YARN the formula of mscale,
+                                               * or 0.1 ln(factor) + 1 without mscale, and for LONGROPE sqrt(1 +
+                                               * ln(factor) / ln(original)) */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
@@ -115,11 +116,11 @@ typedef struct te_rotary_desc {
     float rotary_percent;                       /* fraction of the head's channels that are rotated: the first dim =
                                                  * floor(d * rotary_percent) channels, which may be none; 0 => 1 */
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
-    float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by
-                                                 * this factor; 0 => not divided */
+    float seq_len_interpolation_factor;         /* positions are divided by this factor, if
+                                                 * pretrained_max_position_embeddings is given too; 0 => not divided */
     int64_t pretrained_max_position_embeddings; /* in sequences longer than this number times
-                                                 * seq_len_interpolation_factor, positions are scaled down into this
-                                                 * range; 0 => positions stay as they are */
+                                                 * seq_len_interpolation_factor, positions are multiplied by this number
+                                                 * / max_seqlen instead; 0 => positions stay as they are */
     te_rope_scaling scaling;                    /* changes frequencies for longer contexts; 0 => unchanged */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the
@@ -127,10 +128,10 @@ typedef struct te_rotary_desc {
     te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: each token's position (borrowed
                                                  * for the call); NULL => the token's place in its sequence */
     /* A table of angles that the caller gives, [positions, 1 or b, 1, dim], f32, f16 or bf16 (borrowed for the call; no
-     * gradient). Row t has the angle of each channel of a token at position t. A second size of b gives each sequence a
-     * table of its own. With a table, base, rotary_percent, seq_len_interpolation_factor and scaling must stay 0. mRoPE
-     * gives each token several positions: make one row for each token, with each channel's angle at the position of the
-     * channel's section, and leave `positions` NULL. NULL => angles are computed from the fields above. */
+     * gradient). Row t has the angle of each channel of a token at position t. If the second size is b, each sequence
+     * has a table of its own. With a table, base, rotary_percent, seq_len_interpolation_factor and scaling must stay 0.
+     * mRoPE gives each token several positions: make one row for each token, with each channel's angle at the position
+     * of the channel's section, and leave `positions` NULL. NULL => angles are computed from the fields above. */
     te_tensor *freqs;
     float attention_factor;                     /* with freqs: multiplies cosine and sine (an output of te_rope_freqs);
                                                  * 0 => 1 */
@@ -139,10 +140,11 @@ typedef struct te_rotary_desc {
                                                  * sequences */
     te_tensor *cu_seqlens;                      /* TE_THD: i32 [b + 1], the row at which each sequence begins (borrowed
                                                  * for the call); modules set it to cu_seqlens of their call */
-    int64_t max_seqlen;                         /* length of the longest sequence, which interpolation, TE_ROPE_DYNAMIC
-                                                 * and TE_ROPE_LONGROPE read; 0 => position_offset plus the number of
-                                                 * tokens of a sequence in x (times cp_size); in modules 0 => the call's
-                                                 * max_seqlen */
+    int64_t max_seqlen;                         /* length of the longest sequence; read with
+                                                 * pretrained_max_position_embeddings, TE_ROPE_DYNAMIC and
+                                                 * TE_ROPE_LONGROPE. 0 => the number of tokens of a sequence in x (times
+                                                 * cp_size), to which the two types add position_offset; in modules 0 =>
+                                                 * the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may
  * be NULL. */

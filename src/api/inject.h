@@ -44,17 +44,15 @@ TE_API te_result te_sdpa_end(te_ctx *te);
 
 /* ---- counters ---- */
 
-/* Numbers of calls since te_ctx_create or the last te_attn_reset_stats. The original function is
- * te_make_te_sdpa_desc.original. If a module runs again in the backward pass (te_module_set_checkpoint), its call
- * counts again. */
+/* Numbers of calls of te_sdpa_patch functions since te_ctx_create or the last te_attn_reset_stats. "The original" in
+ * the comments below is the function te_make_te_sdpa_desc.original. A call that a checkpoint runs again in the backward
+ * pass is counted twice. */
 typedef struct te_attn_stats {
     uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
-    uint64_t fallback_mask;           /* calls that went to the original function, because the mask is not causal */
-    uint64_t fallback_scale_mismatch; /* calls that went to the original function, because their scale is not the
-                                       * module's */
-    uint64_t fallback_other;          /* calls that went to the original function, because the module was not made for
-                                       * their heads, sizes or windows. Automodel has no such counter: there these calls
-                                       * fail */
+    uint64_t fallback_mask;           /* calls of the original, because the mask is not causal */
+    uint64_t fallback_scale_mismatch; /* calls of the original, because their scale is not the module's */
+    uint64_t fallback_other;          /* calls of the original, because the module has other heads, sizes or windows.
+                                       * In Automodel these calls fail, and are not counted */
 } te_attn_stats;
 /* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) whenever their sum is a
  * multiple of $AUTOMODEL_TE_STATS_EVERY, which te_ctx_create reads. */
@@ -70,15 +68,16 @@ typedef struct te_mask_check {
     bool strict; /* true => every element of the mask is checked; false => only the first and last row of head 0, by
                   * Automodel's rules (te_op_detect_causal_mask) */
     bool cache;  /* true => the result for a mask is kept until its memory is written (te_tensor_version). Later calls
-                  * with this mask do not wait, and are possible in a graph's capture. For memory of the program
-                  * (te_tensor_wrap), results are kept only after the program has reported a write by te_tensor_touch */
+                  * with this mask do not wait, and are possible in a graph's capture. te.h does not see the program's
+                  * writes to memory of te_tensor_wrap, so results for such a mask are kept only once te_tensor_touch
+                  * was called for it */
 } te_mask_check;
 /* Returns whether `mask` is the mask of causal attention with `window` (left, 0). If window.on is false or window.left
  * is negative, there is no window. If the result is true, *found (may be NULL) receives the window, or (-1, 0) if there
  * is none. A mask has 4 dimensions, the last two of equal size, and is u8, f32, f16 or bf16; for any other mask, and
  * for an empty one, the result is false, without an error. check may be NULL. The call reads one number from the
- * device, so it syncs. Inside a graph's capture the result is false for a mask without a kept result; in a warm-up it
- * is always true. Source: _detect_causal_mask. */
+ * device, so it syncs. Inside a graph's capture the result is false for a mask without a kept result; between
+ * te_warmup_begin and te_warmup_end it is true. Source: _detect_causal_mask. */
 TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found);
 
 /* ---- a module's attention ---- */
@@ -159,8 +158,8 @@ TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f);
 TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs. An earlier f of m is
  * replaced. f is borrowed until te_restore_attention, or until m is destroyed. If m has a forward function of
- * te_module_set_forward, it runs as m's forward (Automodel drops it). If the forward fails, the region of te_sdpa_begin
- * is closed. Source: _patch_module_forward. */
+ * te_module_set_forward, it runs as m's forward (Automodel drops it). m's forward runs in a region of te_sdpa_begin,
+ * which is closed even if the forward fails. Source: _patch_module_forward. */
 TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f);
 /* Returns the counters of f alone; zeros for NULL. */
 TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f);
@@ -185,9 +184,9 @@ TE_API const char *te_inject_reason_text(te_inject_reason reason);
 /* Options of injection; zero is the default, and desc may be NULL. */
 typedef struct te_inject_desc {
     /* true => Automodel's rules: two rows of a mask are checked, dropout_p is ignored, an attribute attn_module that is
-     * NULL counts as present, heads are not compared with the projections, and a second run warns that nothing was
-     * found. false => te.h's rules: all rows are checked, DotProductAttention applies dropout_p, a NULL attribute
-     * counts as absent, heads are compared, and a second run does not warn. */
+     * NULL counts as present, heads are not compared with the projections, and a second injection of a model warns that
+     * no module was injected. false => te.h's rules: all rows are checked, DotProductAttention applies dropout_p, a
+     * NULL attribute counts as absent, heads are compared, and a second injection does not warn. */
     bool rules_of_automodel;
     bool cache_masks;        /* te_mask_check.cache. If all layers of a model read the same mask, the host then waits
                               * once per step instead of once per layer */
@@ -218,10 +217,11 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
  * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
  *
  * Any other module gets a forward function around the one that it has. While it runs, te_scaled_dot_product_attention
- * calls te_sdpa_patch_call, whose `original` is the function that te_scaled_dot_product_attention calls now. (The user
- * pointer of that function is borrowed until te_restore_attention, or until the module is destroyed.) If the module's
- * forward does not call te_scaled_dot_product_attention, it computes attention by itself, and one warning says so. If
- * the program later calls te_module_set_forward, the injection is lost. Source: inject_te_attention_into_module. */
+ * calls te_sdpa_patch_call, whose `original` is the function that te_scaled_dot_product_attention calls before the
+ * injection. (The user pointer of that function is borrowed until te_restore_attention, or until the module is
+ * destroyed.) If the module's forward does not call te_scaled_dot_product_attention, it computes attention by itself,
+ * and one warning says so. If the program later calls te_module_set_forward, the injection is lost. Source:
+ * inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);
 /* Returns why te_inject_te_attention_into_module would not inject, or TE_INJECT_OK if it would. Changes nothing. */
 TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_desc *desc);

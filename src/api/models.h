@@ -49,7 +49,7 @@ typedef struct te_causal_lm_desc {
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
     bool feedforward_norms;      /* true => a layer has four norms: in front of and behind the attention, and in front
-                                  * of and behind the MLP. The residual is added to the output of the norm behind */
+                                  * of and behind the MLP. The norms behind run before the residual is added */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */

@@ -150,8 +150,9 @@ typedef struct te_grouped_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm;              /* options of the GEMMs */
     te_parallel_options parallel;      /* parallel_mode splits each GEMM */
-    bool save_original_input;          /* true => the input itself is saved, and the backward pass quantizes it again;
-                                        * false => quantized copies are saved. Refused under delayed scaling */
+    bool save_original_input;          /* true => the input itself is saved, and the backward pass quantizes it again
+                                        * (refused under delayed scaling, and if the input's quantizer rounds
+                                        * stochastically); false => quantized copies are saved */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;
 /* Makes a GroupedLinear. */

@@ -14,8 +14,9 @@ typedef struct te_linear_desc {
     te_gemm_options gemm; /* options of the GEMM x W^T */
     te_parallel_options parallel; /* parallel_mode shards the weight over ranks */
     te_parameters_split parameters_split; /* splits the weight into several parameters */
-    bool save_original_input; /* true => the input itself is saved, and the backward pass quantizes it again; false => a
-                               * quantized copy is saved. Refused under delayed scaling */
+    bool save_original_input; /* true => the input itself is saved, and the backward pass quantizes it again (refused
+                               * under delayed scaling, and if the input's quantizer rounds stochastically); false => a
+                               * quantized copy is saved */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
 /* Creates a Linear. */
@@ -88,19 +89,19 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attn_options attention; /* kv_channels is needed: it has no default here */
-    te_parallel_options parallel; /* ranks of tp_group share the heads, ranks of cp_group the sequences */
+    te_parallel_options parallel; /* the ranks of tp_group share the heads, those of cp_group share the sequences */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
 /* Creates a DotProductAttention, the core of attention without projections. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Options of te_sdpa_create: the attention core of language models, their child `sdpa`. It runs te_attention. Unlike
- * DotProductAttention it has no packed tensors, caches, lengths and FP8. A program can replace it by another attention
- * with te_module_set_forward. The forward reads args->input (the query, [s, b, H, d]), args->key and args->value
- * ([s_kv, b, G, d]), and sets args->outputs.out [s, b, H, d]. Another `format` changes the layout of all four.
- * args->attention may have attn_mask_type, window and checkpoint_core_attention. In a model of te_causal_lm_create
- * attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT if a KV cache has keys of earlier calls. All
- * other settings come from this desc, which te_module_state returns. */
+/* Options of te_sdpa_create. An SDPA is the attention core of a language model, where it has the name `sdpa`. It runs
+ * te_attention, without DotProductAttention's packed tensors, caches, lengths and FP8. A program can replace it by
+ * another attention with te_module_set_forward. The forward reads args->input (the query, [s, b, H, d]), args->key and
+ * args->value ([s_kv, b, G, d]), and sets args->outputs.out [s, b, H, d]. Another `format` changes the layout of all
+ * four. args->attention may have attn_mask_type, window and checkpoint_core_attention. In a model of
+ * te_causal_lm_create attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT if a KV cache has keys of
+ * earlier calls. All other settings come from this desc, which te_module_state returns. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* layout of query, key, value and output; 0 => [s, b, H, d] */
     te_attn_rule rule;    /* these fields are read: mask and window (for calls that give none), softmax_scale, softcap,
@@ -157,8 +158,8 @@ typedef struct te_transformer_layer_desc {
     te_window enc_dec_window;  /* window of cross attention; zero => none */
     te_switch enc_dec_bottom_right_diagonal; /* as te_attn_options.bottom_right_diagonal, for cross attention */
     float hidden_dropout;      /* probability of dropout; 0 => none. TransformerEngine's default is 0.1 */
-    float drop_path_rate;      /* probability that self attention, or the MLP, is skipped, drawn for each index of the
-                                * input's first dimension (te_drop_path); 0 => never */
+    float drop_path_rate;      /* probability that self attention, or the MLP, is skipped; 0 => never. Each index of
+                                * the input's first dimension is drawn separately (te_drop_path) */
     bool apply_residual_connection_post_layernorm; /* true => the residual is the output of the norm; false => the input
                                                     * of the norm */
     bool output_layernorm;     /* true => a norm runs at the end of the layer and none before self attention; false =>
@@ -184,8 +185,9 @@ TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
 TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group,
                                                te_cp_comm cp_comm_type);
 /* Returns true if the gradient of parameter x is only this rank's part, which the caller must sum over the
- * tensor-parallel ranks (te_all_reduce of te_tensor_grad) before te_optimizer_step. True for norms and biases of
- * row-parallel modules under sequence_parallel, and for norms of heads under tensor parallelism.
+ * tensor-parallel ranks (te_all_reduce of te_tensor_grad) before te_optimizer_step. Under sequence_parallel this is
+ * true for the parameters of norms and for the biases of row-parallel modules. Under tensor parallelism it is true for
+ * the norms of heads (q_norm, k_norm).
  * Source: the attribute sequence_parallel of parameters. */
 TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
 /* Sets what te_tensor_sequence_parallel returns for x. Returns x. */
@@ -219,8 +221,8 @@ typedef struct te_embedding_desc {
 /* Creates an Embedding, which looks up rows of a table. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
-/* Options of te_activation_create. Activation, and each module that is declared below, computes one function, for use
- * in te_sequential_create; only Bias has a parameter. Source: transformer_engine.pytorch.ops. */
+/* Options of te_activation_create. Activation and the modules below it, up to L2Normalization, compute one function
+ * each. They serve as children of a Sequential. Only Bias has a parameter. Source: transformer_engine.pytorch.ops. */
 typedef struct te_activation_desc {
     te_activation activation;               /* 0 => GELU; the last size of y is half that of x if the activation is
                                              * gated */
@@ -272,14 +274,14 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
  * "1.self_attention.proj.bias"). te_module_add_child appends more children.
  *
  * Fusion. Neighbouring children are fused where TransformerEngine fuses them. A norm or an Activation in front of a
- * Linear writes its output quantized (delayed and current scaling, NVFP4 without the transform). An Activation behind a
- * Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results are
- * bit-identical to those of LayerNormLinear and LayerNormMLP, with one exception. If a Linear stands in front of an
- * Activation, the gradient of the Linear's output is rounded at the same place as in te.ops. For a Linear without a
- * bias, and for GELU and ReLU, the amax of this gradient is taken from f32 values before rounding, and under delayed
- * scaling its codes are made from these values, too. For other activations behind a Linear with a bias the gradient is
- * rounded first. A child with its own forward function, a checkpoint or captured graphs (te_module_set_forward,
- * te_module_set_checkpoint, te_make_graphed_callables) is not fused.
+ * Linear writes its output quantized (delayed and current scaling, NVFP4 without the Hadamard transform). An Activation
+ * behind a Linear computes the gradient of the Linear's bias and quantizes the gradient of the Linear's output. Results
+ * are bit-identical to those of LayerNormLinear and LayerNormMLP, with one exception: the gradient of the output of a
+ * Linear in front of an Activation is rounded as in TransformerEngine's te.ops. If the Linear has no bias, or the
+ * activation is GELU or ReLU, the amax of this gradient is taken from f32 values before rounding, and under delayed
+ * scaling its codes are made from these values, too. Otherwise the gradient is rounded first. A child with its own
+ * forward function, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint,
+ * te_make_graphed_callables) is not fused.
  *
  * The Sequential takes ownership of the children; if it cannot be created, it destroys them. So children may be created
  * inside the argument list.

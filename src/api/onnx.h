@@ -16,9 +16,9 @@
  *                 order; if hidden states have 2 dimensions, the first is "batch". All other sizes are fixed. A
  *                 dimension of size 1 of a mask or bias is fixed too and broadcasts. Exception: the first dimension of
  *                 a padding mask [b, 1, 1, s] is the batch, even if it is 1. A size inside the module must be fixed, or
- *                 a product of sizes that vary. The export cannot always recognise a size that the module rounds up or
- *                 adds to: give a batch and lengths that differ from each other, and from the numbers that the module
- *                 adds or rounds to
+ *                 a product of sizes that vary. The export cannot always detect that the module rounds a size up or
+ *                 adds a number to it. So the batch and the lengths should differ from each other, and from the
+ *                 numbers that the module adds or rounds to
  *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss" if the module
  *                 makes them, in the formats that the module gives them
  *     weights     initializers, named by the paths of the parameters (te_module_visit_tensors), in the formats of the
@@ -40,8 +40,8 @@
  *
  *     TE_ERR_UNSUPPORTED  - an operation that ONNX cannot express; the message names it and its module: dropout
  *                           (te_module_train(m, false) turns it off), packed sequences (thd), caches, score_mod, the
- *                           expert choice of a Gate module, experts whose tokens the host counts, an operation that
- *                           writes a list of tensors
+ *                           expert choice of a Gate module, experts whose token counts are read by the host, an
+ *                           operation that writes a list of tensors
  *                         - a size that is not a product of the sizes that vary
  *                         - a module that is sharded over ranks; an autocast region with an amax_group of several ranks
  *                         - a file above 2 GB, which readers of protobuf refuse

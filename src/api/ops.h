@@ -128,14 +128,14 @@
 /* Expands to nothing. It stands for an operation that this build leaves out. */
 #define TE_OP_LEFT_OUT(lower, UPPER, family)
 #ifdef TE_NO_DIST
-#define TE_OP_DIST(X, NONE) NONE /* this build leaves TE_OP_LIST_DIST out, so its operations get NONE */
+#define TE_OP_DIST(X, NONE) NONE /* this build leaves out the operations of TE_OP_LIST_DIST; they get NONE */
 #else
-#define TE_OP_DIST(X, NONE) X /* this build has TE_OP_LIST_DIST, so its operations get X */
+#define TE_OP_DIST(X, NONE) X /* this build has the operations of TE_OP_LIST_DIST; they get X */
 #endif
 #if defined(TE_NO_MOE) && defined(TE_NO_DIST)
-#define TE_OP_MOE(X, NONE) NONE /* this build leaves TE_OP_LIST_MOE out, so its operations get NONE */
+#define TE_OP_MOE(X, NONE) NONE /* this build leaves out the operations of TE_OP_LIST_MOE; they get NONE */
 #else
-#define TE_OP_MOE(X, NONE) X /* this build has TE_OP_LIST_MOE, so its operations get X */
+#define TE_OP_MOE(X, NONE) X /* this build has the operations of TE_OP_LIST_MOE; they get X */
 #endif
 
 /* The numbers of the operations: TE_OP_COPY, TE_OP_FILL and so on, in the order of TE_OP_LIST_ALL. They do not depend

@@ -14,7 +14,7 @@
  *   D        the tensor d: f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
  *   scaling  scaling_a and scaling_b are the kinds of scales in scale_a and scale_b. Both are equal (but not both
- *            BLOCK_2D), or one is BLOCK_1D and the other BLOCK_2D:
+ *            BLOCK_2D), or one is BLOCK_1D and the other BLOCK_2D. The scales of each kind:
  *            TENSOR   f32 [1], the scale_inv of FP8 operands; NULL => 1
  *            BLOCK    f32, the scale_inv that te_op_block_quantize wrote; the sum over each 128 values of k is scaled,
  *                     and added to the others in f32
@@ -29,8 +29,8 @@
  *                  accumulate or a strided D
  *   split_accumulator  true => at intervals, partial sums are taken from the tensor core and added in f32 (with BLOCK
  *                      this is always so); false => the tensor core accumulates all of k
- * If tensor cores cannot read MXFP8 or NVFP4, the operands are decoded to bf16, exactly except for bits below 2^-133,
- * the smallest bf16. This takes a workspace of up to 2 (m + n) k bytes, with rows rounded up; with small m or n and
+ * If tensor cores cannot read MXFP8 or NVFP4, the operands are decoded to bf16. Only bits below 2^-133, the smallest
+ * bf16, are lost. This takes a workspace of up to 2 (m + n) k bytes, with rows rounded up; with small m or n and
  * both operands K-major it mostly takes none. On sm_90 an operand whose rows do not begin at multiples of 16 bytes may
  * first be copied into a workspace of its size. te_explain returns the workspace of a call.
  * If k is 0, D becomes bias, or does not change with accumulate. If m or n is 0, only bias_gradient is written, as
@@ -115,8 +115,8 @@ typedef struct te_norm_options {
  *   mean, rstd  f32 [M], optional, written; mean for LayerNorm only
  *   y           a float tensor, or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read) and optionally `scale_inv` and
  *               `amax`, as in te_op_fp8_quantize; then the f32 result is quantized without an intermediate rounding
- *   amax        f32 [1], optional, becomes max(amax, max |y|), where NaN is ignored. |y| is that of the f32 result
- *               before scaling if y is FP8, and of y as stored if y is float
+ *   amax        f32 [1], optional, becomes max(amax, max |y|), where NaN is ignored. For an FP8 y the f32 result before
+ *               scaling is measured, for a float y the stored y
  *   y_amax      f32 [1], optional, only for a float y and instead of amax: becomes max |y|, as in te_op_amax
  *   y_col       [N, ldc] with ldc >= M, optional, only for an FP8 y and of its format: becomes the transpose of y;
  *               columns M .. ldc - 1 become 0
@@ -174,9 +174,9 @@ typedef struct te_activation_params {
     bool no_glu_linear_offset; /* clamped SwiGLU: true => 0 is added to the second half (TransformerEngine:
                                 * glu_linear_offset = 0); false => 1 is added */
     int64_t glu_interleave_size; /* gated activations: the two halves alternate in blocks of this many columns (in
-                                  * modules: rows of fc1). It must divide the size of this rank's part of a half. 0 =>
-                                  * the second half lies behind the first. Not possible with `col`, and in the backward
-                                  * pass not with dbias, rounded or a padded dx */
+                                  * modules: rows of fc1). This number must divide a half, or this rank's part of a
+                                  * half. 0 => the second half lies behind the first. Not possible with `col`, and in
+                                  * the backward pass not with dbias, rounded or a padded dx */
 } te_activation_params;
 
 /* y [M, N] = act(x), with x [M, N], or [M, 2N] for a gated activation. y may be e4m3/e5m2 [M, ld], with scale,
@@ -312,7 +312,7 @@ typedef struct te_op_qkv_rope_bwd_args {
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
 /* A window of keys, which restricts the mask further. A query sees only the keys from `left` keys before its diagonal
- * key to `right` keys behind it (te_attn_rule.window has the diagonal). */
+ * key to `right` keys behind it (te_attn_rule.window defines the diagonal). */
 typedef struct te_window {
     bool on;             /* false => no window */
     int64_t left, right; /* numbers of keys; -1 => no bound on that side */
@@ -329,9 +329,9 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
 #define TE_SCORE_MOD_CHARS 1000  /* maximum length of an expression */
 
 /* The user's own change of scores and masks (FlexAttention; TransformerEngine: score_mod, score_mod_bprop,
- * score_mod_tensors). score_mod gets scores after scale, softcap and bias, and is not called for keys that mask, window
- * or mask_mod hide. On CUDA the expressions are compiled into the kernels (NVRTC is needed); the CPU calls the
- * functions. A program that runs on CUDA and on the CPU must give expressions and functions. Zero => none.
+ * score_mod_tensors). score_mod gets scores after scale, softcap and bias. It is not called for keys that are hidden by
+ * the mask, the window or mask_mod. On CUDA the expressions are compiled into the kernels (NVRTC is needed); the CPU
+ * calls the functions. A program that runs on CUDA and on the CPU must give expressions and functions. Zero => none.
  *   score_mod        a CUDA C++ expression: the new score, such as "score - aux0[h] * fabsf(q_idx - kv_idx)"
  *   score_mod_bprop  an expression for the backward pass: the derivative of the new score with respect to score
  *   mask_mod         an expression: true if query q_idx sees key kv_idx, such as "aux0[q_idx] == aux0[kv_idx]"
@@ -343,8 +343,8 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
  * (long long for i64); 0 if there is no element i. Expressions may use numbers, operators, true, false, float, int,
  * INFINITY and the functions abs, min, max, fminf, fmaxf, fabsf, expf, exp2f, expm1f, logf, log2f, log1pf, tanhf, sinf,
  * cosf, sqrtf, rsqrtf, powf, floorf, ceilf, truncf, rintf, fmodf, erff, copysignf; no other name, assignment or
- * statement. tanhf has a relative error of up to 6e-7. In score_mod and score_mod_bprop, if they neither compare nor
- * round, a division by a number such as 50.0f is a product with the reciprocal, within 2 ulp. */
+ * statement. tanhf has a relative error of up to 6e-7. In score_mod and score_mod_bprop a division by a number such as
+ * 50.0f becomes a product with the reciprocal (within 2 ulp), unless the expression compares or rounds. */
 typedef struct te_score_mod {
     const char *score_mod, *score_mod_bprop, *mask_mod; /* CUDA; NULL => none */
     te_score_mod_fn score_fn, score_bprop_fn;           /* for the CPU: score_mod and score_mod_bprop as functions; NULL
@@ -416,10 +416,10 @@ typedef struct te_attn_rule {
 } te_attn_rule;
 
 /* Options of FP8 attention. The probabilities S and the gradients dP of the scores are rounded to FP8 before GEMMs read
- * them: x becomes f32(code) * (1 / scale rounded to f32), with the code of te_op_fp8_quantize. S is rounded after
- * dropout; it multiplies V and dO. dP multiplies K and Q, and is summed for the gradient of a bias. Exception: with a
- * softcap, the bias gradient is summed from unrounded gradients. Everything else is in high precision: the caller
- * quantizes q, k, v, o and their gradients. Zero => neither S nor dP is rounded. */
+ * them. Each number is replaced by f32(code) * RN(1 / scale), where te_op_fp8_quantize defines the code. S is rounded
+ * after dropout; it multiplies V and dO. dP multiplies K and Q, and is summed for the gradient of a bias. Exception:
+ * with a softcap, the bias gradient is summed from unrounded gradients. q, k, v, o and their gradients are float
+ * tensors here; the caller rounds them to FP8. Zero => neither S nor dP is rounded. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, is not rounded. Only the backward pass reads
                                    * dp_dtype */
@@ -632,9 +632,9 @@ typedef struct te_op_softcap_args {
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p), in f32, rounded once. keep(v) is v if the element is kept, else 0. bias [N]
- * and residual [.., N] are optional. y may be x or residual. Element i is kept if uniform number i of Philox at (seed,
- * offset) and rng is at least p; with p = 0 no numbers are drawn. With run > 1, element i uses uniform number i / run,
- * so each run of `run` neighbouring elements is kept or dropped together. */
+ * and residual [.., N] are optional. y may be x or residual. Uniform numbers come from Philox with seed, offset and
+ * rng. Element i is kept if number i is at least p; with p = 0 no numbers are drawn. With run > 1, element i uses
+ * number i / run, so each run of `run` neighbouring elements is kept or dropped together. */
 typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;

@@ -3,7 +3,8 @@
  * A router (moe_router) chooses experts for each of T tokens. A token is copied once for each of its experts, and the
  * copies are ordered by expert. A map (row_id_map) names the destination row of each copy; moe_permute moves rows there
  * and moe_unpermute moves them back. All sizes that depend on the routing stay on the device. In the shapes below T is
- * the number of tokens, E of experts, R of rows of permuted tokens, and H is the size of a row. Maps come in two forms:
+ * the number of tokens, E the number of experts, R the number of rows of permuted tokens, and H the size of a row. Maps
+ * come in two forms:
  *   mask   i32 [T, 2E + 1], one row for each token. If the token has n experts, entries 0 .. n-1 are its n destination
  *          rows in descending order, and entries n .. E-1 are -1. Entries E .. E+n-1 are the n experts, and entries E+n
  *          .. 2E-1 are -1. The last entry, 2E, is n
@@ -67,7 +68,7 @@ typedef struct te_op_moe_local_ids_args {
  *                 front of the chunk. Not with sorted_index
  *   chunk_numbers   true: row_id_map[i] becomes the number of the chunk that row i belongs to, not a destination row.
  *                   te_op_amax and the casts take this list as `groups`. Not with sorted_index or offsets
- * Rows behind the last chunk stay where they are. With offsets or chunk_numbers their entries are -1. */
+ * Rows behind the last chunk stay where they are, except with offsets or chunk_numbers: then their entries are -1. */
 typedef struct te_op_moe_chunk_map_args {
     const te_tensor *sizes, *sorted_index, *offsets;
     te_tensor *row_id_map;

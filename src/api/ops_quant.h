@@ -282,9 +282,9 @@ typedef struct te_op_nvfp4_dequantize_args {
 
 /* ---- shard ---------------------------------------------------------------------------------------------------
  * These operations quantize this rank's slice of a matrix (TransformerEngine's partial casts), in three steps.
- * te_op_shard_amax finds the amax of each tile over the slice, to be reduced over the ranks. te_op_shard_scales
- * computes scales from the reduced amaxes. te_op_shard_cast writes the codes of the slice. The slices together have
- * exactly the bytes that quantizing the whole matrix gives. */
+ * te_op_shard_amax finds the amax of each tile over the slice. The caller reduces these amaxes over the ranks.
+ * te_op_shard_scales computes scales from the reduced amaxes. te_op_shard_cast writes the codes of the slice. The
+ * slices together have exactly the bytes that quantizing the whole matrix gives. */
 
 /* Computes the amax of each tile of a matrix over the elements that lie in the slice x: amax f32 [ceil(M / tile_rows),
  * ceil(N / tile_columns)]. It is 0 for a tile without such elements; NaN is ignored. x has n float elements, which are
@@ -327,8 +327,7 @@ typedef struct te_op_shard_scales_args {
  * slice alone; padding is not written, unlike when the whole matrix is quantized.
  *   dst          a row-wise copy [rows, ld] of the matrix; or, with `flat`, the codes of the slice alone, in a dst that
  *                may be longer. With `flat` and e2m1, the first code is in the low half of a byte if start is even,
- *                else in the high half. The other half of a byte stays as it is where it belongs to a neighbouring
- *                slice
+ *                else in the high half. Half a byte that belongs to a neighbouring slice stays as it is
  *   scaling      TENSOR: x is multiplied by scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|).
  *                BLOCK_2D, MXFP8, NVFP4: scale is as te_op_shard_scales writes it. NVFP4 needs amax_tensor too
  *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), which is the same only for

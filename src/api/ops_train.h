@@ -79,7 +79,7 @@ typedef struct te_adam_tensor {
 } te_adam_tensor;
 /* Takes one Adam(W) step over a list of tensors (as FusedAdam). The call changes all parameters, or none.
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
- * These tensors are on the device, f32 and optional; P is larger than every `place`:
+ * P in the shapes below is larger than every `place`. These tensors are on the device, f32 and optional:
  *   grad_scale       [1]: multiplies every gradient (clipping, un-scaling)
  *   found_inf        [1]: if not 0, the step changes nothing
  *   lr_device        [P]: replaces lr

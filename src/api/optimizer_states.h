@@ -4,7 +4,8 @@
 /* Creates the state `state_name` ("exp_avg", "exp_avg_sq", "master_param") of `param`; replaces an existing state.
  *   zero_buffer             true: the state is zeros; false: its values are undefined until they are set
  *   store_param_remainders  true: the state is stored as remainders (the lower halves of f32 numbers), u8 [elements,
- *                           2], always zeros; false: the state has the format that te_fused_adam_desc gives it
+ *                           2], and is zeros whatever zero_buffer is; false: the state has the format that
+ *                           te_fused_adam_desc gives it
  * A new master gets the value of its parameter in the next step. */
 typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
@@ -38,7 +39,7 @@ TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_metho
 TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer,
                                      bool store_param_remainders);
 /* Creates a state as TransformerEngine before 2.12 did. TE_ERR_UNSUPPORTED if the parameter is stored quantized. No
- * state is marked as sharded. This function has none of the te_state_capability. */
+ * state is marked as sharded. This function has none of the flags of te_state_capability. */
 TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name,
                                             bool zero_buffer, bool store_param_remainders);
 /* Calls the initialize_state function in force (te_fused_adam_get_methods). TE_ERR_UNSUPPORTED if the optimizer is not

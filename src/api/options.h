@@ -10,9 +10,9 @@
  *   cp_global_ranks                    te_send and te_recv take the ranks of the group.
  *   layer_number                       te_module_path names a module. te.h has no scaling by the layer number
  *                                      (NVTE_APPLY_QK_LAYER_SCALING).
- *   seq_length, micro_batch_size       TransformerEngine needs them for TorchScript. te_warmup takes a shape.
+ *   seq_length, micro_batch_size       TransformerEngine warms up TorchScript with them. te_warmup takes a shape.
  *   qkv_format of InferenceParams      The module's qkv_format holds for all its calls.
- *   qkv_format of a forward call       The same.
+ *   qkv_format of a forward call       The module's qkv_format holds for all its calls.
  *   custom_cache_manager               A program can replace the attention function by te_module_set_forward.
  *   fast_zero_fill, num_splits         They change only the speed. The kernels choose them.
  *   kv_channels as a pair              DotProductAttention takes the head size of values from the tensor `value`.
@@ -92,9 +92,9 @@ typedef enum te_cp_comm {
 } te_cp_comm;
 /* Options of every module whose work ranks can share.
  *
- * Tensor parallelism. Sizes in a desc are those of the whole module, and each rank has a shard of the parameters. A
- * shard begins as the slice of what one rank alone would draw from the same random state, so seed all ranks alike. The
- * ranks exchange:
+ * Tensor parallelism. Sizes in a desc are those of the whole module, and each rank has a shard of the parameters. If
+ * all ranks are seeded alike, a shard begins with the numbers that its rows or columns would have on one rank alone.
+ * The ranks exchange:
  *
  *     parallel_mode  sequence_parallel  forward                              backward
  *     column         off                nothing                              the input's gradient is all-reduced
@@ -103,13 +103,13 @@ typedef enum te_cp_comm {
  *     row            off                the output is all-reduced            nothing
  *     row            on                 the output is reduce-scattered       the output's gradient is gathered
  *
- * Gathering and scattering go along the first dimension. Under a recipe the ranks gather codes in two cases. First,
- * with one scale a tensor: then the amax must be that of all ranks. Delayed scaling reduces it over amax_group, which
- * must contain all ranks of tp_group, or over tp_group if there is no amax_group. Second, with one scale a block, if
- * each rank's rows and columns fill whole blocks (128 x 128; MXFP8 32, NVFP4 16). Otherwise the ranks gather
- * unquantized numbers and quantize them afterwards. The bias of a row-parallel product is added after the sum. If
- * te_tensor_sequence_parallel is true for a parameter, its gradient is only this rank's part of the sum: te_all_reduce
- * it before the optimizer's step.
+ * Gathering and scattering go along the first dimension. Under a recipe with one scale for each tensor, the ranks
+ * gather codes, and the amax must be that of all ranks. Delayed scaling reduces it over amax_group, which must contain
+ * all ranks of tp_group, or over tp_group if there is no amax_group. Under a recipe with one scale for each block, the
+ * ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128; MXFP8 32, NVFP4 16). Otherwise they
+ * gather unquantized numbers and quantize them afterwards. The bias of a row-parallel product is added after the sum.
+ * If te_tensor_sequence_parallel is true for a parameter, its gradient is only this rank's part of the sum:
+ * te_all_reduce it before the optimizer's step.
  *
  * Context parallelism. n ranks share each sequence. A sequence is divided into 2 n chunks of equal length. Rank r has
  * chunk r and chunk 2 n - 1 - r, one behind the other, so that all ranks have equal work under a causal mask
@@ -250,8 +250,8 @@ typedef struct te_attn_call {
                                       * then */
     /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] takes the place of input, key and value; with fewer
      * groups than heads it is [.., H + 2 G, d]. kv_layer [.., 2, G, d] takes the place of key and value. The kernels
-     * read packed tensors in place and write their gradients as one tensor. With a cache, in FP8 or over several ranks,
-     * q, k and v are first copied apart. */
+     * read packed tensors in place and write their gradients as one tensor. A call with a cache, in FP8 or over several
+     * ranks first copies q, k and v apart. */
     te_tensor *qkv_layer, *kv_layer;
     int qkv_interleave_dim;          /* which dimension of qkv_layer or kv_layer has size 3 or 2: -3, or -2 for [.., H,
                                       * 3, d] (with fewer groups than heads it is [.., G, H / G + 2, d]); 0 => -3 */

@@ -1,5 +1,6 @@
 /* api/patches.h: patches, which change functions of the library while a program runs. A patch is applied only to
- * library versions that need it, and only if its own test says that it is needed (nemo_automodel.shared.te_patches).
+ * library versions that need it, and only if its own test says that it is needed. Source:
+ * nemo_automodel.shared.te_patches.
  *
  *     te_apply_patches(te);                               before the first optimizer is made; may be called again
  *     opt = te_fused_adam_create(te, model, &adam);

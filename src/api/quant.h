@@ -87,7 +87,7 @@ typedef struct te_nvfp4_quantizer {
     te_switch stochastic_rounding; /* codes are rounded with random numbers of the context, and the context's random
                                     * state advances by two; 0 => off */
     bool row_scaled;               /* the row-wise copy has one amax for each row of x, and the column-wise copy has one
-                                    * for each column; false => one amax a tensor */
+                                    * for each column; false => one amax for the whole tensor */
     te_4over6_error four_over_six; /* the error by which each copy chooses the scales of its blocks (4-over-6); 0 =>
                                     * 4-over-6 is off */
     bool e4m3_max_256;             /* the largest block scale is 256, so that 4-over-6 can raise a scale by half; false
@@ -167,8 +167,8 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage);
  *   delayed,current  row [M, ld], col [N, ldc] transposed       f32 [1]: scale_inv
  *   block            row [M, ld], col [N, ldc] transposed       f32, see te_op_block_quantize
  *   MXFP8            row [M, ld], col [M, ld] not transposed    e8m0, see te_op_mxfp8_quantize
- *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_op_nvfp4_quantize; the amax by
- *                                                               te_quantized_amax
+ *   NVFP4            row [M, ld], col [N, ldc] transposed       e4m3, see te_op_nvfp4_quantize;
+ *                                                               te_quantized_amax returns the amax
  *   identity         x itself                                   NULL
  *
  * ld is N rounded up to a multiple of 16 elements (NVFP4: 32). ldc is M rounded up in the same way; with the Hadamard
@@ -254,8 +254,8 @@ typedef struct te_quantizer_role {
     te_tensor_type tensor_type; /* which tensor of the product */
 } te_quantizer_role;
 
-/* Options of delayed scaling. A custom recipe uses them for tensors that its factory makes TE_QUANT_DELAYED without a
- * scale. */
+/* Options of delayed scaling. A custom recipe uses them for each tensor for which its factory chooses TE_QUANT_DELAYED
+ * without a scale. */
 typedef struct te_delayed_recipe {
     float margin;           /* scale = fp8_max / 2^margin / amax */
     int amax_history_len;   /* number of steps in the amax history; 0 => 1024 */
@@ -331,9 +331,9 @@ typedef struct te_recipe {
      * A custom recipe's factory is called for the tensors of the core. Products are numbered as in TransformerEngine.
      * q, k and v are the output of product 0, o is the input of product 1, and the softmax is the output of product 2.
      * The gradients of q, k and v are the grad_output of product 0. The gradient of o is the grad_input of product 1,
-     * and that of the softmax is the grad_input of product 2. If the factory chooses one scale a tensor, the softmax
-     * and its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, its choice for the softmax and its gradient is
-     * not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
+     * and that of the softmax is the grad_input of product 2. If the factory chooses kinds with one scale for each
+     * tensor, the kind of the softmax and of its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, the kind of
+     * these two is not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* delayed, custom */
     te_current_recipe current; /* current */
@@ -476,7 +476,7 @@ typedef struct te_master_weights {
 /* Quantizes this rank's slices of f32 master weights (first rounded to the weight's nominal dtype) into the model's
  * weights. The slices of all ranks together give the bytes that quantizing the whole weight gives. Every rank must make
  * this call, with the same weights in the same order; the caller gathers the bytes afterwards. The amaxes of all
- * weights are reduced in one all_reduce. Everything is checked before the first byte changes: if the ranks are threads
+ * weights are reduced in one all_reduce. Everything is checked before the first byte changes. If the ranks are threads
  * of one process and one rank has an error, the call fails on all ranks. Preserved initial values are cleared. Block
  * and NVFP4 need 2-D scaling. TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);

@@ -28,8 +28,8 @@
 /* The three flags of a unit (FSDPModule's set_is_last_backward, set_reshard_after_backward and
  * set_requires_gradient_sync). All are true in a new unit. */
 typedef struct te_fsdp_state {
-    bool is_last_backward;       /* the next backward pass is the last one of the step. It is there for post_backward
-                                  * functions; te.h's own exchange does not read it */
+    bool is_last_backward;       /* the next backward pass is the last one of the step. A post_backward function may
+                                  * read this flag; te.h's own exchange does not read it */
     bool reshard_after_backward; /* parameters gathered by post_backward functions may be freed. te.h's own parameters
                                   * are whole and are never freed */
     bool requires_gradient_sync; /* gradients are exchanged */
@@ -91,9 +91,10 @@ TE_API te_result te_fsdp_post_backward(te_module *unit);
  * two. */
 typedef enum te_backward_type {
     TE_BACKWARD_FULL = 0,  /* gradients of inputs and weights ("full") */
-    TE_BACKWARD_INPUT = 1, /* gradients of inputs ("input"). This is te_backward; modules with delay_wgrad_compute leave
-                            * the gradients of weights for later */
-    TE_BACKWARD_WEIGHT = 2 /* the gradients of weights that were left for later ("weight"). This is te_backward_dw */
+    TE_BACKWARD_INPUT = 1, /* gradients of inputs ("input"). te_backward computes them; only modules with
+                            * delay_wgrad_compute leave the gradients of weights for later */
+    TE_BACKWARD_WEIGHT = 2 /* the gradients of weights that were left for later ("weight"). te_backward_dw computes
+                            * them */
 } te_backward_type;
 /* Options of te_stage_backward, which runs the backward pass of one microbatch in one stage of a pipeline.
  * Zero-initialised. */

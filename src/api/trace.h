@@ -41,7 +41,7 @@ typedef enum te_trace_mode {
 /* One call of an operation. */
 typedef struct te_trace {
     te_op op;         /* the operation */
-    const void *args; /* const te_op_NAME_args *: checked, defaults filled in; borrowed, valid inside the hook */
+    const void *args; /* a const te_op_NAME_args *, checked, with defaults filled in; borrowed, valid inside the hook */
     te_trace_phase phase; /* before or after the call */
     te_trace_mode mode;   /* whether the call really runs */
     bool backward;      /* whether a backward function makes the call, in te_backward */
@@ -58,8 +58,8 @@ typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
  * began is traced twice, whatever its result.
  *
  * A hook observes. It may do the following:
- *   - call te_query_args, te_explain, te_query_supported and te_set_trace, and read shapes and statistics. These
- *     functions also take the args of an event;
+ *   - call te_query_args, te_explain and te_query_supported, also with the args of the event;
+ *   - call te_set_trace, and read shapes and statistics;
  *   - keep tensors by te_tensor_retain;
  *   - read a contiguous tensor back by te_tensor_to_host or te_tensor_to_f32. This waits for the device, and gives
  *     TE_ERR_STATE in a capture.

@@ -31,8 +31,8 @@ typedef struct te_fused_adam_desc {
                                * (AdamW) */
     bool no_bias_correction;  /* the moments are used as they are; false => they are divided by 1 - beta^step */
     bool amsgrad;             /* refused, as by TransformerEngine */
-    bool no_master_weights;   /* 16-bit parameters are updated in their own format, without masters. Refused for weights
-                               * that are stored quantized. false => they have master weights. TransformerEngine's
+    bool no_master_weights;   /* 16-bit parameters are updated in their own format, without masters; false => with
+                               * masters. true is refused for weights that are stored quantized. TransformerEngine's
                                * default is no master weights (master_weights=False) */
     te_dtype master_weight_dtype; /* format of masters: f32 or f16; 0 => f32 */
     te_dtype exp_avg_dtype;       /* format of the first moment: f32, bf16, f16 or e4m3; 0 => f32 */
@@ -64,8 +64,8 @@ typedef struct te_fused_sgd_desc {
     bool nesterov;            /* Nesterov momentum; needs momentum not 0 and dampening 0 */
     bool wd_after_momentum;   /* weight decay is added after the momentum; false => before it */
     bool no_set_grad_none;    /* after a step gradients are filled with zeros; false => dropped */
-    bool no_master_weights;   /* 16-bit parameters and their momentum are updated in their own format, without masters.
-                               * Refused for weights that are stored quantized. false => they have f32 master weights.
+    bool no_master_weights;   /* 16-bit parameters and their momentum are updated in their own format, without masters;
+                               * false => with f32 masters. true is refused for weights that are stored quantized.
                                * TransformerEngine's default is no master weights */
     float max_grad_norm;      /* gradients are scaled by min(1, max_grad_norm / norm); 0 => no clipping */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */

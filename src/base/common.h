@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Refuses compiler flags that would change codes. These flags let a compiler sum in another order, compute x / y as x *
- * (1 / y), or ignore NaN and -0. gcc defines a macro for each flag; clang and MSVC define one for all of them.
+/* Refuses compiler flags that would change results. These flags let a compiler sum in another order, compute x / y as
+ * x * (1 / y), or ignore NaN and -0. gcc defines a macro for each flag; clang and MSVC define one for all of them.
  * te__arithmetic_is_exact finds the flags that define no macro. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||             \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \

@@ -6,8 +6,8 @@
 typedef struct te__field {
     const char *name; /* for messages: "amax_epsilon", "nvfp4.four_over_six" */
     size_t offset, size;
-    int mark; /* a number whose meaning depends on the table: in some it says which kinds read the field, in others it
-               * is a value of the field that counts as not set */
+    int mark; /* in some tables it says which kinds (of recipe, for example) read the field; in others it is a value of
+               * the field that counts as not set */
 } te__field;
 #define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
 /* An entry for a field of an embedded group. The offset is a sum because not every compiler accepts offsetof for a

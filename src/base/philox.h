@@ -91,8 +91,9 @@ TE__BOTH float te__ln_unit(float u) {
     return te__fma((float)e, 0.693147182f, te__fma(ff, q, f));
 }
 
-/* Computes the sine and the cosine of t / 2^32 turns. First the nearest quarter turn is subtracted in integers. Then x,
- * the rest in [-1/8, 1/8] turns, goes through Chebyshev fits in x^2 of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2. */
+/* Computes the sine and the cosine of t / 2^32 turns. First the nearest quarter turn is subtracted in integers. The
+ * rest x is in [-1/8, 1/8] turns. Polynomials in x^2 (Chebyshev fits) give sin(2 pi x) / x and
+ * (cos(2 pi x) - 1) / x^2. */
 TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     uint32_t quarter = (t + 0x20000000u) >> 30;
     float x = (float)(int32_t)(t - (quarter << 30)) * 2.3283064365386963e-10f;

@@ -47,7 +47,7 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
 }
 
 /* Returns the E8M0 code of the scale of a group in MXFP8. amax * fp8_max_inverse is rounded to f32 before its exponent
- * is rounded up, so an amax of 448 * 2^k gives exactly 2^k in E4M3. */
+ * is rounded up. So for E4M3 elements an amax of 448 * 2^k gives exactly 2^k. */
 TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
     return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
 }
@@ -96,8 +96,8 @@ TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
 /* Returns the index of the scale of group number `group` of line number `line`. A line is a row or a column of the
  * matrix, and groups run along it.
  *   ld        number of elements from one row of scales to the next
- *   down      true: a row of scales belongs to one group number and has all lines; false: it belongs to one line and
- *             has all groups
+ *   down      true: a row of scales has the scales of one group number, one for each line; false: it has the scales of
+ *             one line, one for each group
  *   swizzled  true: the scales lie in tiles of 128 lines by 4 groups, whatever `down` is. ld is then the number of
  *             groups, a multiple of 4 */
 TE__BOTH int64_t te__group_scale_at(int swizzled, int down, int64_t ld, int64_t line, int64_t group) {

@@ -55,7 +55,7 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* keys are cut off at both ends, so the window is moved to count from the first remaining key */
+    } else { /* keys are cut off at both ends. The bounds are shifted, since the diagonal now begins at first_key */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
         p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size, and the sums below
                                                          * must not overflow */
@@ -280,8 +280,8 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     }
     return result;
 }
-/* Adds up the gradients of whole keys and values, `whole`, over the ranks. dx[i] becomes this rank's part of the sum,
- * in the dtype of own[i]. */
+/* Sums `whole`, the gradients of the keys and values of all ranks, over the ranks. dx[i] becomes this rank's part of
+ * the sum, in the dtype of own[i]. */
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
                                      te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -487,8 +487,8 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     *o = a->o;
     if (result == TE_OK && own_max != max_logit) {
         result = te__all_gather(c->heads, own_max, max_logit);
-        if (result != TE_OK) return result; /* here all ranks of the group fail, so no rank waits in the next
-                                             * exchange */
+        if (result != TE_OK) return result; /* te__all_gather then fails on all ranks of the group, so no rank
+                                             * waits in the next exchange */
     }
     return te__context_heads(c, o, cu, 1, a->format, true, result);
 }

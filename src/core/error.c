@@ -177,7 +177,8 @@ TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
     te__settle(te); /* earlier calls may still fail; their errors are cleared too */
     te__forget_error(te);
-    /* an error of te__undo_step is dropped here: the next step tries again to undo, and reports the error */
+    /* an error of te__undo_step is dropped here: the next step tries again to undo the failed step, and reports the
+     * error */
     if (te->step_failed && !te->capture && te__undo_step(te) != TE_OK) te__forget_error(te);
 }
 

@@ -179,8 +179,8 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
 }
 
 /* Returns a block of at least `bytes` and sets *capacity, which te__pool_release needs. Returns NULL after an error. If
- * `arena` is not NULL, te__pool_release later puts the block into this arena. That must not fail, so the host memory
- * for its list entry is allocated here. */
+ * `arena` is not NULL, te__pool_release later puts the block into this arena. That must not fail, so this function
+ * already allocates the host memory for the block's entry in a list of the arena. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -217,11 +217,12 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* Takes back a block. `used` is the event after its last copy (te__buffer), or NULL. The caller's reference to the
- * event passes to this function. */
+/* Takes back a block. `used` is the event after the block's last copy on another stream, or NULL. The caller's
+ * reference to the event passes to this function. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
-    if (used && arena && arena->open) { /* the graph's next launch writes this block without waiting for the event */
+    if (used && arena && arena->open) { /* the host waits, because the graph's next launch writes this block and does
+                                         * not wait for the event */
         te__event_synchronize(used);
         te__event_release(used);
         used = NULL;
@@ -363,8 +364,8 @@ static void te__buffer_release(te__buffer *b) {
     }
     te__arena_drop(te, b->arena);
     if (b->release) {
-        te__settle(te); /* queues launches that still wait for the compilation of their kernels, since they may use this
-                         * memory */
+        te__settle(te); /* some launches may still wait for the compilation of their kernels and then use this memory;
+                         * this call queues them first */
         b->release(b->user);
     }
     te->live_buffers--;

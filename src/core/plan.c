@@ -1,9 +1,9 @@
-/* core/plan.c: builds a plan: the kernel launches of one operation, with their options, sizes and arguments, and the
- * workspace. This part calls no driver: cuda/launch.c launches the plan. */
+/* core/plan.c: builds plans. A plan has the kernel launches of one operation, with their options, sizes and arguments,
+ * and the workspace. This part calls no driver: cuda/launch.c launches the plan. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the fields from `workspace` on are large, and each entry is set when
-                                                  * it is handed out. So they are not cleared here */
+    memset(p, 0, offsetof(te__plan, workspace)); /* `workspace` and the fields after it are large. They are not cleared
+                                                  * here, because each entry is set when it is handed out */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;
@@ -25,8 +25,8 @@ static void te__plan_end(te__plan *p) {
     p->num_workspaces = p->num_launches = 0;
 }
 
-/* Sets the sentence of te_explain. `why` must be static. Returns TE_OK, so that a planning function can end with
- * "return te__plan_why(..)". */
+/* Sets p->why, a sentence that te_explain reports. `why` must be static. Returns TE_OK, so that a planning function can
+ * end with "return te__plan_why(..)". */
 static te_result te__plan_why(te__plan *p, const char *why) {
     p->why = why;
     return TE_OK;
@@ -45,7 +45,7 @@ static TE__NOINLINE bool te__plan_grow(te__plan *p) {
 }
 
 /* Adds a launch to the plan and returns it. If there are more than TE__OWN_LAUNCHES launches, the call may move the
- * earlier ones in memory. So code that plans that many must write only to the latest launch. */
+ * earlier ones in memory. Code that plans so many launches must write only to the latest one. */
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
     if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
@@ -66,8 +66,7 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
 }
 
 static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int value) {
-    if (l->num_options == TE__MAX_OPTIONS) return; /* too many options. te_kcheck finds this, because it compiles each
-                                                    * kernel with all options that the kernel's file lists */
+    if (l->num_options == TE__MAX_OPTIONS) return; /* too many options: this one is dropped */
     l->option[l->num_options].name = name;
     l->option[l->num_options].value = value;
     l->num_options++;
@@ -142,7 +141,7 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     } else {
         l->args = te__alloc(p->te, bytes);
         l->args_on_heap = l->args != NULL;
-        if (!l->args) { /* no memory: the caller overwrites arguments of other launches, since the plan will not run */
+        if (!l->args) { /* no memory: the caller then overwrites arguments of other launches, but the plan never runs */
             p->result = TE_ERR_OUT_OF_MEMORY;
             l->args = p->args.bytes;
         }
@@ -174,8 +173,8 @@ static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
 /* Returns the largest number of blocks of a cooperative launch. All these blocks must fit on the GPU at the same time.
- * `per_sm` is the number of blocks per multiprocessor by the kernel's launch bounds. `shared` is the shared memory of a
- * block in bytes, static shared memory included. */
+ * `per_sm` is the number of blocks per multiprocessor that the kernel's launch bounds guarantee. `shared` is the shared
+ * memory of a block in bytes, static shared memory included. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;

@@ -18,7 +18,7 @@ static te_result te__ask_capture(te_ctx *te, bool begins) {
         if (te->rooms[i]->capture) result = te->rooms[i]->capture(te, begins);
     return result;
 }
-/* Calls `step_begins` of each te__room where a training step may begin. Stops at the first error. */
+/* Called where a training step may begin. Calls `step_begins` of each te__room, and stops at the first error. */
 static te_result te__ask_step(te_ctx *te) {
     te_result result = TE_OK;
     int i;
@@ -34,8 +34,8 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* Tells each te__room that a function takes x as an input, by its function `reads`. Does nothing outside of the first
- * run of te_checkpoint. x may be NULL. */
+/* Calls `reads` of each te__room, to tell it that a function takes x as an input. Does nothing outside of the first run
+ * of te_checkpoint. x may be NULL. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)

@@ -5,8 +5,8 @@
 
 typedef struct te__block te__block; /* core/error.c: the header in front of each piece of host memory */
 
-/* A field of every object that te_ctx_destroy must close if the program has not closed it, such as a module, a group or
- * an open file. Freeing the memory of such an object is not enough. */
+/* A field of modules, groups, open files and all other objects that te_ctx_destroy must close if the program has not
+ * closed them. Freeing the memory of such an object is not enough. */
 typedef struct te__closable {
     struct te__closable *next, **at; /* at: the address of the pointer that points to this struct; NULL: it is in no
                                       * list */
@@ -54,9 +54,9 @@ typedef struct te__write {
     int64_t begin, end; /* bytes */
 } te__write;
 
-/* A block of device memory with a reference count. `version` counts the writes; by it the library knows when a cached
- * quantized copy is stale. saved_at, written_at and whole_at are times, as values of te->writes. By them the tape knows
- * when a saved tensor was overwritten before its backward pass. */
+/* A block of device memory with a reference count. `version` counts the writes; a cached quantized copy of an older
+ * version is stale. saved_at, written_at and whole_at are times, as values of te->writes. The tape uses them to find
+ * out whether a saved tensor was overwritten before its backward pass. */
 typedef struct te__buffer {
     te_ctx *te;
     struct te__buffer *next, **at; /* next: the next buffer in the list te->buffers; at: the address of the pointer to
@@ -130,8 +130,8 @@ typedef struct te__offloaded {
 
 enum { TE__MAX_PARTS = 6 };
 
-/* The tape's record of a tensor, called its variable: it holds the tensor's gradient. Views of the same value have
- * separate variables. */
+/* The tape's record of a tensor, called the tensor's variable. It holds the gradient of the tensor. Views of the same
+ * value have separate variables. */
 typedef struct te__var {
     int refs;
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
@@ -262,9 +262,9 @@ typedef struct te__device {
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes); /* NULL: host memory */
-    void *(*word)(te_ctx *te, int i); /* returns the address of number i of four 8-byte places in device memory. They
-                                       * are 0 at first, and are kept until the context closes. NULL: the device uses
-                                       * host memory */
+    void *(*word)(te_ctx *te, int i); /* returns the address of word i (0 to 3) of four 8-byte words in device memory.
+                                       * The words are 0 at first, and exist until the context closes. NULL: the
+                                       * device uses host memory */
     te_result (*run)(te_ctx *te, const te__op_info *op, const void *args); /* args are checked */
     te_result (*enter)(te_ctx *te, bool *entered); /* makes device calls cheaper until `leave` is called; NULL: not
                                                     * needed */
@@ -303,7 +303,7 @@ typedef struct te__threads te__threads;     /* cpu/parallel.c */
 
 /* ---- tape ---- */
 
-/* The path of the module whose forward recorded nodes. All these nodes share one text. */
+/* The path of a module. The tape nodes that the module's forward records share one te__path. */
 typedef struct te__path {
     int refs;
     char text[256];
@@ -331,8 +331,8 @@ typedef struct te__node {
     void (*release)(te_ctx *te, void *state); /* or NULL */
     bool takes_quantized; /* the backward function accepts quantized gradients; if false, they are decoded first */
     te_saved_tensors_hooks hooks; /* the hooks that made `packed` */
-    void **packed;                /* [num_saved] the handles that the hooks made of saved tensors; an entry is NULL if
-                                   * that tensor was not packed. `packed` is NULL if there are no hooks */
+    void **packed;                /* [num_saved] for each saved tensor, the handle that the hooks returned, or NULL if
+                                   * they did not pack the tensor. `packed` is NULL if there are no hooks */
     te__packed_as *packed_as;
 } te__node;
 
@@ -383,8 +383,8 @@ typedef struct te__graph_part {
     void *data; /* `bytes` of host memory that the graph owns */
     size_t bytes;
     bool random; /* true: a random state; false: a step of an optimizer */
-    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes its numbers to
-                                                                * g->word, and may run operations */
+    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes the numbers of
+                                                                * the launch to g->word, and may run operations */
     void (*after)(te_graph *g, void *owner, void *data);
     void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: takes back the steps
                                                              * that the capture has counted */

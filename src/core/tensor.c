@@ -104,9 +104,9 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* Stores into `slot` the addresses of the pointers to the plain tensors that hold the value of *x. Returns the number
- * of addresses. A plain tensor has only one such pointer, *x itself. A quantized tensor has several; some of them may
- * be NULL. */
+/* One or more plain tensors hold the value of *x. Stores the addresses of the pointers to them in `slot`, and returns
+ * the number of addresses. If *x is plain, the only such pointer is *x itself. If *x is quantized, there are several,
+ * and some of them may be NULL. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;

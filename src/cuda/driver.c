@@ -397,8 +397,8 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
-/* Allocates in pinned memory the counters of ids that were out of range. Kernels and the host use the same address
- * (unified addressing). */
+/* Allocates the counters of out-of-range ids (core/outside.c) in pinned memory. Kernels and the host use the same
+ * address (unified addressing). */
 static te_result te__cuda_take_outside(te_ctx *te) {
     void *host = NULL;
     te__cu_result code = te__cu.MemHostAlloc(&host, TE__OUTSIDE_COUNT * sizeof(te__outside), TE__CU_HOST_MAPPED);
@@ -406,8 +406,8 @@ static te_result te__cuda_take_outside(te_ctx *te) {
     te->cuda->outside = (te__outside *)memset(host, 0, TE__OUTSIDE_COUNT * sizeof(te__outside));
     return TE_OK;
 }
-/* Returns the result of a wait for the stream. It is an error if the wait has failed (`code`), or if kernels have found
- * ids out of range; otherwise it is `result`. */
+/* Called after a wait for the stream. If `code` says that the wait has failed, reports that error. Else, if `result` is
+ * TE_OK, reports the out-of-range ids that kernels have found. Else returns `result`. */
 static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result code, const char *call) {
     if (code) return te__cu_fail(te, call, code);
     return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
@@ -525,8 +525,8 @@ static te_result te__cuda_stage_open(te_ctx *te) {
 }
 
 /* Copies `src` to the device through a ring of pinned memory, so the caller may reuse `src` on return. The host waits
- * for earlier work on the stream only if the whole ring is in use. A small copy is made from memory that is not pinned:
- * then the driver itself stages the bytes, and nothing waits for room in the ring. */
+ * for earlier work on the stream only if the whole ring is in use. A copy of at most TE__SMALL_UPLOAD bytes does not
+ * use the ring: its bytes lie on the stack, and the driver itself stages them. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -688,8 +688,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 /* Writes a CUtensorMap of 128 bytes, for TMA, to `out128`. dims[rank] and box[rank] are in elements, innermost
  * dimension first. strides_bytes[rank - 1] are the strides of the outer dimensions. swizzle_bytes is 0, 32, 64 or 128.
  * Writes zeros if the plan is only explained. Recent maps are cached because encoding a map takes host time. The L2
- * cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B). If a row may start at an address that is not
- * a multiple of 32 bytes, it fetches 128 bytes instead (tests/bench/notes.md). */
+ * cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), or 128 bytes if a row may start at an address
+ * that is not a multiple of 32 bytes (tests/bench/notes.md). */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
                                      const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,
                                      int swizzle_bytes) {

@@ -106,8 +106,8 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
 
 /* Writes to `name` the target that NVRTC compiles for, given a GPU of architecture `sm`. The target is for example
  * "sm_90a", with the features that only this architecture has. If the GPU is newer than NVRTC, the target is PTX that
- * the driver then compiles, for example "compute_90". If `n` is NULL, writes the target of cubins that were compiled
- * elsewhere. Returns false if NVRTC has no suitable architecture. */
+ * the driver then compiles, for example "compute_90". If `n` is NULL, because there is no NVRTC, writes the target
+ * of cubins that a cache may hold. Returns false if NVRTC has no suitable architecture. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;

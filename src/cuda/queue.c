@@ -64,8 +64,8 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
 
 /* ---- kernels to be compiled ---------------------------------------------------------------------------------- */
 
-/* The state of an order, which is a kernel to be compiled.
- * - WAITING: no thread has started to compile it.
+/* The state of an order, which is a request to compile a kernel.
+ * - WAITING: no thread has started to compile the kernel.
  * - TAKEN: a thread compiles it.
  * - MADE: the compilation has ended, with success or not. */
 typedef enum te__order_state { TE__ORDER_WAITING, TE__ORDER_TAKEN, TE__ORDER_MADE } te__order_state;

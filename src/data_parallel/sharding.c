@@ -206,9 +206,10 @@ static bool te__units_are_deferred(const te_module *root) {
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* Exchanges the gradients at the end of a backward pass. If this rank has reached any unit of a model, all units of the
- * model are exchanged, because other ranks may have reached other units. If the pass has failed, informs only the group
- * of the pass's model, because only the ranks of that group wait for this rank. */
+/* Exchanges the gradients at the end of a backward pass. If this rank has reached any unit of a model, exchanges the
+ * gradients of all units of this model, because other ranks may have reached other units. If the pass has failed,
+ * informs only the group of the model that the pass has run through. Only the ranks of that group wait for this
+ * rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -484,8 +485,8 @@ static te_result te__units_exchange_chosen(te_ctx *te) {
     }
     return result;
 }
-/* Informs the other ranks, which wait in the exchange of the first chosen unit, that the backward pass of this rank has
- * failed. */
+/* The backward pass of this rank has failed. Informs the other ranks, which wait in the exchange of the first chosen
+ * unit. */
 static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
     te__dp_unit *u, *first = NULL;
     for (u = te__sharding_of(te)->units; u; u = u->next) {

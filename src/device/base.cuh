@@ -1,5 +1,5 @@
-// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math functions.
-// This file must not depend on any operation.
+// device/base.cuh: number formats in memory, warp and block reductions, and small math functions. Every kernel includes
+// this file. It must not depend on any operation.
 //
 // NVRTC compiles this file without any toolkit header. Conversions use hardware instructions on architectures that have
 // them, and the integer code of base/numbers.h on others. Both give the same bits.

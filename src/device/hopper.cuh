@@ -158,7 +158,8 @@ template <int N> TE_DEV void te_bulk_wait_read() {
 }
 // Waits until this thread's groups of stores, except the latest N groups, have written device memory.
 template <int N> TE_DEV void te_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
-// Makes writes that this thread has acquired visible to later TMA accesses to device memory.
+// Call this function after this thread has acquired writes of other threads. It makes these writes visible to later TMA
+// accesses to device memory.
 TE_DEV void te_async_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 TE_DEV int te_load_acquire(const int *p) {
     int v;

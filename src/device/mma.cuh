@@ -117,8 +117,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
         : "=r"(r)
         : "r"(half ? codes >> 16 : codes));
 #else
-    // The E4M3 bits S.EEEE.MMM, moved to S.0EEEE.MMM0000000, are an f16 of the value times 2^-8, also for denormals.
-    // The code S.1111.111 is NaN.
+    // The E4M3 bits S.EEEE.MMM are moved to S.0EEEE.MMM0000000. As an f16, these bits are the value times 2^-8, also
+    // for denormals. The code S.1111.111 is NaN.
     te_u32 nan = ((r & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
     r = (r & 0x80008000u) | ((r & 0x7f007f00u) >> 1);
     asm("mul.f16x2 %0, %0, %1;" : "+r"(r) : "r"(0x5c005c00u));

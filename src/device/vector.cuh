@@ -172,7 +172,7 @@ template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
 // Call this function between two passes over the elements in r. The compiler then unpacks the elements again in each
-// pass. Elements that it unpacked once for all passes would take twice the registers.
+// pass. Otherwise it would unpack them once for all passes, and they would take twice the registers.
 template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)

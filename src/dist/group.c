@@ -1,6 +1,5 @@
-/* dist/group.c: groups of ranks: the public functions of the collectives. Each function checks the call and then calls
- * the implementation of the group. This part may use tensors and captures. It must not depend on modules and
- * recipes. */
+/* dist/group.c: the public functions of groups of ranks. A collective checks the call and then calls the implementation
+ * of the group. This part may use tensors and captures. It must not depend on modules and recipes. */
 
 typedef enum te__collective {
     TE__ALL_REDUCE,

@@ -244,8 +244,8 @@ static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
 }
 
 /* Ends all waits with an error if the ranks would wait for one another forever. Called when a rank starts to wait or
- * has left. Does nothing if at least one rank can continue: that rank may still make the call that the others wait for,
- * and all ranks of a collective must fail together. */
+ * has left. Does nothing if at least one rank can continue, because that rank may still make the call that the others
+ * wait for. Never ends the waits of some ranks only, because all ranks of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
@@ -271,8 +271,8 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
 }
 
 /* Waits until all ranks have arrived. All ranks return the same result; if it is not TE_OK, `text` gets the reason. If
- * `first` is true, this function also fails if a rank has left or has aborted the group. `first` is false for the later
- * meetings of a collective, because other ranks may still read this rank's memory. */
+ * `first` is true, this function also fails if a rank has left or has aborted the group. In the later meetings of a
+ * collective `first` is false, because this rank must wait as long as other ranks may read its memory. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;

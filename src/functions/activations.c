@@ -133,8 +133,8 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 /* ---- two operands in one block of memory ---- */
 
 /* Allocates one block for two tensors of `rows` rows and n columns, one directly after the other. Returns the block as
- * one row [1, 2 * rows * n], which can be the input of a gated activation. Fast products need memory at a multiple of
- * 16 bytes: returns NULL without an error if the second tensor would not start there. */
+ * one row [1, 2 * rows * n], which can be the input of a gated activation. Returns NULL
+ * without an error if the second tensor would not start at a multiple of 16 bytes, as fast products require. */
 static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
     return n < 1 || rows * n * te__dtype_size(dtype) % 16 ? NULL : te__empty_2d(te, dtype, 1, 2 * rows * n);
 }

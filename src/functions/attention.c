@@ -146,7 +146,7 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                         "scaling.attention_factor with frequencies: leave it 0",
                         (double)d->attention_factor);
     a->base = d->base;
-    /* The limit of 2^24 keeps the conversion to float exact. te_op_rope rejects much smaller sizes anyway. */
+    /* The limit of 2^24 keeps the conversion to float exact. The limit of te_op_rope is much lower anyway. */
     a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent);
     if (a->rotary_dim == 0) return TE_OK;
     /* If both fields are set, positions are scaled as in TransformerEngine's RotaryPositionEmbedding. A sequence longer
@@ -234,8 +234,9 @@ static int64_t te__packing_width(const te__packing *p) {
 }
 
 /* Makes views of the queries (unless p->keys), keys and values in x, which is [.., .., packed heads of a token]. The
- * views have no history on the tape. Queries with two strides (te__packing_spreads), possible only in the layout sbhd,
- * become [s, b G, H / G, d]: each group is viewed as a sequence. Returns false on failure. */
+ * views have no history on the tape. Queries with two strides (te__packing_spreads) are possible only in the layout
+ * sbhd. Then each group is viewed as a sequence of its own: the queries are [s, b G, H / G, d], and the keys and values
+ * are [s, b G, 1, d]. Returns false on failure. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;

@@ -1,4 +1,4 @@
-/* functions/elements.c: differentiable functions. Each stands after its backward function. A function checks its
+/* functions/elements.c: differentiable functions, each with its backward function above it. A function checks its
  * arguments, allocates its output, runs raw operations and records a tape node. This part may call raw operations. It
  * must not depend on modules. */
 
@@ -89,7 +89,7 @@ static te_tensor *te__empty_of(te_ctx *te, const te__like *x) {
     return te_tensor_empty(te, x->dtype, x->ndim, x->shape);
 }
 
-/* Returns the gradient of a parameter [N] that was broadcast over the rows of dy, in the parameter's `dtype`. */
+/* Returns the gradient, in the format `dtype`, of a parameter [N] that was broadcast over the rows of dy. */
 static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
     te_op_column_sum_args args = TE_ZERO;
     te_tensor *db = te__empty_1d(dy->te, dtype, te__cols(dy));
@@ -153,7 +153,7 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor) {
 
 /* ---- products ---- */
 
-/* Writes x * y, rounded to the format of `out`, to `out`. y has the shape of x, or one number for each row of x. */
+/* Writes x * y to `out`, rounded to the format of `out`. y has the shape of x, or one number for each row of x. */
 static te_tensor *te__mul_into(te_tensor *out, te_tensor *x, te_tensor *y) {
     te_op_mul_args args = TE_ZERO;
     args.x = x;
@@ -442,7 +442,8 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
 typedef struct te__dropout_state {
     float p;
     int64_t run;
-    uint64_t seed, offset; /* if saved[0] is not NULL, they are used together with the random state in it */
+    uint64_t seed, offset; /* if saved[0] is not NULL, it is a random state: its seed replaces `seed`, and its offset
+                            * is added to `offset` */
     te_dtype bias_dtype;
 } te__dropout_state;
 

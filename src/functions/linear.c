@@ -5,8 +5,8 @@
 typedef struct te__functions_state {
     te_tensor *place; /* the next output of the same format and size is written to this tensor; NULL: every output gets
                        * new memory */
-    bool any_rows;    /* onnx/export.c records the calls for a file, which must also work for other numbers of rows: no
-                       * output may be a part of a larger one */
+    bool any_rows;    /* true: onnx/export.c records the calls for a file that must work for any number of rows. Then no
+                       * output may lie in a larger tensor at an offset that depends on the number of rows */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {
@@ -53,12 +53,12 @@ typedef struct te__linear_call {
     bool bias_grad_elsewhere; /* the node of the activation after this product computes the gradient of the bias */
     bool record_alone;        /* true: only records the tape node and does not run the product, because nobody reads
                                * y */
-    te_tensor *act_of, *act_bias; /* These two may be set only in high precision, else they are NULL. act_of: the input
-                                   * of the activation whose result is x; the activation has no tape node of its own.
-                                   * act_bias: the bias that act_of already includes. */
+    te_tensor *act_of, *act_bias; /* These two are NULL unless the call runs in high precision. If x is the result of
+                                   * an activation without a tape node of its own, act_of is the activation's input.
+                                   * act_bias is the bias that act_of already includes. */
     te_epilogue act_epilogue;     /* epilogue that multiplies by the activation's derivative */
-    int group;                      /* the index of this weight in a node with many weights; the weight is input number
-                                     * 1 + group of the node */
+    int group;                      /* index of `weight` among the weights of the tape node; the weight is the node's
+                                     * input number 1 + `group` */
     te_tensor *out;                 /* tensor that y is written to; NULL: a new tensor */
     te_dtype y_dtype;               /* format of y; 0: the format of x */
     struct te__linear_made *made;   /* NULL: te__linear records the node; otherwise the state and saved tensors are
@@ -124,7 +124,8 @@ typedef struct te__wgrad {
     uint64_t saved_at; /* te->writes when dy and x were saved */
 } te__wgrad;
 
-/* Computes dW. If `fused` is set and the weight has a main_grad, adds dW to main_grad. Otherwise returns it in *dw. */
+/* Computes dW. If `fused` is set and the weight has a main_grad, adds dW to main_grad, or overwrites main_grad if
+ * `overwrite` is set. Otherwise returns dW in *dw. */
 static te_result te__wgrad_product(te_ctx *te, const te__wgrad *g, te_tensor **dw) {
     te_tensor *main_grad = g->fused ? g->weight->main_grad : NULL;
     te_op_gemm_args gemm = TE_ZERO;
@@ -271,7 +272,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        /* compute the gradient now: delaying is off, the module was destroyed, or the weight is not a leaf of the
+        /* compute the gradient now if delaying is off, the module was destroyed, or the weight is not a leaf of the
          * tape */
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
         te_tensor_retain(g.dy);
@@ -318,7 +319,7 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
 
 /* Returns the quantized copy of the weight:
  * - the weight itself if it is stored quantized
- * - else the cached copy, if the microbatch allows it and the weight was not written since
+ * - else the cached copy, if `microbatch` is TE_MICROBATCH_LATER and the copy is still valid
  * - else a new copy */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
@@ -461,8 +462,8 @@ static void te__linear_misses(const te__parallel *p, te_result result) {
         te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
-/* Lets the ranks compare the operands of the product before they run it for the first time; in debug mode, before every
- * run. `result` is the state of this rank so far. If any rank has failed, all ranks return an error. */
+/* Lets the ranks compare the operands of the product before its first run, or before every run in debug mode. `result`
+ * is the state of this rank so far. If any rank has failed, all ranks return an error. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
     char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
@@ -483,8 +484,8 @@ static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     return result;
 }
 
-/* Records the tape node of a product. The gradient of y may arrive quantized: from the activation that follows, or from
- * the next product if that has fp8_grad. */
+/* Records the tape node of a product. The gradient of y may arrive quantized. Then it comes from the activation after
+ * y, or from the next product if that has fp8_grad. */
 static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in,
                                     te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;

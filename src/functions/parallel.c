@@ -70,8 +70,8 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 /* ---- quantized shards ---- */
 
 /* Returns true if quantizing the shards of x by `spec` gives the same codes as quantizing the whole tensor. This
- * requires that no scaling block extends into the next rank's rows. A recipe with one scale per tensor must use an amax
- * of the whole group. */
+ * requires that no scaling block extends into the next rank's rows. If the recipe has one scale per tensor, all ranks
+ * must also use the same scale (spec->group); the function does not check that. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
@@ -127,7 +127,7 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
                                    columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
-/* Replaces the scale or amax *to of a shard by `from`, the scale or amax of the whole tensor. */
+/* Replaces *to, the scale or amax of a shard, by `from`, the scale or amax of the whole tensor. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
     if (!*to) return;
     te_tensor_release(*to);

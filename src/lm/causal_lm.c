@@ -319,8 +319,8 @@ static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, 
     te__add_linear(parent, d, name, in, out, false);
     te_quantized_model_init_end(parent->te);
     m = te_module_find(parent, name);
-    if (m) m->entries[0].product_weight = false; /* so that the weight is not quantized later either, when a meta
-                                                  * parameter gets memory */
+    if (m) m->entries[0].product_weight = false; /* so a meta weight stays unquantized when it gets
+                                                  * memory */
 }
 static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t size) {
     te_norm_desc n = TE_ZERO;

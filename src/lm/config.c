@@ -28,12 +28,12 @@ typedef struct te__lm_config {
     /* 0, 1, or -1 if missing */
     int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal,
         norm_topk_prob;
-    /* Traits (te__lm_traits): 1, or -1 if te__lm_families does not give the trait to the family. */
+    /* Traits of the family (te__lm_traits): 1 if te__lm_families gives the trait to the family, otherwise -1. */
     int64_t qkv_bias, qk_norm, zero_centered_gamma, scaled_embedding, feedforward_norms, experts, gelu_is_tanh,
         null_kv_heads, lists_layer_types, lists_dense_layers, rope_by_layer_type, partial_rotary, longrope_alone,
         uncapped_scores, uncapped_logits;
-    /* The objects "rope_scaling" and "rope_parameters" for all layers, then the objects "full_attention" and
-     * "sliding_attention" inside "rope_parameters". */
+    /* `scaling` is the object "rope_scaling", and `parameters` is "rope_parameters". `full` and `sliding` are the
+     * objects "full_attention" and "sliding_attention" inside of "rope_parameters". */
     te__hf_rope scaling, parameters, full, sliding;
     te__lm_list layer_types, mlp_only_layers;       /* layer_types has 1 for "sliding_attention", 0 for
                                                      * "full_attention" */
@@ -247,8 +247,8 @@ static void te__lm_fill(te__lm_config *c, const te__lm_config *row, bool all) {
         }
 }
 /* Applies entry `f` of te__lm_families to c: removes the keys that the family does not read, fills in the defaults, and
- * sets the keys that the family fixes. If c is the text model of a larger model, `outer` is the entry of the larger
- * model; otherwise NULL. */
+ * sets the keys that the family fixes. If c is the text model of a multimodal model, `outer` is the entry of the
+ * multimodal model; otherwise NULL. */
 static bool te__lm_resolve(te__lm_config *c, const te__lm_family *f, const te__lm_family *outer) {
     const char *texts[TE__LM_ROWS];
     int i;
@@ -286,8 +286,8 @@ static bool te__lm_unknown(te__lm_config *c) {
     te__text_free(&types);
     return false;
 }
-/* *c has the keys of a larger model. Replaces them by the keys of "text_config", except model_type and
- * tie_word_embeddings. */
+/* *c has the keys of a multimodal model, which contains a language model. Replaces them by the keys of "text_config",
+ * except model_type and tie_word_embeddings. */
 static bool te__lm_read_inner(te__lm_config *c, const char *text, const te__lm_family *f) {
     const te__lm_family *inner = te__lm_family_of(f->inner->type);
     te__lm_config whole = *c;

@@ -4,9 +4,9 @@
  * - the rules that convert tensors of the files to parameters
  * Other files of lm/ read the rows and do not mention a family by name. */
 
-/* A rule that maps tensors of a file to parameters of the model. The concatenated rows of the `file` tensors are the
- * concatenated rows of the `model` parameters. So a rule can rename, split, join or stack tensors. te_hf_save applies
- * the same rule in reverse.
+/* A rule that maps tensors of a file to parameters of the model. Concatenating the rows of the `file` tensors gives the
+ * same matrix as concatenating the rows of the `model` parameters. So a rule can rename, split, join or stack tensors.
+ * te_hf_save applies the same rule in reverse.
  *
  * In a name, "@" stands for any text, which is the same in `file` and `model`. "*" stands for a number. If `file` and
  * `model` both have "*", the number is the same. If only one of them has it, it takes the values 0, 1, 2 ..., and the
@@ -56,13 +56,13 @@ static const te__lm_inner te__lm_gemma3_inner = {
 enum { TE__LM_LAYOUTS = 2 };
 typedef struct te__lm_family {
     const char *model_type;
-    const char *reads;  /* JSON: the keys that this family reads in addition to te__lm_keys, each with its default
-                         * (null: no default). It also has each key of te__lm_keys for which the family has another
-                         * default. */
+    const char *reads;  /* JSON: keys with their defaults (null: no default). They are the keys that the family reads in
+                         * addition to te__lm_keys, and the keys of te__lm_keys that have another default in the
+                         * family. */
     const char *always; /* JSON: the traits of the family (te__lm_traits), and keys whose values override those in the
                          * file */
-    const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* lists of rules, one for each way in which files may name the tensors;
-                                                 * NULL ends the list */
+    const te__lm_rule *layouts[TE__LM_LAYOUTS]; /* each entry is the list of rules for one way to name the tensors in
+                                                 * files; NULL: no further entry */
     const te__lm_inner *inner;                  /* NULL: the whole model is a text model */
 } te__lm_family;
 

@@ -186,8 +186,7 @@ static te_result te__lm_give(te_tensor *parameter, te_tensor *x) {
     if (!value) return te_error_code(parameter->te);
     return parameter->quantized ? te__primary_start(parameter, value) : te_tensor_copy(parameter, value);
 }
-/* Sets the parameters of a group from `parts`, which are all file tensors of the group. Overwrites entries of
- * `parts`. */
+/* Sets the parameters of a group. `parts` has all file tensors of the group; the function overwrites its entries. */
 static te_result te__lm_take_in(const te__lm_group *g, te_module *m, te_tensor **parts) {
     const te_dtype dtype = te__lm_model_tensor(g, m, 0)->dtype;
     te_tensor *all;

@@ -154,8 +154,8 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     }
     return n;
 }
-/* Adds the site of the experts m to the list if the options choose it. Options without target names choose only experts
- * of moe/block.c, because only these are Linears in the files of the model. */
+/* Adds the site of the experts m to the list if the options choose it. Options without target names choose only
+ * experts of moe/block.c (the experts of a CausalLM). */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;
     const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;

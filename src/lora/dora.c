@@ -124,8 +124,8 @@ static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return te__output(m, args, y);
 }
-/* Computes rows of the merged weight from `v`, the rows of V that start at row `first`, f32. Each row is scaled to norm
- * 1 and multiplied by its magnitude. Overwrites v. */
+/* Computes rows of the merged weight. `v` has the rows of V from row `first` on, in f32. Scales each row to norm 1 and
+ * multiplies it by its magnitude. Overwrites v. */
 static te_tensor *te__dora_merged(te_module *m, te_tensor *v, int64_t first) {
     te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight");
     if (!v || !weight || !te__dora_normalize(v)) return NULL;

@@ -87,7 +87,7 @@ static te_tensor *te__product_base(te_module *m, int n) {
                            : te__proj_view(m, proj, false, expert);
 }
 
-/* Returns one of the experts' parameters, for its dtype. The parameter may have no memory. */
+/* Returns one parameter of the experts. Callers read its dtype and whether it has memory, but no values. */
 static const te_tensor *te__experts_base(te_module *m) {
     return te__is_block(m) ? te__product_base(m, 0)
                            : te_module_parameter(m, te_experts_tensor_name(TE_EXPERTS_DOWN_PROJS));
@@ -119,8 +119,8 @@ static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in,
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
 
-/* The class te__adapter_class is the class of the module of one stack. The state of such a module is the te_init with
- * which te__adapter_reset fills the stack. */
+/* te__adapter_class is the class of a module that holds one stack. The state of such a module is the te_init with which
+ * te__adapter_reset fills the stack. */
 static te_result te__adapter_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" is a stack of experts' adapters; run the experts", m->cls->name,

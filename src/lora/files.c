@@ -72,12 +72,12 @@ static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char
     }
     te__text_put(t, "},\n");
 }
-/* What a walk over the modules finds out about parameters that are trained in addition to adapters. */
+/* The result of te__peft_look, which looks for parameters trained in addition to adapters. */
 typedef struct te__peft_beside {
     te__text *text;      /* receives modules_to_save as a JSON list; NULL if nobody wants the list */
     const te_module *root;
     int saved;           /* number of modules in that list */
-    bool biases, others; /* biases: some biases are trained; others: also biases of modules without adapters */
+    bool biases, others; /* `biases`: biases are trained; `others`: biases of modules without adapters are trained */
 } te__peft_beside;
 static bool te__peft_look(void *user, te_module *m) {
     te__peft_beside *b = (te__peft_beside *)user;

@@ -95,7 +95,7 @@ static bool te__peft_parse_saved(te__peft *p) {
     }
     return !p->j.failed;
 }
-/* Reads a value of any kind; returns true if it is null, false, or an empty list or object. */
+/* Returns true if the next value is JSON's null or false, or an empty list or object. Reads such a value. */
 static bool te__peft_is_nothing(te__json *j) {
     int word;
     te__json_space(j);
@@ -300,7 +300,7 @@ static bool te__peft_trains(const te__peft *p, te_module *m, int entry) {
     return te__is_bias(&m->entries[entry]) &&
            (p->bias == TE_LORA_BIAS_ALL || (p->bias == TE_LORA_BIAS_LORA_ONLY && te__peft_adapts(p, m)));
 }
-/* Returns the file's tensor for a parameter, named with or without base_layer; NULL if there is none. */
+/* Returns the file's tensor for a parameter; NULL if there is none. Its name may contain "base_layer.". */
 static const te_safetensors_entry *te__peft_find_parameter(const te__peft *p, const te_module *m, int entry) {
     static const char *const between[] = {"", "base_layer."};
     char path[TE__TREE_PATH], name[TE__PEFT_NAME];

@@ -142,8 +142,8 @@ static bool te__pattern_class(te__pattern *p) {
 /* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
     int start, part; /* the step at which the group begins, and the step at which its last alternative begins */
-    int ends;        /* the last GO step that ends an earlier alternative; `a` of such a step is the index of the
-                      * previous GO step of this kind. -1: there is none */
+    int ends;        /* the last GO step that ends an earlier alternative, or -1. These GO steps form a linked list:
+                      * `a` of such a step is the index of the one before it, or -1. */
 } te__pattern_group;
 
 /* Begins another alternative of the group. Puts a FORK step before the last alternative and a GO step after it. */
@@ -253,8 +253,8 @@ static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const 
     te__pattern_close(p);
     return false;
 }
-/* Compiles a name as NeMo Automodel's module_matcher does: * and .* become (.*), and the result is put between ^ and $.
- * ^ and $ bind tighter than |, so in "a|b" ^ belongs to a alone and $ to b alone. */
+/* Compiles a name as NeMo Automodel's module_matcher does. Both "*" and ".*" become "(.*)". The result is put between
+ * "^" and "$", which bind tighter than "|". So "a|b" becomes "^a|b$": "^" applies to a alone, and "$" to b alone. */
 static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, const char *name) {
     char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
     const char *in;

@@ -32,7 +32,7 @@ static bool te__is_trained(const te__trained *t, int entry) {
         if (t->items[i].entry == entry) return true;
     return false;
 }
-/* Returns true for parameters named "bias", "fc1_bias", "bias0" and the like, of GEMMs and norms. */
+/* Returns true if e is a parameter with the name of a bias, such as "bias", "fc1_bias" or "bias0". */
 static bool te__is_bias(const te__entry *e) {
     size_t n = strlen(e->name);
     while (n > 0 && e->name[n - 1] >= '0' && e->name[n - 1] <= '9') n--;

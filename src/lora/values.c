@@ -1,8 +1,8 @@
 /* lora/values.c: fills adapters with initial values, and adds a required child to a module. This part may use the
  * module tree. */
 
-/* Fills `weight` with uniform random numbers within +- 1 / sqrt(numbers). `numbers` is the number of terms in the sum
- * of one output. */
+/* Fills `weight` with uniform random numbers within +- 1 / sqrt(numbers). `numbers` is the fan-in that torch computes
+ * from the weight's shape. */
 static te_result te__lora_fill_within(te_tensor *weight, int64_t numbers) {
     te_op_random_args args = TE_ZERO;
     te__draw draw = te__rng_draw(weight->te, 1);

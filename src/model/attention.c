@@ -74,8 +74,8 @@ static int64_t te__attn_window_keys(const te__attn_backend *b, const te_module *
     if (!w.on || w.left < 0 || (upstream && w.left == 0 && (b->facts & TE__ATTN_NO_WINDOW_OF_0))) return -1;
     return upstream || w.left == INT64_MAX ? w.left : w.left + 1; /* INT64_MAX: no overflow, and all keys anyway */
 }
-/* For the backends sdpa, flex and eager: refuses packed sequences, and refuses q, k and v whose sizes differ from the
- * module's. */
+/* Checks a call of the backend sdpa, flex or eager. Refuses packed sequences, and q, k and v whose sizes differ from
+ * the module's. */
 static te_result te__attn_own_ok(const te__attn_backend *b, te_module *m, const te_attn_inputs *in) {
     te_tensor *const part[3] = {in->q, in->k, in->v};
     if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
@@ -190,8 +190,8 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
 
 /* ---- sdpa ---- */
 
-/* Copies the last s_kv columns of the padding mask x [b, columns] to the host, 1 for a token. The caller frees the
- * result, which has b s_kv + 1 bytes, by te__free. Sets *all to true if there is no padding. */
+/* Copies the last s_kv columns of the padding mask x [b, columns] to the host, 1 for a token. The result has
+ * b * s_kv + 1 bytes; the caller frees it by te__free. Sets *all to true if there is no padding. */
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;
@@ -245,7 +245,7 @@ static te_tensor *te__attn_sdpa_attend(te_module *m, te__attn_run *run) {
     const te_attn_rule *x = &run->told.rule;
     te_sdpa_args args = TE_ZERO;
     if (!te__sdpa_of(m->te)->depth) return te__sdpa_attend(m, run);
-    /* inside te_sdpa_begin the program has replaced te_scaled_dot_product_attention; calls the program's function */
+    /* a region of te_sdpa_begin is open, so te_scaled_dot_product_attention calls the function of the program */
     masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
     if (x->attention_mask && !masked) return NULL;
     args.attn_mask = masked ? masked : x->core_attention_bias;

@@ -3,7 +3,8 @@
 
 /* ---- the state of a context ---- */
 
-/* An entry of the mask cache, which attention modules share: a mask, and the key that it was made from. */
+/* An entry of the mask cache. It has a mask and the key that the mask was made from. Attention modules share the
+ * cache. */
 enum { TE__BLOCK_MASKS = 64, TE__ELEMENT_MASKS = 4 };
 typedef struct te__kept_mask {
     int64_t key[5];

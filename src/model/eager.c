@@ -4,8 +4,8 @@
  * q is [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], all contiguous. The H / G query heads of one k/v head
  * are adjacent. So each product is one grouped GEMM with b G groups of (H / G) s_q rows. */
 
-/* Computes d = a b for each group. If along_k is true, the groups divide k, otherwise m. Takes m, n and k from the
- * tensors' shapes. */
+/* Computes d = a b for each group. The groups split dimension k of the product if along_k is true, otherwise dimension
+ * m. The sizes m, n and k follow from the tensors' shapes. */
 static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d,
                                    bool along_k) {
     te_op_grouped_gemm_args g = TE_ZERO;
@@ -103,8 +103,8 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     o = te_tensor_empty(te, q->dtype, 4, shape);
     r = sizes && scores && p && o && !x->attention_mask == !a.mask ? TE_OK : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, q, k, true, scores, false);
-    if (r == TE_OK && added) { /* added after the scale: a mask value such as the dtype's minimum must not overflow
-                                * to -inf by scaling */
+    if (r == TE_OK && added) { /* `added` is not multiplied by the scale: a mask value such as the dtype's minimum
+                                * could become -inf */
         te_tensor *all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);
         if (r == TE_OK) r = te__axpby_into(scores, scores, all, scale, 1.0f);

@@ -71,7 +71,7 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
 }
 
 /* Appends the words of w to `keywords`, which has room for `room` words. Leaves out repeats, and words that are in
- * `outer`. *n counts these words, even those that do not fit. */
+ * `outer`. Increases *n by 1 for each of the other words, even for those that do not fit. */
 static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
@@ -104,7 +104,7 @@ TE_API bool te_has_dtensor_params(te_module *m) { return m && !te_module_visit_t
 
 /* ---- first paths ---- */
 
-/* A parameter, and the first entry of the tree that holds it, in the order of te_module_visit_tensors. */
+/* A parameter, and the entry through which te_module_visit_tensors visits it first. */
 typedef struct te__first {
     const te_tensor *x;
     const te__entry *entry;
@@ -185,7 +185,7 @@ typedef struct te__cast {
     int count;                   /* number of keywords */
     bool buffers_alone;
     const te_cast_model_desc *desc; /* options of te_cast_model_to_dtype, or NULL */
-    const te_fp32_scope *scope;     /* the scope that is closed now: each tensor gets its own dtype back; or NULL */
+    const te_fp32_scope *scope;     /* the scope that ends, which has the old dtypes of the tensors; NULL: none ends */
 } te__cast;
 
 static te__cast te__cast_of(te_module *m, te_dtype dtype) {
@@ -244,8 +244,8 @@ static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
     te__firsts_close(&c->firsts);
     return more;
 }
-/* Adds one tensor to the list of casts. If the tensor belongs to a module in skip_modules and also to another module, a
- * parameter is cast and a buffer is not. */
+/* Adds one tensor to the list of casts. A tensor that belongs to a module in skip_modules and also to another module
+ * is cast if it is a parameter, but not if it is a buffer. */
 static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
     const bool skips = te__cast_skips(c, m);
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);

@@ -1,4 +1,4 @@
-/* model/frozen.c: te_cast_frozen_modules_to_compute_dtype. It casts frozen tensors to the compute dtype, and all
+/* model/frozen.c: te_cast_frozen_modules_to_compute_dtype. It casts to the compute dtype all frozen tensors, and all
  * tensors of modules that have frozen weights and adapters. This part may use model/formats.c to find the tensors that
  * must stay in f32. */
 

@@ -84,7 +84,7 @@ static te_tensor *te__forward_cast(te_module *m, te_tensor *x, te_dtype dtype) {
     c.dtype = dtype;
     te__frame_begin(m->te);
     if (te__param_cast_begin(&c, m) == TE_OK) {
-        m->checkpoint = false; /* te__forward_in makes the checkpoint, because the recomputation must cast again */
+        m->checkpoint = false; /* te__forward_in checkpoints this whole function, so that the recomputation casts too */
         y = te_forward(m, x);
         m->checkpoint = checkpoint;
     }
@@ -152,7 +152,7 @@ static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) 
     if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
     return n <= -size ? te_tensor_narrow(x, axis, size, 0) : te_tensor_narrow(x, axis, -n, size + n);
 }
-/* Checks the positions on a CPU context. On a CUDA context kernels report positions out of range (core/outside.c). */
+/* Checks the positions on a CPU context. On a CUDA context, kernels report positions out of range (core/outside.c). */
 static te_result te__positions_ok(te_tensor *positions, int64_t size) {
     te_ctx *te = positions->te;
     int64_t i, n = te__numel(positions);

@@ -204,7 +204,8 @@ static te_result te__recast_run(te__recast *r, bool ok) {
     return result;
 }
 
-/* Checks that tensors may be cast now. Fails in a capture, a hook or a warm-up, or if an error is recorded. */
+/* Checks that tensors may be cast now. Fails in a capture, in a hook, between te_warmup_begin and te_warmup_end, or
+ * if an error is recorded. */
 static te_result te__recast_may(te_module *m, const char *who) {
     te_ctx *te = m->te;
     if (te->error_code != TE_OK) return te->error_code;

@@ -6,8 +6,8 @@
 
 /* A cached result of te_detect_causal_mask. The mask and the arguments are its key. */
 typedef struct te__mask_verdict {
-    uint64_t version, written_at; /* the same fields of the mask's buffer; two buffers never have equal written_at;
-                                   * written_at 0: unused entry */
+    uint64_t version, written_at; /* copies of these fields of the mask's buffer. Two buffers never have the same
+                                   * written_at. In an unused entry written_at is 0. */
     int64_t offset, shape[4], stride[4], left;
     const te__buffer *buffer; /* compared only, never dereferenced */
     te_dtype dtype;
@@ -198,7 +198,8 @@ static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask
     }
     return NULL;
 }
-/* Returns true if the elements of the mask are those of a causal mask. The device reads them; waits for the device. */
+/* Returns true if the elements of the mask are those of a causal mask. A kernel compares them, and the function
+ * waits for it. */
 static bool te__mask_is_causal(te_tensor *mask, te_window window, bool strict) {
     te_ctx *te = mask->te;
     te_op_detect_causal_mask_args a = TE_ZERO;

@@ -177,8 +177,8 @@ static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TE
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) list[n++] = &c->score_mod.aux[i];
 }
 
-/* Copies a call and the structs that its args point to. After this te__call_point makes the copied args point to the
- * copied structs. */
+/* Copies a call and the structs that its args point to. The copied args still point to the original structs;
+ * te__call_point makes them point to the copies. */
 static void te__call_take(te__module_call *c, const te_forward_args *args) {
     c->args = *args;
     if (args->rotary) c->rotary = *args->rotary;

@@ -285,7 +285,7 @@ static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     }
 }
 
-/* Replaces the main gradients by new tensors during the warm-up passes, which would change them. Keeps the originals in
+/* Replaces the main gradients by new tensors, because the warm-up passes would change them. Keeps the originals in
  * `to`. */
 static te_result te__graphed_lend_main_grads(te__graphed *g, te_tensor **to) {
     te_result result = TE_OK;

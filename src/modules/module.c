@@ -24,8 +24,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* A record of a destroyed child that the class of the parent still needs. The parent keeps the record. The record is
- * allocated together with the child, so that destroying the child needs no memory. */
+/* A record of a child that was destroyed although the class of the parent needs it. The parent keeps the record. The
+ * record is allocated together with the child, so that destroying the child needs no memory. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* the position of the child among its parent's children */
@@ -384,8 +384,8 @@ TE_API te_module *te_module_find(te_module *m, const char *path) {
         for (i = 0; i < m->num_children && !next; i++)
             if (strlen(m->children[i]->name) == n && strncmp(m->children[i]->name, path, n) == 0) next = m->children[i];
         m = next;
-        if (path[n] && !path[n + 1]) return NULL; /* "a." must not find "a": paths also come from files, and each module
-                                                   * has only one path */
+        if (path[n] && !path[n + 1]) return NULL; /* a path such as "a." names no module, because each module has only
+                                                   * one path */
         path += path[n] ? n + 1 : n;
     }
     return m;

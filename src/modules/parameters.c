@@ -277,8 +277,8 @@ static te_result te__group_joined(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
     return result;
 }
-/* Sets `group` in m and in each module below m that ranks share. If `check` is true, sets nothing and checks that each
- * of these modules has as many ranks as `group`. */
+/* Sets `group` in each tensor-parallel module of the tree whose root is m. If `check` is true, sets nothing and checks
+ * that each of these modules has as many ranks as `group`. */
 static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];

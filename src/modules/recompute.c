@@ -35,7 +35,7 @@ static te__regions te__regions_now(const te_ctx *te) {
     return r;
 }
 /* Restores the numbers of open regions to those in *r. Returns the name of a kind of region whose number was different,
- * or NULL. If a scope was ended too early, its tensors are already released. */
+ * or NULL. Does not bring back the tensors of a scope that was ended too early. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te__quant_of(te)->num_autocast != r->autocast ? "te_autocast"
@@ -50,8 +50,8 @@ static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     return what;
 }
 
-/* Runs the function. Fails if an output is missing, or if the function has not begun and ended regions equally
- * often. */
+/* Runs the function. Fails if an output is missing, or if the function leaves a region open or ends a region that it
+ * did not begin. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs,
                                      te_tensor **outputs) {
     const te__regions regions = te__regions_now(te);

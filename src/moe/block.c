@@ -1,8 +1,8 @@
 /* moe/block.c: the MoE block of a published language model. It is an MoE in which each expert is a module of its own.
  * This part may use Linear, GroupedLinear and MoE. It must not depend on models or files.
  *
- * Expert E owns its weights: the Linears experts.E.GATE, experts.E.UP and experts.E.DOWN, named as in the model's
- * files. `experts` has three more children, the GroupedLinears GATE, UP and DOWN. They borrow the weights of all
+ * Expert number E is the module experts.E. Its Linears GATE, UP and DOWN have the names of the model's files and own
+ * the weights. `experts` has three more children, the GroupedLinears GATE, UP and DOWN. They borrow the weights of all
  * experts and multiply the rows of all experts at once. The number of rows of each expert stays on the device, so the
  * host does not wait for the gate. */
 
@@ -120,7 +120,7 @@ static te_module *te__block_experts_create(te_ctx *te, const te__moe_block *b) {
     return m;
 }
 
-/* Creates the MoE block of one layer of a language model. Returns NULL with an error recorded. */
+/* Creates the MoE block of one layer of a language model. On failure, records an error and returns NULL. */
 static te_module *te__moe_block_create(te_ctx *te, const te__moe_block *given) {
     te__moe_block b = *given;
     te_module *outer, *m;

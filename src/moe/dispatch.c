@@ -16,9 +16,9 @@ typedef struct te__dispatch {
     int64_t *send, *recv; /* for the exchange: numbers of rows sent to each rank and received from each rank */
     int64_t *chunks;     /* [ranks, local]: number of rows received from each rank for each local expert */
     te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device. A chunk is the rows from one rank for one local
-                                                       * expert. chunk_sizes: in order of rank; back_sizes: in order of
-                                                       * expert; back_order: permutation from the order of experts to
-                                                       * the order of ranks */
+                                                       * expert. The sizes of the chunks are in chunk_sizes by rank,
+                                                       * and in back_sizes by expert. back_order is the permutation
+                                                       * from the order by expert to the order by rank. */
     int64_t *host;       /* one allocation for `send`, `recv`, `chunks` and rows.host */
     size_t bytes;        /* size of `host` */
 } te__dispatch;
@@ -169,9 +169,9 @@ static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choic
                   : NULL;
     return r->x ? TE_OK : te_error_code(x->te);
 }
-/* Dispatcher "torch": fills *r with the rows of this rank's experts, from the tokens of all ranks. If `on_host` is
- * true, waits for the device and copies the group sizes to the host; then r->x has no rows after the last group. If
- * `ids` is true, also fills r->ids. */
+/* Fills *r with the rows of this rank's experts, taken from the tokens of all ranks. Only the dispatcher "torch" uses
+ * this function. If `on_host` is true, waits for the device and copies the group sizes to the host; then r->x has no
+ * rows after the last group. If `ids` is true, also fills r->ids. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
@@ -326,8 +326,8 @@ static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te__free(te, sizes);
     return d->back_sizes && d->back_order ? order : NULL;
 }
-/* Dispatchers "deepep", "uccl_ep" and "hybridep": fills *r with the rows of this rank's experts, which all ranks
- * send. */
+/* Fills *r with the rows of this rank's experts. All ranks send these rows. The dispatchers "deepep", "uccl_ep" and
+ * "hybridep" use this function. */
 static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool ids,
                                     te__expert_rows *r) {
     te_ctx *te = x->te;

@@ -1,5 +1,5 @@
-/* moe/gate.c: the gates of a mixture of experts. They are Gate, with its auxiliary loss and load-balancing bias, and
- * FakeBalancedGate. This part may use the router's operations. It must not depend on experts. */
+/* moe/gate.c: two gates of a mixture of experts. Gate has an auxiliary loss and a load-balancing bias. FakeBalancedGate
+ * has neither. This part may use the router's operations. It must not depend on experts. */
 
 typedef struct te__moe_state {
     float moe_aux_loss_scale;          /* set by te_set_moe_aux_loss_scale; 0 means 1 */
@@ -58,7 +58,7 @@ static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *
     return false;
 }
 
-/* Returns x [.., size] as a view [T, size], recorded on the tape. Returns NULL with an error. */
+/* Returns x [.., size] as a view [T, size], recorded on the tape. On failure, records an error and returns NULL. */
 static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     char text[TE__SHAPE_TEXT];
     if (!te__need_float(x, m->cls->name)) return NULL;
@@ -68,7 +68,7 @@ static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     x = te_tensor_contiguous(x);
     return x && x->ndim != 2 ? te__view_2d(x, te__rows(x), size) : x;
 }
-/* Sets *padding to the padding mask of the call, u8 [T]; NULL if the call has none. Returns false with an error. */
+/* Sets *padding to the padding mask of the call, u8 [T], or to NULL if the call has none. On failure, returns false. */
 static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t tokens, te_tensor **padding) {
     te_tensor *x = args->attention.attention_mask;
     char text[TE__SHAPE_TEXT];
@@ -465,8 +465,8 @@ static uint32_t te__draw_word(te__draws *d) {
     return d->word[d->count++ % 4];
 }
 
-/* Fills `weights` and `indices`, both [tokens, K]. Without noise experts are chosen round robin, with weights 1 / K.
- * With noise both are random and depend on `seed`. */
+/* Fills `weights` and `indices`, both [tokens, K]. Without noise, experts are chosen round robin, with weights
+ * 1 / K. With noise, both are random and depend on `seed`. */
 static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights,
                                  int32_t *indices) {
     const int topk = s->config.n_activated_experts, experts = s->config.n_routed_experts - s->skip;

@@ -180,8 +180,8 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     return all;
 }
 
-/* Tells how te_op_grouped_gemm gets a quantized operand. CODES: as codes and scales. EXACT: as products of codes and
- * block scales in bf16, which are exact. VALUES: as decoded values, which are rounded. */
+/* The form in which te_op_grouped_gemm gets a quantized operand. CODES means codes and scales. EXACT means the products
+ * of codes and block scales, which are exact in bf16. VALUES means decoded values, which are rounded. */
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
 /* Returns how a grouped GEMM can get the quantized operands a and w[0] to w[n - 1]. `a_which` and `w_which` (TE_ROWWISE
@@ -204,8 +204,8 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
     return way;
 }
 /* Multiplies the codes of x by their block scales, and returns the products as bf16 [M, N]. `which` selects the
- * row-wise or the column-wise copy of x. Does not apply the factor from the amax, and does not undo a Hadamard
- * transform. Keeps padding between groups. */
+ * row-wise or the column-wise copy of x. Does not apply the factors that te__exact_scale computes, and does not
+ * undo a Hadamard transform. Keeps padding between groups. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
@@ -293,7 +293,7 @@ static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, 
     return result;
 }
 
-/* Says how the input or the output gradient of a GroupedLinear is quantized, each group by itself. */
+/* Says how a GroupedLinear quantizes its input or its output gradient. Each group is quantized by itself. */
 typedef struct te__grouped_spec {
     te__quant_spec spec, child[2]; /* spec.row and spec.col are NULL, or point to child[0] and child[1] */
 } te__grouped_spec;

@@ -9,8 +9,8 @@ static te_module *te__moe_child(te_module *m, const char *name, te_module *child
 typedef struct te__moe_module {
     te_moe_config config;
     bool fake_gate;
-    bool in_layer; /* true in a language model: attention_mask of a call is for attention and is not a padding mask of
-                    * tokens */
+    bool in_layer; /* true in a language model, where attention_mask is the mask of the attention and not a padding mask
+                    * of tokens */
 } te__moe_module;
 
 /* Returns the output of the shared experts. If there is a shared_expert_gate, the output is multiplied by

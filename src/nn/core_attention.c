@@ -1,5 +1,5 @@
-/* nn/core_attention.c: the attention core. A forward call combines the options of the core and of the call to a
- * te_attn_rule. An implementation computes attention as this rule says. DotProductAttention and SDPA are
+/* nn/core_attention.c: the attention core. A forward call combines the options of the core and of the call into
+ * a te_attn_rule. An implementation computes attention as this rule says. DotProductAttention and SDPA are
  * implementations. This part may use functions and the module tree. It must not depend on MultiheadAttention. */
 
 /* The options of an attention core. The state of each core module begins with this struct. */

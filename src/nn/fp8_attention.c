@@ -39,9 +39,9 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
                : te__recipe_has(&q->recipe, TE__BLOCKS_IN_ATTENTION);
 }
-/* Checks that the quantizers of a factory fit together. If that of q, k and v is MXFP8, all except those of S and dP
- * must be MXFP8. Otherwise all must be per-tensor, and those of S and dP must use delayed scaling. All except those of
- * S and dP must reduce amaxes over the same group. */
+/* Checks that the quantizers of a factory fit together. If q, k and v use MXFP8, all other tensors except S and dP must
+ * use MXFP8, too. Otherwise all quantizers must be per-tensor, and S and dP must use delayed scaling. All quantizers
+ * except those of S and dP must reduce amaxes over the same group. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -149,8 +149,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed from the format `kv` to [b, h, s, d]. On
- * failure tells the other ranks that reduce amaxes with this rank, so that they do not wait. */
+/* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed from the format `kv` to [b, h, s, d]. In
+ * a forward pass, a failure is also an error on the ranks that share amaxes with this rank, so that they do not wait. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -356,7 +356,7 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *pa
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && te__attention_measures(&cast.recipe)) result = te__scaling_slots(m, s, &inner, &call);
     if (result == TE_OK && te__asks_factory(&cast.recipe)) result = te__attention_answers_fit(m, &call);
-    call.group = cast.amax_group; /* amaxes are reduced over amax_group only, because the ranks have different heads */
+    call.group = cast.amax_group; /* not over tp_group, whose ranks have different heads */
     return result == TE_OK ? te__fp8_attention_run(parts, desc, &call, fp8_output) : NULL;
 }
 

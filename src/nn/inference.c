@@ -171,10 +171,10 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* Fills next.sequences from the lists of the step. te__step_fill assigns new pages later. Marks each sequence of `now`
- * that continues by making its num_pages negative. If a sequence already has the mark, the step lists it twice, which
- * is an error. Sequences without a mark have ended, and their pages become free. The caller removes the marks, also on
- * failure. */
+/* Fills next.sequences from the lists of the step. te__step_fill assigns new pages later. If the step has a
+ * sequence of `now`, makes its num_pages in `now` negative as a mark. If a sequence already has the mark, the step
+ * lists it twice, which is an error. Sequences without a mark have ended, and their pages become free. The caller
+ * removes the marks, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;
@@ -304,7 +304,7 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     }
     if (!te__grow(te, (void **)&c->layers, &c->cap_layers, c->num_layers, sizeof(te__cached_layer))) return NULL;
     int64_t shape[4] = {c->num_pages, c->page_size, d->num_heads_kv, d->head_dim_k};
-    warming = te->warming; /* a warm-up runs no kernels, but this memory must be zeroed even then */
+    warming = te->warming; /* after te_warmup_begin no kernels run, but this memory must be zeroed even then */
     te->warming = false;
     te__frame_begin(te);
     l.k = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));

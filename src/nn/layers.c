@@ -67,7 +67,7 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     }
     if (te__quant_of(m->te)->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
-    warming = m->te->warming; /* a warm-up runs no kernels, but the scales must be filled even then */
+    warming = m->te->warming; /* after te_warmup_begin no kernels run, but the scales must be filled even then */
     m->te->warming = false;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__slots *slots = i ? &s->backward : &s->forward;
@@ -116,9 +116,9 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Returns true if an operation can quantize its own result for slot `slot`, or can compute the amax for the
- * quantization after it. It can quantize if the scale is known before, as in delayed scaling. Returns false if the
- * backward pass reads operands in high precision, or if a factory gives the quantizers, as in TransformerEngine. */
+/* Returns true if an operation can quantize its own result for slot `slot`, or can compute the amax of the result. It
+ * can quantize if the scale is known before, as in delayed scaling. Returns false if the backward pass reads operands
+ * in high precision, or if a factory gives the quantizers, as in TransformerEngine. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
@@ -393,12 +393,12 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
 /* Returns how the activation after GEMM `c` writes its gradient dx, which is the gradient of the GEMM's output.
  * LayerNormMLP (`ops` false) and te.ops (`ops` true) round dx at different places, as in TransformerEngine
  * (module/layernorm_mlp.py, ops/basic/activation.py and ops/fused/backward_activation_bias.py).
- * LayerNormMLP: under delayed scaling and MXFP8, if the activation is not gated, dbias is computed from dx in f32. The
- * codes are computed from dx in f32 under delayed scaling, and from the rounded dx under MXFP8. In all other cases dx
- * is rounded first.
- * te.ops (activation.cpp, bias.cpp): without a bias, and for GELU and ReLU with a bias, the amax is computed from dx
- * in f32. Under delayed scaling the codes are computed from dx in f32, too. Other activations with a bias round dx
- * first. */
+ * - In LayerNormMLP, an activation that is not gated computes dbias from dx in f32 under delayed scaling and MXFP8.
+ *   Under delayed scaling the codes are computed from dx in f32, too. Under MXFP8 they are computed from the rounded
+ *   dx. In all other cases dx is rounded first.
+ * - In te.ops (activation.cpp, bias.cpp), an activation without a bias, and GELU and ReLU with a bias, compute the amax
+ *   from dx in f32. Under delayed scaling the codes are computed from dx in f32, too. Other activations with a bias
+ *   round dx first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = te__recipe_class_of(r)->facts & TE__ACT_IN_ONE_KERNEL;

@@ -88,10 +88,9 @@ static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_cla
 
 /* State that a Sequential passes from one child to the next, to fuse them. */
 typedef struct te__chain {
-    te_module *front;      /* the norm or activation that is fused with the Linear that runs now, and that computes this
-                            * Linear's input; or NULL */
-    bool leaves_bias;      /* true: the activation after the Linear that runs now computes the gradient of the Linear's
-                            * bias */
+    te_module *front;      /* the norm or activation before the current Linear, if it is fused with this Linear;
+                            * otherwise NULL */
+    bool leaves_bias;      /* true: the gradient of the current Linear's bias is computed by the activation after it */
     te_activation activation; /* the kind of the activation, if leaves_bias */
     bool made;             /* true: the previous child was a Linear with leaves_bias true. The fields quant, grad and z
                             * are then set. */

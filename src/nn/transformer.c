@@ -417,8 +417,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* Returns residual + dropout(y + bias). In training, with probability `path`, an index of the first dimension gets the
- * residual alone (drop path). */
+/* Returns residual + dropout(y + bias). In training, each index of the first dimension gets only the residual with
+ * probability `path` (drop path). */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     bool training = te_module_is_training(m);
@@ -428,8 +428,7 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
 }
 
 /* Fills *self and *cross with attention options, from those of the layer's call. Self attention has as many keys as
- * queries. Sequence lengths are set only for an attention with a padding mask. If no mask has padding, both attentions
- * get the lengths and report an error. */
+ * queries. If only one of the two attentions has a padding mask, the other one gets no sequence lengths. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_call *self,
                             te_attn_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;

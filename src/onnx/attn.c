@@ -70,7 +70,7 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const te_tensor *f = a->freqs, *f2 = r->b->freqs;
     int v;
-    if (f2->shape[1] > 1) { /* in the second run b is always more than 1, so freqs is different for each sequence */
+    if (f2->shape[1] > 1) { /* Each sequence has its own rows. In the second run b is always more than 1. */
         if (a->positions || a->start_positions)
             return te__onnx_refuse(
                 g,
@@ -87,8 +87,8 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
 }
 /* Returns f32 angles of shape [s or 1, b or 1, 1, half]. If batch_first, the first two dimensions are exchanged. Each
- * pair of channels has a first and a second channel. With `mate` 0 the angles are for the first channels, with 1 for
- * the second. */
+ * pair of channels has a first and a second channel. If `mate` is 0, returns the angles of the first channels,
+ * otherwise those of the second channels. */
 static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
     const te_rope_angles *a = r->a;
     float inv_freq[TE__ROPE_MAX_HALF];

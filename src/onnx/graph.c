@@ -57,7 +57,7 @@ struct te__onnx_plain;
 
 typedef struct te__onnx {
     te_ctx *te;
-    const char *module, *op; /* the call that is being translated; its names appear in items and messages */
+    const char *module, *op; /* names of the call that is being translated; used in names of items and in messages */
     te__onnx_item *items;
     int num_items, cap_items;
     int bucket[TE__ONNX_BUCKETS]; /* hash table: 1 + the index of the newest item in each bucket; 0: no item */

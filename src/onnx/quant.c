@@ -147,8 +147,8 @@ static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, con
     if (!a->x_amax) return te__onnx_amax_of(g, x);
     left = *a->x_amax;
     left2 = *b->x_amax;
-    left.shape[0] = left2.shape[0] = 1; /* The tensor x_amax has two elements: the amax, and a counter of the cast,
-                                         * which is left out here. */
+    left.shape[0] = left2.shape[0] = 1; /* The tensor x_amax has two elements. The first is the amax. The second is
+                                         * a counter, which the graph does not need. */
     amax = te__onnx_pair_of(&left, &left2);
     i = te__onnx_last(g, &amax, g->num_writes);
     if (i < 0 || g->writes[i].value < 0) return te__onnx_amax_of(g, x);

@@ -430,7 +430,7 @@ typedef struct te__span {
 } te__span;
 
 /* One argument of a call. It is a field that points to a tensor, or a list of `count` tensors whose pointers are
- * `stride` bytes apart. memcpy reads and writes these pointers, whether they are to const or not. */
+ * `stride` bytes apart. The pointers are read and written by memcpy, since some of them are to const tensors. */
 typedef struct te__arg {
     const char *name;
     unsigned char *slot; /* the address of the pointer to the tensor, or to the list's first tensor; NULL if the list is
@@ -685,8 +685,8 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
                     out->name, allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
 /* Returns true if the address ranges of an output and another argument overlap. If `lists` is true, it looks only at
- * pairs in which at least one is a list, otherwise only at pairs without a list. A pair of two outputs counts in one
- * order only. */
+ * pairs in which at least one is a list, otherwise only at pairs without a list. Of two outputs, the first in the list
+ * of arguments must be `out`, so that the pair counts once. */
 static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
     return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) &&
            (!(other->flags & TE__OUT) || out < other);

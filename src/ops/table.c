@@ -1,6 +1,6 @@
-/* ops/table.c: the operation table, with one entry for each operation of TE_OP_LIST, and te__run, which runs every
- * call: it fills in defaults, checks the arguments, calls the trace hook, and runs the operation on the device. This
- * part may use every family of operations. It must not depend on what operations compute. */
+/* ops/table.c: the operation table. It has one entry for each operation of TE_OP_LIST. The function te__run runs
+ * every call: it fills in defaults, checks the arguments, calls the trace hook, and runs the operation on the device.
+ * This part may use every family of operations. It must not depend on what operations compute. */
 
 /* The functions of each operation take their own type of arguments. This macro wraps them into functions that take a
  * void pointer, so that one table can hold the functions of all operations. */
@@ -34,8 +34,8 @@ static const te__op_info te__ops[TE_OP_COUNT] = {{TE_OP_NONE, 0, NULL, NULL, NUL
 #undef TE__OP_ROW
 #undef TE__OP_NONE
 
-/* Checks a call. First come the checks that all operations share. Then the operation's own check also fills in
- * defaults. Last comes the check for arguments that must not overlap in memory. */
+/* Checks a call. First come the checks that all operations share. Next comes the operation's own check; it also fills
+ * in defaults. Last comes the check for arguments that must not overlap in memory. */
 static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, bool run) {
     te_result result;
     te__args_of(l, op, args, false);
@@ -65,8 +65,8 @@ static void te__trace_call(te_ctx *te, te_trace_fn fn, void *user, const te_trac
     te->tracing = false;
     *floats = te__floats_begin();
 }
-/* Runs a call whose arguments are checked. Calls the trace hook before and after the call. If the hook calls
- * te_set_trace, the old hook is still called after the call. */
+/* Runs a call whose arguments are checked. Calls the trace hook before and after the call. Both times it is the
+ * same hook, even if the hook itself calls te_set_trace. */
 static te_result te__run_traced(te_ctx *te, const te__args *l, const void *args, te__floats *floats) {
     te_trace event = TE_ZERO;
     te_trace_fn fn = te->trace;

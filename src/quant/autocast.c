@@ -1,5 +1,5 @@
 /* quant/autocast.c: the stack of open autocast regions, the update of delayed scales, and the choice of a quantizer for
- * each slot of a module. A slot is one operand of one of its matrix products. This part may use recipes and quantizers.
+ * each slot of a module. A slot is one operand of a matrix product. This part may use recipes and quantizers.
  * It must not depend on what a module computes. */
 
 /* Checks a hybrid quantizer: if its row-wise or column-wise quantizer uses delayed scaling, the user must have given
@@ -77,8 +77,8 @@ static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
 
 /* ---- the delayed update ---- */
 
-/* Updates the scales on the host, with the user's amax_fn and scale_fn. The rows of the amax history always move by
- * one, as in TransformerEngine's unfused update. */
+/* Updates the scales on the host, with the user's amax_fn and scale_fn. Then moves the rows of the amax history by
+ * one, as TransformerEngine's unfused update does. */
 static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max,
                                        const float *reduced) {
     int length = (int)slots->history->shape[0], n = slots->n, i, k;

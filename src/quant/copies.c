@@ -41,7 +41,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
 }
 
 /* Makes the two copies share the tensors that have the same value in both. The scale is shared if there is one scale
- * per tensor. The amax is shared if there is one amax per tensor, and the column-wise copy is not transformed. */
+ * per tensor. The amax is shared if there is one amax per tensor and the column-wise copy has no Hadamard transform. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -99,8 +99,9 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = te__first_copy(x);
     return c->scale ? c->scale : c->data;
 }
-/* Returns the version of a quantized tensor, a number that grows whenever the value is written. The version comes from
- * the buffer of the scale. The buffer of the codes may hold other tensors too. */
+/* Returns the version of a quantized tensor, a number that grows whenever the value is written. It is
+ * version_shift plus the version of the scale's buffer, or of the data's buffer if there is no scale. The scale's
+ * buffer is preferred because the buffer of the codes may hold other tensors too. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
@@ -121,8 +122,8 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Reserves a free pair of floats in the context. Both are 0. A kernel will write an amax to the first. Returns NULL if
- * no pair is free. */
+/* Reserves a free pair of 4-byte numbers in the context. Both are 0. A kernel will write an amax to the first. Returns
+ * NULL if no pair is free. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -159,7 +160,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     return result;
 }
 
-/* Quantizes x, without history. */
+/* Quantizes x. The tape does not record this. */
 static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     te_tensor *y;
     te__frame_begin(x->te);
@@ -168,9 +169,9 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* The output of an operation, which is quantized if there is a spec. If the scale is known in advance, the operation
+/* An output of an operation. It is quantized if there is a spec. If the scale is known in advance, the operation
  * writes the codes. Otherwise it writes a plain tensor, which te__quant_out_close quantizes. An output without elements
- * also goes through a plain tensor, because the operation would not write the scale-inverse. */
+ * is quantized from a plain tensor too, because an operation without elements would not write the scale-inverse. */
 typedef struct te__quant_out {
     te_tensor *y, *plain;  /* plain: a tensor that is quantized later; NULL if the operation writes the codes itself, or
                             * if y is not quantized */
@@ -181,9 +182,9 @@ typedef struct te__quant_out {
     te_tensor *x_amax; /* the pair from te__amax_take, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Chooses where the operation stores the amax of its output. The cast then reads the amax there. For a kind with one
- * scale per tensor it is a pair from te__amax_take, otherwise the amax tensor of the copy. If neither exists, or if
- * ranks reduce the amax, it is a new tensor. */
+/* Sets out->amax to the tensor in which the operation stores the amax of its output. The cast reads the amax there. A
+ * kind with one scale per tensor uses a pair from te__amax_take. Other kinds use the amax tensor of the copy. If
+ * neither exists, or if ranks reduce the amax, out->amax is a new tensor. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = te__first_copy(out->y);
@@ -280,8 +281,8 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     if (is_new && te->capture && te__is_outside(row->data->buffer))
         return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);
-    te->warming = false; /* a warm-up computes nothing, but this copy is still used after the warm-up, so it is
-                          * computed */
+    te->warming = false; /* operations compute nothing between te_warmup_begin and te_warmup_end. This copy must be
+                          * computed even then, because later calls read it */
     if (row->cls->form == TE__FORM_PLAIN) {
         if (!is_new) result = te_tensor_copy(col->data, row->data);
         else {

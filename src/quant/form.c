@@ -15,7 +15,7 @@ static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) 
     te__spec_close(&child[1]);
 }
 TE_API void te_quantizer_destroy(te_quantizer *q) {
-    if (!q || --q->refs > 0) return; /* tensors made by it still hold references */
+    if (!q || --q->refs > 0) return; /* tensors that q made hold references to q */
     te__spec_close_whole(&q->spec, q->child);
     te__free(q->te, q);
 }

@@ -29,16 +29,16 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
-/* Fills the copies. If spec->amax is not NULL, it already has the amax of x. If no group of ranks reduces the amax,
- * spec->amax is then the amax tensor of the copies. */
+/* Fills the copies. If spec->amax is not NULL, it already has the amax of x. The copies then have this tensor as their
+ * amax tensor, unless a group of ranks reduces the amax. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                 const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_op_amax_args by_rows = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* with a group of ranks: the amax tensors of the copies, else NULL. They are
-                                         * written only after the collective has succeeded */
+    te_tensor *whole[2] = {NULL, NULL}; /* the amax tensors of the copies if there is a group of ranks, else NULL. They
+                                         * are written only after the collective has succeeded */
     te_result result = TE_OK;
     int i;
     amax.x = x;

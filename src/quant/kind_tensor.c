@@ -1,5 +1,5 @@
-/* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT: FP8 with one scale per tensor, which is given
- * (delayed) or comes from the tensor's amax (current). */
+/* quant/kind_tensor.c: the kinds TE_QUANT_DELAYED and TE_QUANT_CURRENT. Both are FP8 with one scale per tensor. The
+ * scale is given (delayed) or computed from the tensor's amax (current). */
 
 /* Computes scales from `amax`, as `spec` says, and writes them to `scale`. If scale_inv is not NULL, writes the
  * reciprocals there. `scale` is NULL if the caller could not allocate it; then this function returns that error. */

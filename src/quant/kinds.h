@@ -31,10 +31,10 @@ typedef struct te__quant_spec {
         e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
-    te_group *group;                        /* reduces amaxes; borrowed */
+    te_group *group;                        /* the ranks that reduce amaxes together (borrowed) */
     te_tensor *scale, *amax;                /* delayed scaling: f32 [1] each; if `sizes` is set, [n] with any stride.
-                                             * Other kinds: scale is NULL. amax is the amax of the input if it is known
-                                             * (te__quant_out_open), else NULL */
+                                             * For other kinds scale is NULL, and amax is the amax of the input if it
+                                             * is known (te__quant_out_open), else NULL */
     te_tensor *sizes;                       /* i32 or i64 [n]: the number of rows of each group (borrowed). Groups are
                                              * quantized separately. NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
@@ -50,8 +50,8 @@ struct te_quantizer {
 
 typedef struct te__quantized {
     const te__quant_class *cls; /* the kind of the quantizer that made it */
-    te_quantizer *quantizer; /* the quantizer that made this tensor, which holds a reference to it; NULL if the tensor
-                              * was made from a te__quant_spec alone */
+    te_quantizer *quantizer; /* the quantizer that made this tensor (retained); NULL if the tensor was made from a
+                              * te__quant_spec alone */
     te__quant_copy row, col;
     te_tensor *sizes; /* [n]: the number of rows of each group. Each group has its own scale and amax (quant/groups.c).
                        * NULL: one group */
@@ -89,12 +89,12 @@ typedef struct te__quantized_init { /* one region of te_quantized_model_init_beg
     bool enabled, preserve;
 } te__quantized_init;
 
-/* A word of device memory through which an operation passes the amax of its output to the cast that follows
- * (te__amax_take). The cast leaves 0 there. So no memory is allocated for the amax, and no launch clears it. */
+/* Device memory through which an operation passes the amax of its output to the next cast (te__amax_take). The cast
+ * resets this memory to 0. So passing an amax needs no allocation, and no launch that clears memory. */
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a counter of blocks for the cast; both are 0 while the word is free. This
-                     * must be the first field, since te__amax_give finds the word by the address of the pair */
+    te_tensor pair; /* f32 [2]: the amax, and a counter of thread blocks for the cast. Both are 0 while `taken` is
+                     * false. te__amax_word_of needs this field to be the first */
     te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
@@ -109,13 +109,13 @@ typedef struct te__quant_state {
     te_microbatch is_first_microbatch; /* the value for calls that do not give one */
     struct te__scaling *scaling; /* a list of the scaling states of this context's modules */
     bool has_scales;             /* a scaling state has been made */
-    int num_optimizers;          /* number of optimizers; if it is 0, no te_optimizer_step marks the end of a training
-                                  * step */
-    struct te__snapshot *recording, *replaying; /* recording: the snapshot of the innermost checkpointed function in its
-                                                 * first run. replaying: that of the innermost one in its second run.
-                                                 * NULL: there is none */
+    int num_optimizers;          /* number of optimizers. If it is 0, te_optimizer_step cannot mark the end of a
+                                  * training step */
+    struct te__snapshot *recording, *replaying; /* `recording`: the snapshot of the innermost checkpointed function
+                                                 * that is in its first run. `replaying`: the same for the second run.
+                                                 * NULL: there is no such function */
     te__amax_word amax_words[TE__AMAX_WORDS];
-    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
+    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words, for a CPU context */
 } te__quant_state;
 static const te__slot te__quant_slot = {sizeof(te__quant_state)};
 static te__quant_state *te__quant_of(const te_ctx *te) {
@@ -135,35 +135,35 @@ typedef enum te__quant_form {
 enum {
     TE__TENSOR_SCALED = 1,    /* one scale per tensor, f32 [1], the same in both copies; all kinds with this bit have
                                * the same layout */
-    TE__SCALE_GIVEN = 2,      /* spec->scale and spec->amax come from outside. The cast uses this scale, and stores the
+    TE__SCALE_GIVEN = 2,      /* the caller sets spec->scale and spec->amax. The cast uses this scale, and stores the
                                * amax for the next update of the scale */
     TE__TENSOR_AMAX = 4,      /* each copy keeps an f32 amax of the whole tensor, or one for each row or column */
     TE__TRANSPOSED = 8,       /* the column-wise copy is stored transposed */
     TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; without this bit they are decoded before a product */
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the transpose of the row-wise one, provided that each scale
                                * belongs to a square block or to the whole tensor */
-    TE__BOTH_FROM_SLICES = 64, /* slices are cast into both copies, since neither copy can be made from the other; the
-                                * tiles of the column-wise copy are transposed */
+    TE__BOTH_FROM_SLICES = 64, /* a weight that is quantized slice by slice is cast into both copies: neither copy can
+                                * be made from the other. The tiles of the column-wise copy are transposed */
     TE__EXACT_CODES = 128,    /* a code times its block's scale is exact in bf16 */
     TE__TAKES_AMAX = 256,     /* the operation that made a tensor can hand the amax of the tensor to the cast, in
                                * spec->amax or spec->x_amax */
-    TE__BLOCKS_IN_ATTENTION = 512 /* FP8 attention reads q, k, v, o and their gradients in these blocks */
+    TE__BLOCKS_IN_ATTENTION = 512 /* FP8 attention reads q, k, v, o and their gradients in blocks of this kind */
 };
 
-/* The table entry of one kind of quantizer. A function is NULL where its comment allows that, or where the form of the
- * kind does not need it. */
+/* The facts and functions of one kind of quantizer. A function may be NULL if its comment says so, or if kinds of this
+ * form do not need it. */
 struct te__quant_class {
     te_quant_kind kind;
     const char *name; /* for messages */
     te__quant_form form;
     int facts;
-    te_dtype code_dtype, scale_dtype; /* code_dtype NONE: e4m3 or e5m2, as the desc says */
+    te_dtype code_dtype, scale_dtype; /* code_dtype NONE: te_quantizer_desc says e4m3 or e5m2 */
     te_scaling scaling[2];            /* passed to operations that read the copies; [1] is for two-dimensional blocks */
-    int64_t slice_tile[2];            /* rows and columns of a tile with one scale, in weights that are quantized slice
-                                       * by slice; 0: there are no tiles */
-    const char *slices_need;          /* the error text for specs with which slices cannot be quantized. NULL: every
-                                       * spec is possible. If it is not NULL, only specs with blocks of slice_tile and
-                                       * without further options are possible; if slice_tile is 0, no spec is */
+    int64_t slice_tile[2];            /* for weights that are quantized slice by slice: rows and columns of a tile with
+                                       * one scale; 0: there are no tiles */
+    const char *slices_need;          /* NULL: slices of weights can be quantized with every spec. Otherwise: the error
+                                       * text for specs with blocks of another size than slice_tile, or with options
+                                       * like rht. If slice_tile is 0, all specs get this error */
     /* Checks the fields of `desc` that only this kind reads, and copies them into `spec`. NULL: there are no such
      * fields. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
@@ -183,19 +183,19 @@ struct te__quant_class {
     /* For inspection: returns the factor by which the whole tensor was multiplied (te_quant_stats.scale). `word` is the
      * amax of the tensor if the kind has TE__TENSOR_AMAX, else its scale-inverse. NULL: there is no such factor. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
-    /* Ranks may exchange codes and scales of a tensor that is sharded along its first dimension. This needs shards
-     * whose numbers of rows and columns are multiples of shard_tile. 0: never. */
+    /* If the rows and columns of each shard are multiples of shard_tile, ranks may exchange the codes and scales of a
+     * tensor that is sharded along its first dimension. 0: they may not. */
     int64_t shard_tile;
-    int shard_scales[2]; /* the dimension of the scale tensor that grows with the number of rows: first for the
-                          * row-wise, then for the column-wise copy */
-    const char *two_dimensional; /* for messages: the name of the option for two-dimensional blocks; NULL: there is
-                                  * none */
-    int64_t group_rows;  /* number of rows in a block of the column-wise copy; groups of rows begin at multiples of it;
-                          * 0: the kind has no codes */
+    int shard_scales[2]; /* the dimension of the scale tensor that grows with the number of rows: [0] for the row-wise
+                          * copy, [1] for the column-wise copy */
+    const char *two_dimensional; /* for messages: the name of the option for two-dimensional blocks. NULL: the kind
+                                  * has no such option */
+    int64_t group_rows;  /* number of rows in a block of the column-wise copy. Each group of rows begins at a multiple
+                          * of this number. 0: the kind has no codes */
 };
 
-/* Returns true if a cast by `spec` can take an amax from outside. It cannot if the input is transformed first, or if
- * each row, column or group of rows has an amax of its own. */
+/* Returns true if a cast by `spec` can use an amax that is known already. It cannot if the input is transformed first,
+ * or if each row, column or group of rows has an amax of its own. */
 static bool te__takes_amax(const te__quant_spec *spec) {
     return spec->cls->facts & TE__TAKES_AMAX && !spec->rht && !spec->row_scaled && !spec->sizes;
 }
@@ -232,5 +232,5 @@ static int64_t te__quant_ld(te_dtype dtype, int64_t columns) {
     return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16);
 }
 
-/* Returns a contiguous tensor as a matrix [M, N], without history. */
+/* Returns a contiguous tensor as a matrix [M, N]. The tape does not record this. */
 static te_tensor *te__as_matrix(const te_tensor *x) { return te__alias_2d(x, 0, x->dtype, te__rows(x), te__cols(x)); }

@@ -1,11 +1,11 @@
-/* quant/master.c: quantizes the weights of a model from f32 master weights, of which each rank has slices. First the
- * amaxes of the slices are measured and reduced over the ranks. Then come the scales of the whole weights, and then the
- * codes of the slices. This part may use slices and groups of ranks. It must not depend on optimizers or modules.
+/* quant/master.c: quantizes the weights of a model from f32 master weights. Each rank has slices of the master weights.
+ * The ranks first reduce the amaxes of their slices. Then each rank computes the scales of the whole weights, and the
+ * codes of its slices. This part may use slices and groups of ranks. It must not depend on optimizers or modules.
  *
- * The results are those of TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). TransformerEngine does
- * one reduction for each kind of scaling. Here the amaxes of all weights are in one buffer, and one te_all_reduce
- * reduces them. So every rank calls one collective, even if it owns nothing. Nothing is written before that call. If a
- * rank fails before it, the call fails on all ranks and changes nothing. */
+ * The results equal those of quantize_master_weights in TransformerEngine (pytorch/tensor/utils.py). TransformerEngine
+ * reduces once for each kind of scaling. Here one te_all_reduce reduces the amaxes of all weights. Every rank takes
+ * part in it, even a rank without slices. No weight is written before it. If a rank fails earlier, the call fails on
+ * all ranks and changes nothing. */
 
 /* The work on one copy of one weight. For a kind with TE__BOTH_FROM_SLICES it is the work on both copies. */
 typedef struct te__master_job {
@@ -16,9 +16,9 @@ typedef struct te__master_job {
     te_tensor *shard, *shard_col;
     te_tensor *slice;           /* this rank's slice in the nominal dtype, or NULL */
     int64_t start, rows, cols;
-    te_tensor *amax_tensor, *amax, *amax_col; /* amax_tensor: of the whole weight; amax and amax_col: of the tiles, for
-                                               * the row-wise and the column-wise copy. All three are views of the
-                                               * buffer, or NULL */
+    te_tensor *amax_tensor, *amax, *amax_col; /* views of te__master_run.buffer, or NULL. amax_tensor is the amax of the
+                                               * whole weight. amax and amax_col are those of the tiles, for the
+                                               * row-wise and the column-wise copy */
 } te__master_job;
 
 typedef struct te__master_run {
@@ -45,7 +45,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
-/* Checks the shard: a tensor that receives the codes of a slice in place of the weight. An empty slice needs no
+/* Checks `shard`, the tensor that receives the codes of a slice instead of the weight. An empty slice needs no
  * shard. */
 static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start,
                                         int64_t n) {
@@ -123,13 +123,13 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
 
 /* ---- before the reduction: amaxes of the slices ---- */
 
-/* Returns a part of `buffer` as a matrix of rows x cols f32 numbers. `at` is the index of the first number. */
+/* Returns a view of `buffer` as a matrix [rows, cols]. `at` is the index of its first element in `buffer`. */
 static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
     return te__alias_2d(buffer, at * (int64_t)sizeof(float), TE_F32, rows, cols);
 }
 
-/* Sets the amaxes of the job to views of `buffer`, which begin at number `at`. If `buffer` is NULL, only counts the
- * amaxes. Returns the number of amaxes, or -1 with an error. */
+/* Sets the amax tensors of the job to views of `buffer`, beginning at element `at`. If `buffer` is NULL, only counts
+ * the amaxes. Returns the number of amaxes, or -1 with an error. */
 static int64_t te__master_place(te__master_job *j, te_tensor *buffer, int64_t at) {
     const te__quant_class *cls = j->spec->cls;
     int64_t tr = cls->slice_tile[0], tc = cls->slice_tile[1], n = 0, m, k;
@@ -161,8 +161,8 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* Measures the amaxes of the job's slice. On a rank without a slice they stay 0. With delayed scaling each amax is at
- * least the one that the weight's quantizer has recorded. */
+/* Measures the amaxes of the job's slice, if this rank has one. With delayed scaling, the amax is at least
+ * spec->amax. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
     te_result result = TE_OK;
@@ -174,7 +174,7 @@ static te_result te__master_measure(const te__master_job *j) {
     return result;
 }
 
-/* ---- after the reduction: scales of the whole weights, codes of the slices ---- */
+/* ---- after the reduction: the scales of the weights and the codes of the slices ---- */
 
 /* Writes the codes of the slice into copy `c` of the weight, or into the shard if there is one. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise,
@@ -202,8 +202,7 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* Computes scale_inv = RN(1 / scale). This is done by a cast of a single zero, so that the bits equal those of other
- * casts. */
+/* Computes scale_inv = RN(1 / scale). A cast of one zero writes it, so it has the same bits as in other casts. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;
@@ -218,8 +217,8 @@ static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
     te_tensor *scale;
     te_result result;
-    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax;
-                                                  * several weights may share scale and amax */
+    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* delayed scaling: the scale stays. spec->amax is raised, not
+                                                  * overwritten, because several weights may share it */
         scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
         if (result == TE_OK) result = te__scale_inverse(te, scale, j->copy->scale);
@@ -247,8 +246,7 @@ static te_result te__master_by_tile(const te__master_job *j) {
     args.epsilon = j->spec->epsilon;
     args.amax_limit = te_dtype_max(j->weight->dtype);
     args.e4m3_max_256 = j->spec->e4m3_max_256;
-    if (j->spec->fp32_scales) { /* the cast needs the exact scale; the reciprocal of scale_inv, which is rounded, would
-                                 * differ from it */
+    if (j->spec->fp32_scales) { /* the cast needs the scale itself: 1 / scale_inv may differ from it by rounding */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
         if (!args.multiplier) return te_error_code(j->weight->te);
     }
@@ -286,8 +284,7 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
     j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
     j->start = w->start_offsets[i];
-    j->slice = te_tensor_cast(master, j->weight->dtype); /* rounded to the values that a weight in its nominal dtype
-                                                          * would have */
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* rounded to the nominal dtype of the weight */
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
@@ -328,12 +325,11 @@ static te_result te__master_write(te__master_run *r) {
                                                         : te__master_per_tensor(j);
         if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE &&
             te__column_follows(j->weight)) {
-            if (r->te->capture && j->weight->quantized->col.data) /* the launches of the graph read the copy in its
-                                                                   * present memory, so that memory is filled again */
+            if (r->te->capture && j->weight->quantized->col.data) /* launches of the graph read the copy at its present
+                                                                   * address, so the copy is overwritten in place */
                 result = te__quant_add_columnwise(j->weight);
             else
-                te__copy_release(&j->weight->quantized->col); /* the copy is out of date; the next forward pass makes a
-                                                               * new one */
+                te__copy_release(&j->weight->quantized->col); /* the next forward pass makes a new copy */
         }
     }
     return result;

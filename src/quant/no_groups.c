@@ -1,5 +1,5 @@
-/* quant/no_groups.c: replaces quant/groups.c when TE_NO_MOE leaves out groups of rows. Then no module quantizes by
- * groups, so no tensor and no spec has `sizes`. */
+/* quant/no_groups.c: replaces quant/groups.c when TE_NO_MOE is defined. Then no tensor and no spec has groups of rows
+ * (`sizes`). */
 
 static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) {
     (void)n, (void)align;

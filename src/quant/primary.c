@@ -108,7 +108,7 @@ static bool te__primary_has_start(const te_tensor *x) {
 }
 
 /* Writes a high-precision value from an optimizer into a weight that is stored quantized. `noop` is f32 [1] or NULL. If
- * it holds 1, codes stay unchanged; custom and plain copies are made again all the same. */
+ * it holds 1, a weight with TE__FORM_CODES stays unchanged. Weights of other forms ignore `noop`. */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE,
@@ -119,14 +119,14 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
 }
 
 /* Writes a new first value into a weight that is stored quantized. The value comes from an initialisation, a file or a
- * sum of tensors. It also replaces the preserved first value, in the same dtype. */
+ * sum of tensors. If the weight preserves its first value, replaces that too. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     const bool preserves = q->init_value && !weight->te->warming;
     te_tensor *first;
     te_result result;
     te__frame_begin(weight->te);
-    first = preserves ? te_tensor_cast(value, weight->dtype) : value; /* whatever needs memory comes before the codes
+    first = preserves ? te_tensor_cast(value, weight->dtype) : value; /* this may fail, so it comes before the codes
                                                                        * change */
     result = first ? te__primary_assign(weight, value, NULL) : te_error_code(weight->te);
     if (result == TE_OK && preserves) result = te_tensor_to_host(first, q->init_value);
@@ -134,7 +134,7 @@ static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__frame_end(weight->te, NULL, 0);
     return result;
 }
-/* Returns the buffer in which writes of a parameter are counted. */
+/* Returns the buffer that counts the writes of a parameter. */
 static const te__buffer *te__param_buffer(const te_tensor *x) {
     const te_tensor *counted = x->quantized ? te__quant_counted(x) : x;
     return counted ? counted->buffer : NULL;
@@ -183,14 +183,13 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
                         te_dtype_name(row->data->dtype), (int)te__dtype_size(row->data->dtype));
     if (te->capture) return te__refuse_capture(te, "te_replace_raw_data", "replace the memory before te_graph_begin");
     warming = te->warming;
-    te->warming = false; /* the tensor lives longer than a warm-up; so the codes are copied even during one */
+    te->warming = false; /* a warm-up runs no kernels, but the codes must be copied even then */
     te__frame_begin(te);
     from = te__alias_1d(row->data, 0, TE_U8, bytes);
     to = te__alias_1d(new_raw, 0, TE_U8, bytes);
     data = te__alias_as(new_raw, 0, row->data->dtype, row->data->ndim, row->data->shape);
     result = from && to && data ? te_tensor_copy(to, from) : te_error_code(te);
-    if (result == TE_OK) { /* the codes are in other memory now, but the value is the same, and so its version must
-                            * be */
+    if (result == TE_OK) { /* the value is the same in its new memory, so its version stays the same too */
         uint64_t version = te__quant_version(x);
         te_tensor_release(row->data);
         row->data = te_tensor_retain(data);

@@ -1,10 +1,10 @@
-/* quant/product.c: a product of two matrices, each plain or quantized. If the matrix kernels can read a quantized
- * copy of the first matrix together with one of the second, they get both copies as they are. Otherwise both matrices
- * are decoded. This part may use the copies. It must not depend on recipes, modules or the tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized. If the kernels can multiply a quantized copy of
+ * the first matrix by one of the second, they get these copies. Otherwise both matrices are decoded. This part may use
+ * the copies. It must not depend on recipes, modules or the tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 
-/* Returns whether a kernel can read these two copies together. */
+/* Returns true if a kernel can multiply these two copies. */
 static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
     if (!a || !b || !a->data || !b->data) return false;
     return a->cls->facts & TE__IN_PRODUCTS && te__same_layout(a->cls, b->cls) && a->swizzled == b->swizzled &&
@@ -17,9 +17,9 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
     return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
 }
 
-/* Computes D = op(A) op(B) into g->d. The caller sets the other fields of g (bias, accumulate, split_accumulator). A is
- * [m, k], or [k, m] if a_transposed is true. B is [k, n], or [n, k] if b_transposed is true. If a matrix is quantized,
- * the copy that is contiguous along k is read. */
+/* Computes D = op(A) op(B), and writes D to g->d. The caller sets the other fields of g (bias, accumulate,
+ * split_accumulator). A is [m, k], or [k, m] if a_transposed is true. B is [k, n], or [n, k] if b_transposed is true.
+ * If a matrix is quantized, the copy that is contiguous along k is read. */
 static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
                              te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
@@ -44,8 +44,8 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
         g->swizzled_scales = ca->swizzled;
         g->e4m3_max_256_a = ca->e4m3_max_256;
         g->e4m3_max_256_b = cb->e4m3_max_256;
-        if (ca->rht) g->k = te__round_up(g->k, 16); /* after the transform the padding of k up to a multiple of 16 holds
-                                                     * values that count */
+        if (ca->rht) g->k = te__round_up(g->k, 16); /* the Hadamard transform of each 16 values also fills the padding
+                                                     * of k, so the padding takes part in the product */
     } else {
         te_dtype dtype = a->quantized && !b->quantized ? b->dtype : a->dtype;
         g->a = te__plain_factor(a, a_which, dtype);

@@ -3,7 +3,7 @@
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
-/* Checks the scale or amax of a desc, which may be NULL. */
+/* Checks x, the scale or the amax of a te_quantizer_desc. x may be NULL. */
 static te_result te__delayed_ok(te_ctx *te, const te_tensor *x, const char *who) {
     if (!x) return TE_OK;
     if (te__need_memory(x, who) != TE_OK) return TE_ERR_STATE;
@@ -12,7 +12,7 @@ static te_result te__delayed_ok(te_ctx *te, const te_tensor *x, const char *who)
     return x->te == te ? TE_OK : te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
 }
 
-/* Checks a desc and sets *spec to it, with defaults filled in. Retains the scale and the amax; te__spec_close releases
+/* Checks `desc`, and fills *spec from it and from defaults. Retains spec->scale and spec->amax; te__spec_close releases
  * them. */
 static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
@@ -62,8 +62,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     }
     return result;
 }
-/* Does the same as te__spec_open. Also sets child[0] and child[1] to the two parts of a hybrid desc. On failure nothing
- * stays retained. */
+/* Does what te__spec_open does. For a hybrid desc it also fills child[0] and child[1], the specs of the row-wise and
+ * the column-wise copy. On failure it releases everything. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec,
                                      te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);
@@ -115,7 +115,7 @@ TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
 }
 TE_API int te_quantizer_get_usage(const te_quantizer *q) { return q ? q->spec.usage : 0; }
 
-/* Records on the tape that y holds the codes of x. Gradients pass to x unchanged, even quantized ones. */
+/* Records on the tape that y holds the codes of x. Gradients, even quantized ones, pass to x unchanged. */
 static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     te_node_desc node = TE_ZERO;
     node.name = "quantize";
@@ -182,7 +182,7 @@ TE_API te_tensor *te_quantize(te_quantizer *q, te_tensor *x) {
     return y;
 }
 
-/* Returns true if copy `which` of x has the layout that `spec` makes, or does not exist. */
+/* Returns true if x has no copy `which`, or if that copy has the layout that `spec` describes. */
 static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     if (!c->data) return true;

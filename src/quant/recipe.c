@@ -1,5 +1,5 @@
-/* quant/recipe.c: recipes: how each operand of a product is quantized, and the checks of a recipe's fields. This part
- * may use quantizers. It must not depend on the autocast stack or on modules. */
+/* quant/recipe.c: the recipes. This part says how a recipe quantizes each operand of a product, and checks the fields
+ * of a recipe. It may use quantizers. It must not depend on the autocast stack or on modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
     te_recipe r = TE_ZERO;
@@ -34,8 +34,8 @@ enum {
 
 /* Facts of a kind of recipe. */
 enum {
-    TE__SPLITS_ALWAYS = 1,  /* products have no fast accumulation, so split_fprop, split_dgrad and split_wgrad are
-                             * always on */
+    TE__SPLITS_ALWAYS = 1,  /* products never use fast accumulation: split_fprop, split_dgrad and split_wgrad are always
+                             * on */
     TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine computes an activation's gradient, its codes and dbias in one
                                 * kernel */
     TE__IN_ATTENTION = 4    /* the options fp8_dpa and fp8_mha are possible */
@@ -51,9 +51,9 @@ typedef struct te__recipe_class {
     int64_t align;              /* Fp8Padding pads groups of rows to multiples of this */
     const char *not_in_attention; /* for an error text: why fp8_dpa and fp8_mha are not possible; NULL if
                                    * TE__IN_ATTENTION is set */
-    /* Sets the options in the spec of an operand, except cls and dtype. NULL: there are none. */
+    /* Sets the fields of an operand's spec, except cls and dtype. NULL: there is nothing to set. */
     void (*spec)(const te_recipe *r, bool backward, bool weight, te_group *group, te__quant_spec *s);
-    /* Checks the values of the fields that only this kind has. NULL: there are none. */
+    /* Checks the values of the fields that only this kind has. NULL: there is nothing to check. */
     te_result (*check)(te_ctx *te, const te_recipe *r);
 } te__recipe_class;
 
@@ -102,7 +102,7 @@ static void te__recipe_mxfp8_spec(const te_recipe *r, bool backward, bool weight
     s->two_dimensional = weight && r->mxfp8.quantization_2d == TE_ON;
 }
 
-/* Returns true if the block scales of an operand with 4-over-6 go up to 256 instead of 448. */
+/* Returns true if the block scales of an NVFP4 operand with 4-over-6 go up to 256 instead of 448. */
 static bool te__recipe_e4m3_256(te_nvfp4_e4m3_256 scope, bool weight) {
     if (scope == TE_NVFP4_E4M3_256_NONE) return false;
     return scope != (weight ? TE_NVFP4_E4M3_256_ACTIVATIONS : TE_NVFP4_E4M3_256_WEIGHTS);
@@ -158,8 +158,8 @@ static const te__recipe_class *te__recipe_class_of(const te_recipe *r) {
 }
 /* Returns true if a factory of the user chooses the quantizer of each operand. */
 static bool te__asks_factory(const te_recipe *r) { return te__recipe_known(r->kind) && !te__recipe_class_of(r)->cls; }
-/* Returns true if the operands of this recipe are quantized by a kind with the fact `fact` (quant/kinds.h). Returns
- * false for a recipe with a factory. */
+/* Returns true if this recipe's kind of quantizer has the fact `fact` (quant/kinds.h). Returns false for a recipe with
+ * a factory. */
 static bool te__recipe_has(const te_recipe *r, int fact) {
     const te__quant_class *cls = te__recipe_class_of(r)->cls;
     return cls && (cls->facts & fact) != 0;
@@ -174,8 +174,8 @@ static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
     return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
 }
 
-/* Returns how slot `slot` is quantized. For a delayed recipe the result has no scale yet. Must not be called for custom
- * recipes. */
+/* Returns the spec that quantizes operand `slot` of a product. For a delayed recipe it has no scale yet. Must not be
+ * called for custom recipes. */
 static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
     const te__recipe_class *row = te__recipe_class_of(r);
     te__quant_spec s;
@@ -188,8 +188,8 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
 
 /* ---- checks ---- */
 
-/* Every field of te_recipe, with a bit for each kind of recipe that reads it. 0 means that all kinds read it. Recipes
- * are compared by these fields. A recipe must not set a field that its kind does not read. */
+/* Every field of te_recipe. Each entry has a mask with one bit for each kind of recipe that reads the field; 0 means
+ * all kinds. A recipe must not set a field that its kind does not read. */
 static const te__field te__recipe_fields[] = {
 #define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
 #define TE__OF(KIND) (1 << TE_RECIPE_##KIND)

@@ -1,7 +1,7 @@
-/* quant/room.c: registers quantization with the contexts: the state that it keeps in a context, and the functions that
- * a context calls at certain events (te__room). This part may use all files of quant/. */
+/* quant/room.c: defines te__quant_room. It lists the state that quantization keeps in a context, and the functions that
+ * a context calls at certain events. This part may use all files of quant/. */
 
-/* Sets up the context's words for amaxes. They exist as long as the context. */
+/* Sets up amax_words. Their memory exists as long as the context. */
 static void te__quant_open(te_ctx *te) {
     te__quant_state *s = te__quant_of(te);
     int i;

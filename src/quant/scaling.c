@@ -1,34 +1,34 @@
-/* quant/scaling.c: the state that modules keep for recipes: the scales and amax histories of delayed slots, the answers
- * of a custom recipe's factory, and the last inspection. This part may use quantizers. It must not depend on when any
- * of this is used. */
+/* quant/scaling.c: the state that modules keep for recipes: the scales and amax histories of delayed scaling, the
+ * quantizers that a custom recipe's factory has chosen, and the last inspection. This part may use quantizers. It must
+ * not depend on what modules compute. */
 
-/* The delayed slots of a module in one direction. scale is f32 [n] and history is f32 [L, n]. slot_scale and slot_amax
- * are views of single slots, which the casts use. */
+/* The delayed scales of a module for one direction, forward or backward. A slot is one operand of one product; there
+ * are n slots. scale is f32 [n] and history is f32 [L, n]. slot_scale[i] and slot_amax[i] are f32 [1] views of scale[i]
+ * and history[0][i]. */
 typedef struct te__slots {
     te_tensor *scale, *history;
     te_tensor **slot_scale, **slot_amax; /* [n] */
     int n;
-    bool pending;     /* amaxes were recorded since the last update */
-    te_recipe recipe; /* the recipe under which they were recorded */
-    te_group *group;  /* the group that reduces them; borrowed */
+    bool pending;     /* amaxes were recorded since the scales were last computed */
+    te_recipe recipe; /* the recipe under which the amaxes were recorded */
+    te_group *group;  /* the group that reduces the amaxes; borrowed */
     te_tensor *kept_scale, *kept_history; /* copies of scale and history, made when the current training step began */
-    bool kept_pending;                    /* pending at the start of the step */
+    bool kept_pending;                    /* the value of `pending` at the start of the step */
 } te__slots;
 
-/* The answers of a custom recipe's factory for one slot. */
+/* The quantizer that a custom recipe's factory has chosen for one slot. */
 typedef struct te__custom_slot {
     te__quant_spec spec, child[2];
     bool own_scale; /* a delayed slot that uses the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* answers for other recipes. A backward pass needs the answers that belong to the
-                                    * recipe of its forward pass */
+    struct te__custom_slots *next; /* the quantizers for another recipe. They stay, because a backward pass uses the
+                                    * quantizers of its forward pass */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
-    te_format format; /* the recipe's format, which is also the format of the codes in slots with own_scale */
+    te_format format; /* te_recipe.format; slots with own_scale have codes of this format */
     bool any_own_scale;
-    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS entries for each product, all of them inside the allocation of this
-                              * struct */
+    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS entries for each product. The allocation is larger than the struct */
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 5 }; /* in the order of te_tensor_type */
 
@@ -45,8 +45,7 @@ typedef struct te__measured {
 typedef struct te__inspection {
     char path[256];
     const char *module_type;
-    te__measured slot[1]; /* TE__INSPECTED_TYPES entries for each product, all of them inside the allocation of this
-                           * struct */
+    te__measured slot[1]; /* TE__INSPECTED_TYPES entries for each product. The allocation is larger than the struct */
 } te__inspection;
 
 static void te__measured_close(te__measured *s) {
@@ -153,18 +152,17 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
 
 /* ---- a training step that fails ----
  *
- * Scales and histories change during a step: casts record amaxes, and te_autocast_end and te_backward move the
- * histories on and compute new scales. If a later call fails, the program repeats the step from its start. Then scales
- * and histories must be as they were at that start. So they are copied when a step begins (one launch for some thirty
- * products), and te_clear_error restores them.
+ * Scales and histories change during a step: casts record amaxes, and te_autocast_end and te_backward compute new
+ * scales. If a later call fails, the program repeats the whole step. For this the scales and histories are copied when
+ * a step begins, and te_clear_error copies them back.
  *
- * A step ends with te_optimizer_step, since all microbatches before it belong together. In a context without an
- * optimizer a step ends at the next outermost te_autocast_begin. te_model_load ends a step too. Otherwise
- * te_clear_error would overwrite the loaded scales. */
+ * A step may have several microbatches. It ends with te_optimizer_step. In a context without an optimizer it ends at
+ * the next outermost te_autocast_begin. te_model_load ends a step too, so that te_clear_error does not overwrite the
+ * loaded scales. */
 
-/* Copies all scales and histories to their kept copies. If `back` is true, copies the kept copies back instead. */
+/* Copies all scales and histories to kept_scale and kept_history. If `back` is true, copies in the other direction. */
 static te_result te__scales_move(te_ctx *te, bool back) {
-    enum { MOST = 8192 /* number of tensors in one operation; a plan has space for the launches of up to 15,360 */ };
+    enum { MOST = 8192 /* number of tensors in one operation */ };
     te_op_multi_scale_args args = TE_ZERO;
     te__scaling *s;
     te_tensor **list;
@@ -249,7 +247,7 @@ static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
         te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots);
 }
-/* Returns the stored answers of this recipe's factory, or NULL if there are none. */
+/* Returns the quantizers that this recipe's factory has chosen, or NULL if it has not been called yet. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
     while (slots &&
@@ -312,11 +310,11 @@ typedef struct te__quant_call {
     te_group *group; /* reduces amaxes; borrowed */
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
-    te__slots *forward; /* slots of the forward pass, which reads their scales and writes their amaxes. They are the
-                         * module's, or, in the second run of a checkpoint, those of the snapshot */
+    te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes. They belong to the
+                         * module, or, in the second run of a checkpoint, to the snapshot */
 } te__quant_call;
 
-/* Returns a copy for the state of a tape node, with a reference that te__quant_call_drop releases. */
+/* Returns a copy of *q for a tape node. It holds a reference to q->scaling; te__quant_call_drop releases it. */
 static te__quant_call te__quant_call_keep(const te__quant_call *q) {
     te__quant_call kept = *q;
     if (kept.scaling) kept.scaling->refs++;

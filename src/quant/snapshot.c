@@ -5,8 +5,7 @@
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
     te_tensor *scale;     /* f32 [n]: a copy of the scales that the first run read (retained) */
-    te__slots slots;      /* the slots that the second run uses: they have the scales in `scale`, and collect amaxes
-                           * that nobody reads */
+    te__slots slots;      /* the slots that the second run uses: their scales are `scale`; their amaxes are not read */
 } te__snapshot_scales;
 
 typedef struct te__snapshot {
@@ -38,8 +37,8 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s);
 }
 
-/* Keeps a reference to x if x is a leaf of the tape. It is called with each input x of a function in the first run of a
- * checkpoint. There te_record adds no node, so nothing else keeps x. */
+/* Keeps a reference to x if x is a leaf of the tape. Called for each input of a function in the first run of a
+ * checkpoint, because this run records no tape node that would keep x. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te__quant_of(te)->recording;
     int i;
@@ -78,7 +77,7 @@ static void te__snapshot_end(te_ctx *te, te__snapshot *s) {
     s->taken_at = te->writes;
 }
 
-/* Copies the scales of `slots`, which a call in the first run is about to read. The second run will use the copy. */
+/* Copies the scales of `slots` for the second run. Called right before a module call of the first run reads them. */
 static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__slots *slots) {
     te__snapshot *s = te__quant_of(te)->recording;
     te__snapshot_scales *e;
@@ -123,8 +122,8 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     return result;
 }
 
-/* Called when a module that keeps scales is called. In a second run the call gets the scales of the first run. In a
- * first run the scales that the call reads are copied. */
+/* Called for each call of a module that keeps scales. In the second run, gives the call the scales of the first run. In
+ * the first run, copies the scales that the call reads. */
 static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_call *call) {
     te_result result = te__quant_of(te)->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
     return result == TE_OK && te__quant_of(te)->recording ? te__snapshot_note(te, scaling, call->forward) : result;
@@ -167,7 +166,8 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     te->tape.no_grad = 0;
     return TE_OK;
 }
-/* Ends the second run. The tape nodes that it recorded hold references to the tensors of the slots that they read. */
+/* Ends the second run, and closes its slots. The tape nodes of this run hold references to the tensors that they
+ * need. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
     te__quant_of(te)->is_first_microbatch = r->microbatch;

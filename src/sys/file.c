@@ -1,8 +1,8 @@
-/* sys/file.c: files and folders: reading a file or a part of it, replacing files atomically, and locks between
- * processes. Paths are UTF-8. This part may call the operating system. It must not depend on what files hold.
+/* sys/file.c: reads files, replaces files atomically, lists and makes folders, and takes locks between processes. Paths
+ * are UTF-8. This part may call the operating system. It must not depend on what files hold.
  *
- * A function that can fail returns false then. It appends a whole sentence to `why`, with the path and the system's own
- * error text. `why` may be NULL. */
+ * A function that fails returns false. It appends a sentence with the path and the system's error text to `why`. `why`
+ * may be NULL. */
 
 static inline bool te__file_complain(te__text *why, const char *verb, const char *path) {
     if (!why) return false;
@@ -44,7 +44,7 @@ static inline bool te__path_is_absolute(const char *path) {
 #endif
     return te__is_slash(path[0]);
 }
-/* Returns the index in `path` at which the name behind the last slash begins. */
+/* Returns the index in `path` at which the file name begins, after the last slash. */
 static inline size_t te__path_name_at(const char *path) {
     size_t n = strlen(path);
     while (n > 0 && !te__is_slash(path[n - 1])) n--;
@@ -72,9 +72,8 @@ typedef int te__fd;
 #endif
 #endif
 
-/* Returns false, with an error in `why`, for a path that is empty or leads to something other than a regular file. Such
- * things have no size to check against, and must not be replaced. `kind` says what it is, such as "a folder" or "a
- * pipe". It is NULL for an empty path. */
+/* Returns false, and writes to `why` that the path is empty, or that it leads to something other than a regular file.
+ * `kind` says what it leads to, such as "a folder" or "a pipe". `kind` is NULL for an empty path. */
 static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
     if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
     else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
@@ -263,8 +262,7 @@ static inline bool te__dir_list(const char *path, bool (*each)(void *user, const
     return true;
 }
 
-/* Follows symbolic links from `path` and sets `file` to the path at their end, since a replacement must be written
- * beside the file itself. The file need not exist. */
+/* Follows symbolic links from `path`, and sets `file` to the path of the file itself. The file need not exist. */
 static inline bool te__path_follow(const char *path, te__text *file, te__text *why) {
     te__text_clear(file);
     te__text_put(file, path);
@@ -288,7 +286,7 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     for (links = 0; !file->oom; links++) {
         ssize_t n = readlink(te__text_str(file), target, sizeof target - 1);
         if (n < 0) break; /* not a link, or no file */
-        if (links == 40) { /* the limit of the system */
+        if (links == 40) { /* the same limit as in Linux */
             if (why) te__text_printf(why, "cannot follow the link %s: it leads through more than 40 others", path);
             return false;
         }
@@ -328,10 +326,10 @@ static inline const char *te__path_other_kind(const char *path) {
  * behind. The next process that opens or writes FILE removes it.
  *
  * The process id does not tell whether the writer still runs, since ids are reused and differ between containers. So a
- * writer locks its temporary file (flock). The system drops the lock when the writer ends, for whatever reason. A
- * temporary file of this host has no writer if it can be locked. For a file of another host that is not enough, since
- * not every file system shares locks between hosts: it must also have been written last more than an hour ago. Where
- * locks do not work, such files stay. Windows does not let a process remove a file that a writer has open. */
+ * writer locks its temporary file (flock). The system drops the lock when the writer ends, for whatever reason. If the
+ * file can be locked, its writer on this host has ended. Some file systems do not share locks between hosts. So a file
+ * of another host is removed only if it was also last written more than an hour ago. Where locks do not work, temporary
+ * files stay. Windows does not let a process remove a file that a writer has open. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -403,7 +401,7 @@ static inline void te__temps_remove(const char *file) {
     te__text_free(&dir);
     te__text_free(&s.path);
 }
-/* Does what te__temps_remove does. `path` may be a link to the file. */
+/* Calls te__temps_remove for the file at `path`, or for the file to which the link `path` leads. */
 static inline void te__temps_remove_of(const char *path) {
     te__text file = TE_ZERO;
     if (path[0] && te__path_follow(path, &file, NULL)) te__temps_remove(te__text_str(&file));
@@ -636,7 +634,7 @@ static inline bool te__dir_make(const char *path, te__text *why) {
 }
 
 /* Checks that only this user can put files into a folder: the user owns it, and neither the group nor others may write
- * there. On Windows only checks that the folder exists; the access rights of the user's profile do the rest. */
+ * there. On Windows only checks that the folder exists, because a user's profile is private already. */
 static inline bool te__dir_is_private(const char *path, te__text *why) {
 #ifdef _WIN32
     if (te__dir_exists(path)) return true;

@@ -69,8 +69,8 @@ static inline void te__floats_end(const te__floats *was) {
     te__floats_set_control(was->control);
 }
 
-/* Returns a / b, for host code outside of operations. The numbers are volatile, since a compiler may move other
- * arithmetic to the wrong side of te__floats_begin or te__floats_end. */
+/* Returns a / b, for host code outside of operations. The variables are volatile, so that the compiler cannot move the
+ * division before te__floats_begin or behind te__floats_end. */
 static inline float te__floats_divide(double a, double b) {
     volatile double x = a, y = b;
     volatile float quotient;
@@ -81,16 +81,16 @@ static inline float te__floats_divide(double a, double b) {
 }
 
 /* Returns true if the compiler's arithmetic does what the source says. Returns false if it may reorder sums, replace a
- * division by a multiplication, or ignore -0. A test at run time is needed, since clang defines no macro for such
- * flags. If the compiler keeps every number wider than its type (FLT_EVAL_METHOD 2, see te_report), there is no test
- * and the result is true. */
+ * division by a multiplication, or ignore -0. A test at run time is needed, since clang defines no macro for
+ * -ffast-math and similar flags. If the compiler keeps every number wider than its type (FLT_EVAL_METHOD 2, see
+ * te_report), there is no test and the result is true. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;
     float a = large, b = one;
     te__floats was = te__floats_begin();
-    bool exact = (a + b) - a == 0.0f; /* 2^24 + 1 is a tie */
-    quotient = five / 49.0f;          /* 5 * (1 / 49) is another number */
+    bool exact = (a + b) - a == 0.0f; /* 2^24 + 1 rounds to 2^24 */
+    quotient = five / 49.0f;          /* 5 * (1 / 49) rounds to another number */
     zero = minus_zero + 0.0f;
     exact = exact && te__f32_bits(quotient) == 0x3dd0fac7u && te__f32_bits(zero) == 0;
     te__floats_end(&was);

@@ -1,5 +1,5 @@
-/* sys/libs.c: finds and opens NVIDIA's libraries. It searches the loader's path, CUDA toolkits and Python packages. Of
- * their functions it calls only nvrtcVersion. */
+/* sys/libs.c: finds and opens NVIDIA's libraries. It searches the loader's path, CUDA toolkits and Python packages. It
+ * calls none of their functions except nvrtcVersion. */
 
 typedef enum te__lib_kind {
     TE__LIB_CUDA = 0,     /* the driver */
@@ -67,9 +67,8 @@ typedef struct te__lib_search {
 /* ---- opening ---- */
 
 #ifndef _WIN32
-/* NVRTC opens its builtins library by name, without a folder, when it first compiles. If NVRTC is not in the loader's
- * path, that works only if the builtins library is loaded already. So this function loads every builtins library in
- * NVRTC's folder. A wrong one does no harm, since NVRTC asks for another name. */
+/* Loads the file `name` if it is an NVRTC builtins library. NVRTC opens this library by name, without a folder, when it
+ * first compiles. If its folder is not in the loader's path, the library must be loaded already. */
 static bool te__lib_load_builtins(void *dir, const char *name) {
     te__text path = TE_ZERO;
     te__text_printf(&path, "%s/%s", (const char *)dir, name);
@@ -125,8 +124,8 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
     return true;
 }
 
-/* Tries the names without a folder. They find a library that the program has loaded already, or one in the loader's
- * path. */
+/* Tries to open the library by its names, without a folder. This finds a library that the program has loaded already,
+ * or one in the loader's path. */
 static inline bool te__lib_try_names(te__lib_search *s) {
     for (int i = 0; s->spec->names[i]; i++)
         if (te__lib_try(s, s->spec->names[i])) return true;
@@ -156,11 +155,10 @@ static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
 
 /* ---- folders ---- */
 
-/* The entries of a folder whose names begin with `start`. They are in reverse alphabetical order, so that 13.0 comes
- * before 12.8. */
+/* The names in a folder that begin with `start`, in reverse alphabetical order: 13.0 comes before 12.8. */
 typedef struct te__lib_names {
     const char *start; /* the common beginning of the names */
-    te__text list;     /* each with a NUL behind it */
+    te__text list;     /* the names; a NUL byte ends each of them */
 } te__lib_names;
 
 static bool te__lib_collect(void *user, const char *name) {
@@ -232,7 +230,7 @@ static bool te__lib_in_package(te__lib_search *s, const char *dir) {
     return te__lib_in_lib(s, dir);
 #endif
 }
-/* Searches a package, but only if the library is in it. Lines about all other packages would fill the report. */
+/* Searches a package only if the library is in it. So `tried` gets no lines about other packages. */
 static bool te__lib_in_package_if_there(te__lib_search *s, const char *dir) {
     te__text path = TE_ZERO;
     bool there = false;

@@ -21,9 +21,9 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
-/* A program may include <stdio.h> before te.h. Then it is too late for te.h to define a feature macro, and under
- * -std=c11 the C library hides the functions that are not in ISO C. So the hidden functions that te.h needs are
- * declared here. Where they are declared already, a second declaration is legal in C. In C++ no compiler hides them. */
+/* If a program includes <stdio.h> before te.h, te.h can no longer define a feature macro. Under -std=c11 the C library
+ * then hides POSIX functions. So the POSIX functions that te.h needs are declared here. A second declaration of a
+ * function is legal in C. C++ compilers do not hide these functions. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
@@ -156,11 +156,11 @@ static inline bool te__thread_start(te__thread *t, void (*fn)(void *user), void 
 static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 #endif
 
-/* ---- atomics: sequentially consistent, on numbers at multiples of 8 bytes (TE__ALIGNED in a struct) ---- */
+/* ---- sequentially consistent atomics on int64_t, whose addresses must be multiples of 8 (TE__ALIGNED) ---- */
 
 #if defined(__GNUC__) || defined(__clang__)
-/* An int64_t whose address is a multiple of 8. Without this type clang would call a library function for atomic
- * operations, on systems where int64_t is aligned to 4. */
+/* An int64_t whose address is a multiple of 8. On some systems int64_t itself is aligned to 4. There clang calls a
+ * library function for atomic operations on a plain int64_t. */
 typedef int64_t te__atomic_word __attribute__((aligned(8)));
 /* Adds `by` to *x. Returns the value that *x had before. */
 static inline int64_t te__atomic_add(int64_t *x, int64_t by) {

@@ -3,7 +3,8 @@
  * mean.
  *
  * Whole buffers are copied. Tensors that share a buffer share its copy (te__offloaded). All copies are in one list, in
- * the order in which nodes last saved the buffers. The backward pass needs them in the reverse order:
+ * the order in which nodes last saved the buffers. The backward pass needs them in the reverse order. The newest
+ * entries of the list form the window. Their buffers are in device memory too:
  *
  *     oldest | in host memory only ............ | inside the window: on the device too | newest
  *
@@ -14,8 +15,8 @@
  * Backward pass: buffers that nodes have read leave the window, and the next older buffers are copied back to the
  * device.
  *
- * The window limits the device memory of copies that have not run yet. Buffers are copied back before they are needed.
- * The buffers that the backward pass reads first never leave the device. */
+ * The size of the window limits the device memory that waits for copies to the host. In the backward pass, buffers
+ * enter the window before they are needed. The buffers that the backward pass reads first never leave the device. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
@@ -57,8 +58,8 @@ static void te__offload_append(te__offload *o, te__offloaded *e) {
     o->newest = e;
 }
 
-/* Puts an entry into the window, which holds the newest entries of the list. The entry must be the newest of the list,
- * or the next older one than o->inside. The entry takes over a reference to its buffer from the caller. */
+/* Puts an entry into the window, which holds the newest entries of the list. The entry must be o->newest or
+ * o->inside->older. The entry takes over a reference to its buffer from the caller. */
 static void te__offload_enter(te__offload *o, te__offloaded *e) {
     e->inside = true;
     o->inside_bytes += e->bytes;
@@ -123,8 +124,8 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
 }
 
 /* Sets *e to the entry for the buffer of x, with a new reference. If the buffer has no entry yet, makes one and queues
- * the copy. If the buffer stays on the device, sets *e to NULL. The fraction r->fraction of all bytes saved in region r
- * is copied out, spread evenly over the forward pass. */
+ * the copy. If the buffer stays on the device, sets *e to NULL. Of all bytes saved in region r, the fraction
+ * r->fraction is copied out, spread evenly over the forward pass. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;
@@ -197,8 +198,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* while a backward function runs, nodes need their saved tensors at
-                                                  * once; a warm-up has no values */
+    if (te->playing || te->warming) return NULL; /* A node that is recorded inside a backward pass needs its
+                                                  * saved tensors again soon. A warm-up only compiles kernels. */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -221,7 +222,7 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 /* ---- backward ---- */
 
 /* Puts an entry into the window. If the saved bytes are no longer in device memory, allocates a new buffer and queues
- * the copy back, without waiting. The entry must be the newest of the list, or the next older one than o->inside. */
+ * the copy back, without waiting. The entry must be o->newest or o->inside->older. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;

@@ -254,7 +254,8 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
-    node->release = desc->release; /* set last: if this function fails, te__record_always releases the state */
+    node->release = desc->release; /* set last: after a failure te__record_always releases the state, so
+                                    * te__node_free must not */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -305,7 +306,7 @@ static bool te__tensor_is_alone(const te_tensor *x) {
 }
 
 /* Adds a gradient to a variable. The first gradient is not copied: the variable shares its memory. When te_backward
- * ends, te__leaves_own gives the gradient of each leaf memory of its own. */
+ * ends, te__leaves_own copies the gradient of a leaf if its memory is still shared. */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -392,9 +393,9 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     v->grad = sum;
 }
 
-/* Gives the gradient of a leaf memory that no other leaf, no tensor of the caller and no tape node shares. Copies a
- * gradient whose memory is shared or strided, and decodes a quantized one. In a capture, also copies a gradient from
- * before the capture, because launches do not write it. */
+/* Makes sure that no other leaf, no tensor of the caller and no tape node shares the memory of a leaf's gradient.
+ * Copies a gradient whose memory is shared or strided, and decodes a quantized one. In a capture, also copies a
+ * gradient from before the capture, because launches do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
@@ -410,8 +411,8 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Ends a te_backward for the leaves in te->tape.fresh from index `first` on. If `result` is TE_OK, gives the gradient
- * of each leaf memory of its own. Otherwise drops these gradients. After a te_backward inside a backward function,
+/* Ends a te_backward for the leaves in te->tape.fresh from index `first` on. If `result` is TE_OK, calls
+ * te__leaf_own for each of them. Otherwise drops their gradients. After a te_backward inside a backward function,
  * leaves that were made outside of backward functions stay in te->tape.fresh, because the outer te_backward may still
  * fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
@@ -487,8 +488,8 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
     te__segment_cut(te, s, 0);
     te__free(te, s->nodes);
     te->tape.segment = s->outer;
-    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* a scope still points to s if scopes were begun and
-                                                                   * ended unequally often inside s */
+    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* a scope may still point to s if scopes were not
+                                                                   * ended properly inside s */
         if (te->scopes[i].segment == s) {
             te->scopes[i].segment = s->outer;
             te->scopes[i].first_node = s->outer->num_nodes;
@@ -639,8 +640,8 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
 }
 
 /* Runs the backward pass of segment s. It begins at the `count` tensors y[i], all made in s, with the gradients
- * grad[i]. If grad[i] is NULL, y[i] has no gradient. At the end te__leaves_own gives the gradient of each leaf memory
- * of its own, or drops these gradients after a failure. */
+ * grad[i]. If grad[i] is NULL, y[i] has no gradient. At the end te__leaves_own completes the gradients of the leaves,
+ * or drops them after a failure. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     te__rng_state before = te__rng_now(te);

@@ -1,4 +1,4 @@
-/* train/groups.c: the parameter groups of an optimizer: which parameters a group has, and its numbers (learning rate,
+/* train/groups.c: puts the parameters of an optimizer into groups, and keeps the numbers of each group (learning rate,
  * betas, weight decay ..). This part may use train/states.c. It must not depend on what a step does. */
 
 /* Returns true if `text` matches `pattern`. In the pattern * stands for any characters, and ? for one character. */

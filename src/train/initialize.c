@@ -166,7 +166,8 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
 }
 
 /* Replaces the remainders of a parameter by a whole f32 master with the same value. Called after a bf16 parameter was
- * cast to f32 or f16. These formats hold bf16 numbers exactly, but f16 has a smaller range. */
+ * cast to f32 or f16. The upper half of the master is the parameter, cast back to bf16. This is exact, except for
+ * numbers outside of the range of f16. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || te__opt_is_stale(p);

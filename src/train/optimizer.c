@@ -1,6 +1,6 @@
-/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps (direct and in
- * graphs), and states by name. This part may use train/states.c and the module tree. It must not depend on the
- * arithmetic of any optimizer, or on files. */
+/* train/optimizer.c: the code that all optimizers share. It handles the parameters of a module tree, their gradients,
+ * steps (direct and in graphs), and states by name. This part may use train/states.c and the module tree. It must not
+ * depend on the arithmetic of any optimizer, or on files. */
 
 /* ---- creation ---- */
 
@@ -237,7 +237,7 @@ typedef struct te__opt_steps {
                                            * words or more */
     bool clipped; /* the optimizer's `clipped` before the capture */
     bool scaled;  /* the last step uses loss scaling */
-    bool counts;  /* the captured steps add to `skipped` the flag that the step before the launch has left */
+    bool counts;  /* the first captured step counts, in `skipped`, whether the step before it was skipped */
 } te__opt_steps;
 /* Returns the flags [num_params] that are stored behind the struct. A flag is true if the captured steps update the
  * parameter. */

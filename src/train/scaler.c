@@ -58,7 +58,7 @@ TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_de
     return NULL;
 }
 
-/* Returns x * scale. In the forward pass this is the scaled loss, in the backward pass its gradient. */
+/* Returns x * scale. In the forward pass x is the loss. In the backward pass x is the gradient of the scaled loss. */
 static te_tensor *te__times(const te_tensor *x, const te_tensor *scale) {
     te_tensor *y = te__empty_like(x, x->dtype);
     return y ? te__checked(y, te__times_into(y, x, scale)) : NULL;

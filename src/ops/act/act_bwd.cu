@@ -46,8 +46,8 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks run on a multiprocessor at a time, not eight. With eight a thread would have only 32 registers, and the
-// load of x would wait until the registers of dy are free.
+// Six blocks run on a multiprocessor at a time, not eight. With eight blocks, a thread would have only 32 registers,
+// and the load of x would wait until the registers of dy are free.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

@@ -9,9 +9,9 @@ static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     return (unsigned)tiles_n;
 }
 
-/* Returns the magic number and the shift that replace a division by d = width / 8, for dividends up to all / 8 < 2^31.
- * The shift is -1 if these sizes need a plain division. Let l be the integer with 2^(l-1) < d <= 2^l. Then magic =
- * floor(2^(31+l) / d) + 1 has 32 bits, and the result is exact for dividends of 31 bits. */
+/* Returns the magic number and the shift that replace a division by d = `width` / 8. The dividends are at most
+ * `all` / 8. The shift is -1 if these sizes need a plain division. Let l be the integer with 2^(l-1) < d <= 2^l. Then
+ * magic = floor(2^(31+l) / d) + 1 has 32 bits, and the result is exact for dividends of 31 bits. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
     int l = 1;

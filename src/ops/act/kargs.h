@@ -3,8 +3,8 @@
 #ifndef TE__ACT_KARGS_H
 #define TE__ACT_KARGS_H
 
-/* Numbers that replace a division of i / 8 < 2^31 by width / 8: quotient = (upper 32 bits of (i / 8) * magic) >> shift.
- * If shift is negative, these sizes need a plain division. */
+/* Numbers that replace the division of i / 8 by width / 8, where i / 8 is less than 2^31. The quotient is
+ * (upper 32 bits of (i / 8) * magic) >> shift. If shift is negative, these sizes need a plain division. */
 typedef struct te__act_divisor {
     unsigned magic;
     int shift;
@@ -57,13 +57,13 @@ typedef struct te__act_bwd_kargs {
     void *col;               /* the transposed codes [n or 2n, ldc], or NULL */
     const float *scale;      /* [1], or NULL: dx is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
-    float *partial;          /* [tiles along m, n or 2n], or NULL: the column sums of each tile of rows */
+    float *partial;          /* the column sums of dx in each tile along m, or NULL: [tiles, n or 2n] */
     long long m, n, ld, ldc;
     unsigned tiles_n;        /* act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* act_bwd with options: divides by n */
     te__act_rule rule;
     int dy_dt, x_dt, dx_dt;
-    int rounded;    /* act_bwd_tile; true: dx is first rounded to the format of x */
+    int rounded;    /* true: dx is first rounded to the format of x; only in act_bwd_tile */
     int amax_dt;    /* amax is rounded to this format */
     int vector_x;   /* true: all rows of dy and x begin at multiples of 16 bytes; if gated, the rows of both halves of
                      * x */

@@ -4,14 +4,14 @@
 #ifndef TE__ACT_LIST_H
 #define TE__ACT_LIST_H
 
-/* X(f, s, value, slope, name, also): one nonlinearity. `value` is f(x) and `slope` is f'(x). Both may use the number s,
- * which the expression `s` computes: a sigmoid. `name` and `also` are the names in transformers; `also` is "" if there
+/* X(f, s, value, slope, name, also): one nonlinearity. `value` is f(x) and `slope` is f'(x). Both may use the sigmoid
+ * that the expression `s` computes. `name` and `also` are the names in transformers; `also` is "" if there
  * is no second name. The host and the kernels each define
  *     TE__ACT_SIGMOID(k, x)         sigmoid(k x)
  *     TE__ACT_SIGMOID3(k1, k3, x)   sigmoid(k1 x + k3 x^3)
  *     TE__ACT_MAX0(x)               max(x, 0); 0 for NaN
- * GELU is the tanh form of Hendrycks and Gimpel. It is computed with sigmoid(2 u). The equal 0.5 + 0.5 tanh(u) would
- * lose digits by cancellation. */
+ * GELU is the tanh form of Hendrycks and Gimpel. It is computed with sigmoid(2 u), because 0.5 + 0.5 tanh(u), which
+ * has the same value, would lose digits by cancellation. */
 #define TE__NONLINEARITIES(X)                                                                                        \
     X(gelu, TE__ACT_SIGMOID3(2.0f * 0.79788456f, 2.0f * 0.03567741f, x), x * s,                                      \
       s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * x * x), "gelu_pytorch_tanh", "gelu_new")        \

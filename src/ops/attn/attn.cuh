@@ -30,12 +30,12 @@ struct te_attn_place {
     }
 };
 
-// te_attn_keys_begin and te_attn_keys_end return `begin` and `end` of a range of keys begin .. end - 1. It is the
-// smallest range with all keys that any of the rows first .. last sees. S is te__attn_kargs or te__attn_seq.
+// Rows first .. last see no keys outside of begin .. end - 1. te_attn_keys_begin returns this `begin`, and
+// te_attn_keys_end returns `end`. S is te__attn_kargs or te__attn_seq.
 template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
 template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// te_attn_rows_begin and te_attn_rows_end return `begin` and `end` of a range of rows begin .. end - 1. It is the
-// smallest range with all rows that see any of the keys first .. last.
+// No row outside of begin .. end - 1 sees one of the keys first .. last. te_attn_rows_begin returns this `begin`, and
+// te_attn_rows_end returns `end`.
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
@@ -72,9 +72,9 @@ struct te_attn_blocks {
     // A row of the block mask is contiguous, so the stride t.j is not used here.
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
-// Returns the row or key at which the first tile of n rows or keys begins. This is `begin`. With a block mask or
-// dropout it is rounded down to a multiple of n. Then each tile lies in one block of the block mask, and its dropout
-// bits in one 32-bit word.
+// Returns the row or key at which the first tile of n rows or keys begins. This is `begin`, or with a block mask or
+// dropout `begin` rounded down to a multiple of n. Then each tile lies in one block of the block mask, and the
+// dropout bits of each of its rows lie in one 32-bit word.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
@@ -87,8 +87,8 @@ TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
 enum { CAP = X_CAP };
 // Returns tanh(scale * product / cap). The capped score is this number times the cap.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
-// Returns the derivative of the capped score with respect to the scaled product. The argument is the result of
-// te_attn_tanh. Rounding cannot take the result out of 0 .. 1.
+// Returns the derivative of the capped score with respect to the scaled product. `tanh` is the result of
+// te_attn_tanh. The derivative is clamped to 0 .. 1, since rounding could make it negative.
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
 // Returns the derivative of the score with respect to the scaled product. It is computed from P and the row's lse2:
 // log2(P) + lse2 is the capped score in units of log2. Returns 1 if there is no cap.
@@ -337,15 +337,14 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h) to a quad: four neighbouring lanes that begin
-// at a multiple of four. Each of the four lanes computes one of the four Philox blocks of the word.
+// Returns word w of dropout's bits (see te__attn_keep_word in sequence.h). Lanes 4 n to 4 n + 3, a quad, call this
+// function with the same w. Each of these four lanes computes one of the four Philox blocks of the word.
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    // from_less and from_more have one bit for each of 32 random numbers. The bit is 1 if the number is at least the
-    // threshold. A lane draws only four of the 16 bits of each number. If these four are equal to the threshold's, the
-    // lower bits decide. from_less assumes that the lower bits are less than the threshold's, from_more that they are
-    // not.
+    // A bit of the word is 1 if a random number of 16 bits is at least the threshold. A lane draws only four of these
+    // bits. If the four bits are equal to the threshold's, the lower bits decide. from_less is the word if the lower
+    // bits are less than the threshold's, and from_more is the word if they are not.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);

@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
-    // With a soft cap dS is not rounded here. The scale dp_scale is made for dS times the derivative of the cap (see
-    // te_attn_fp8).
+    // With a soft cap dS is not rounded here, because it lacks the derivative of the cap. dp_scale is made for dS times
+    // that derivative (see te_attn_fp8).
     te_attn_rounding<1> rounded(a.x.softcap > 0.0f ? 0 : a.x.dp_dt, a.x.dp_scale);
     float acc[TE_MINE];
 #pragma unroll

@@ -220,8 +220,8 @@ struct te_consumer {
             te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
-    // Loads the bias. Without KEPT its first part goes to registers. With KEPT all of it goes to shared memory, in the
-    // order of the registers. This happens only if `fresh` is true, for the first pair of a tile.
+    // Loads the bias of a pair. Without KEPT, its first part goes to registers. With KEPT, all of it goes to shared
+    // memory, in the order of the registers, but only for the first pair of a tile (if `fresh` is true).
     TE_DEV void load_bias(te_bias_rows<N> &bias, int b, int h, int row, int key, bool fresh) const {
         if (KEPT && !fresh) return;
         bias.open(a.a, b, h, row + own, key + column);

@@ -113,8 +113,8 @@ struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
         : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
 typedef te_attn_tiles<BK, BQ> te_tiles;
-// Returns how many key blocks before block t.n add to tile i. The first one that adds has the first key that the tile's
-// first row sees. Blocks that are empty in the block mask do not count.
+// Returns how many key blocks before block t.n add to tile i. The first of them is the block with the first key that
+// the tile's first row sees. Blocks that are empty in the block mask do not count.
 TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
     const int begin = max(0, i.m * BQ + t.lo) / BK;
     if (!BLOCKS) return t.n - begin;
@@ -176,8 +176,8 @@ TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 
                         int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
-    // The comparison is `<`, not `!=`, so that the loop also ends if two sequences share a tile. Nothing checks the
-    // starts of sequences.
+    // Nothing checks the starts of sequences, so two sequences may share a tile and its count. Then the count may
+    // exceed `before`. A loop with `!=` would not end then, but this loop ends.
     while (te_load_acquire(a.added + number) < before) {}
     te_async_fence_global();
     for (int w = 0; w < 2; w++) {
@@ -208,8 +208,8 @@ TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mi
     }
 }
 
-// Sets rows from .. rows - 1 of a tile to 0. `rows` is the number of rows of the tile. The 128 threads of a warpgroup
-// call this function together.
+// Sets the rows of a tile to 0, beginning with the row number `from`. `rows` is the number of rows of the tile. The 128
+// threads of a warpgroup call this function together.
 TE_DEV void te_clear_rows(te_u32 tile, int rows, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * rows; i += 128)
         for (int panel = 0; panel < D / 64; panel++)
@@ -224,8 +224,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                                                       // row to stmatrix
     const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper key
     const te__attn_extra &x = a.a.x;
-    // tail_q: true if the last tile of queries has rows of the tensor beyond the end of the sequence. tail_kv: true if
-    // this block of keys has such rows.
+    // tail_q: true if the last tile of queries goes on beyond the end of the sequence, and the tensor has rows there.
+    // tail_kv: the same for this block of keys.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
     const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's offset of the diagonal

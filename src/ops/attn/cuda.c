@@ -48,8 +48,8 @@ static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout, 
     const bool narrow = extras || (d == 128 && dropout);
     t.d = d;
     t.m = narrow ? 1 : 2;
-    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* 4 or 8 threads copy a row, and all threads must copy the same number of
-                                              * rows */
+    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* If d is no multiple of 64, only four threads copy a row (te_copier).
+                                              * Eight warps would then copy 64 rows at a time, more than a tile has. */
     t.tile = d <= 64 && !dropout && !extras ? 64 : 32;
     if (te__attn_dq_shared(t) > te__attn_shared_limit(p)) {
         t.m = 1;
@@ -61,7 +61,7 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
     te__attn_tiles t;
     t.d = d;
     t.m = 1;
-    t.warps = extras && d % 64 ? 4 : 8; /* all threads must copy the same number of rows, as for dQ */
+    t.warps = extras && d % 64 ? 4 : 8; /* four warps for the same reason as in te__attn_dq_tiles */
     t.tile = extras || (d == 128 && dropout) ? 32 : 64;
     if (te__attn_dkv_shared(t) > te__attn_shared_limit(p)) {
         t.warps = 4;
@@ -72,11 +72,11 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 
 /* Returns true if the general kernels must process a head in chunks of channels. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
-/* Returns the bytes of shared memory of a general kernel. A thread block owns TE__ATTN_ROWS queries (for dK and dV:
- * keys), and reads TE__ATTN_LANES keys (queries) at a time. `mine` and `mine2` are the numbers of channels of the two
- * tensors whose rows the block owns, `theirs` and `theirs2` those of the two tensors that it reads. mine2 and theirs2
- * may be 0. There is also a weight for each pair of rows. If heads are processed in chunks, shared memory holds one
- * chunk of one owned tensor and of one tensor that is read. */
+/* Returns the bytes of shared memory of a general kernel. A thread block owns TE__ATTN_ROWS rows of one side (queries,
+ * or keys for dK and dV). It reads TE__ATTN_LANES rows of the other side at a time. `mine` and `mine2` are the numbers
+ * of channels of the two tensors whose rows the block owns, `theirs` and `theirs2` those of the two tensors that it
+ * reads. mine2 and theirs2 may be 0. There is also a weight for each pair of rows. If heads are processed in chunks,
+ * shared memory holds one chunk of one owned tensor and of one tensor that is read. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;

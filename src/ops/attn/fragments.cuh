@@ -22,9 +22,9 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Finds rows of a tensor that may lie in pages. away() returns a distance in bytes: from where a row would be in a
-// contiguous sequence to where it really is. With PAGED 1 the rows are keys, which may lie in pages. With PAGED 0 the
-// distance is 0.
+// Finds rows of a tensor that may lie in pages. away() returns the distance in bytes from the address that a row would
+// have in a contiguous sequence to its real address. With PAGED 1 the rows are keys, which may lie in pages. With PAGED
+// 0 the distance is 0.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
@@ -81,10 +81,10 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
     }
 };
 
-// The address that this lane gives to ldmatrix for a 16 x 16 fragment of a tile. If rows_first is true, the order of
-// the four matrices is: rows 0-7, then rows 8-15 of channels 0-7, then the same rows of channels 8-15. Operand A and a
-// transposed B need this order. If rows_first is false, channels change first. A B that is not transposed needs that
-// order.
+// The address that this lane gives to ldmatrix for a 16 x 16 fragment of a tile. ldmatrix reads four 8 x 8 matrices. If
+// rows_first is true, the first two have rows 0-7 and 8-15 of channels 0-7, and the other two have the same rows
+// of channels 8-15. This order is for operand A and for a transposed operand B. If rows_first is false, the first two
+// have channels 0-7 and 8-15 of rows 0-7. This order is for an operand B that is not transposed.
 template <int D> struct te_reader {
     te_u32 lane_at;
     TE_DEV te_reader(bool rows_first) {
@@ -155,8 +155,7 @@ TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u3
     }
 }
 
-// Computes acc[m] += w[m] B. w[m] is made of accumulators, which are rounded to DT. Column k of w[m] belongs to row k
-// of B.
+// Computes acc[m] += w[m] B. The accumulators w[m] of an earlier product are rounded to DT, and become operand A.
 template <int DT, int D, int M, int K>
 TE_DEV void te_weighted(float (&acc)[M][D / 8][4], const float (&w)[M][K][4], const te_reader<D> &reader, te_u32 b) {
 #pragma unroll

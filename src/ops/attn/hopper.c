@@ -34,7 +34,7 @@ static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
 
-/* Returns how many heads run at the same time. These are whole groups of heads that share K and V. Their number
+/* Returns how many heads run at the same time. They form whole groups of heads that share K and V. The number of groups
  * is the largest power of two for which K and V of these groups fill at most a third of the L2 cache, and at least 1.
  * With a causal mask or a window, K and V may fill two thirds: then tiles have different amounts of work, and with more
  * heads the work is spread more evenly. */
@@ -46,11 +46,11 @@ static int te__attn_together(const te__attn_kargs *a) {
     return (int)te__min(heads, n * (a->heads / a->groups));
 }
 
-/* The options of Hopper's kernels for steps between product and softmax: X(option, condition, value, two). The step is
- * needed if the condition is true. `two` is 1 if the step needs tiles of 128 rows, that is, two consumer warpgroups.
- * With three there are no registers for the step, or a tile of 192 rows lies in two blocks of a block mask. The macro
- * uses the variable `a`. The user's rule (`mod`) is not in this list, since te__attn_launch_mod adds the rule's text to
- * the launch. */
+/* The options of Hopper's kernels for steps between product and softmax. X(option, condition, value, two) is one of
+ * them. If the condition is true, the kernel needs the step, and the option gets the value. `two` is 1 if the step
+ * needs tiles of 128 rows, that is, two consumer warpgroups. With three warpgroups there are no registers for the step,
+ * or a tile of 192 rows lies in two blocks of a block mask. The macro uses the variable `a`. The user's rule (`mod`) is
+ * not in this list, since te__attn_launch_mod adds the rule's text to the launch. */
 #define TE__ATTN_STEPS(X)                                                                \
     X("X_CAP", a->x.softcap > 0.0f, 1, 1)                                                \
     X("X_ALIBI", a->x.alibi, 1, 0)                                                       \
@@ -307,7 +307,8 @@ static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
     return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 &&
            (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
 }
-/* Launches the kernel that adds up the sums made with X_SUMS, over the sequences and heads that share the bias. */
+/* Launches the kernel that makes dB from the sums of attn_bwd_hopper.cu with X_SUMS. It adds up the sums of all
+ * sequences and heads that share the bias. */
 static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_kargs *from) {
     const te__attn_extra *x = &from->a.x;
     const int64_t of_batch = from->bias_row * from->a.groups;

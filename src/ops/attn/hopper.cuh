@@ -117,7 +117,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
 //
 // Tiles are numbered so that the thread blocks that run at the same time work on `together` heads, whose keys stay in
 // the L2 cache. The last rows of each head come first, because they have the most work under a causal mask.
-// Neighbouring heads in this order belong to the same sequence. With BY_HEAD they are the same head of several
+// Without BY_HEAD, neighbours in this order are heads of one sequence. With BY_HEAD, they are the same head of several
 // sequences, which may share a bias.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
@@ -179,11 +179,13 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     }
 };
 
-// Block number n of BK keys of one head of keys, and the tiles of BQ queries that see any of these keys. The tiles have
-// the numbers m_begin .. m_end - 1, and the last one comes first. From one block number of the grid to the next, the
-// heads that run together change first, then n. The first blocks of keys have the most work under a causal mask.
-// Neighbouring heads in this order belong to the same sequence. With BY_HEAD they are the same head of several
-// sequences, which may share a bias.
+// The work of one thread block: block n of BK keys of a head of K and V, and the tiles of BQ queries that see any of
+// these keys. The tiles have the numbers m_begin .. m_end - 1, and the last one comes first.
+//
+// As `number` grows, the head changes first, among the `together` heads that run at the same time. Then n changes. The
+// first blocks of keys come first, because they have the most work under a causal mask. Without BY_HEAD, neighbours in
+// this order are heads of one sequence. With BY_HEAD, they are the same head of several sequences, which may share a
+// bias.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: a head of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
@@ -263,7 +265,7 @@ TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_a
 }
 
 // A thread has an upper row (half 0) and a lower row (half 1). This function writes -inf to the elements of row `half`
-// that are outside of columns from .. to. Columns are counted from the thread's own first column.
+// that are left of column `from` or right of column `to`. Columns are counted from the thread's own first column.
 template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
 #pragma unroll
     for (int j = 0; j < N / 4; j++)
@@ -272,8 +274,8 @@ template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, 
             if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
 }
 
-// Sets rows from .. 63 of a tile of 64 rows to 0. The whole warpgroup must call this function. It is needed because
-// memory beyond a sequence may have NaN, and 0 times NaN is NaN.
+// Sets the rows of a tile of 64 rows to 0, beginning with the row number `from`. The whole warpgroup must call this
+// function. It is needed because memory beyond a sequence may have NaN, and 0 times NaN is NaN.
 template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * 64; i += 128)
         for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));

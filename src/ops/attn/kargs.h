@@ -153,9 +153,9 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
     (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + \
      16 * TE__ATTN_BWD_QUERIES(d) + 16 * 8 + 16)
 
-/* Numbers of pipeline stages, and bytes of shared memory, of the backward kernels for heads above 128 channels. DKV is
- * attn_bwd_dkv_hopper.cu, which has stages of queries. DQ is attn_bwd_dq_hopper.cu, which has stages of keys and stages
- * of values. */
+/* The numbers of the backward kernels for heads above 128 channels. STAGES is the number of pipeline stages, SHARED is
+ * the number of bytes of shared memory. DKV is attn_bwd_dkv_hopper.cu, which has stages of queries. DQ is
+ * attn_bwd_dq_hopper.cu, which has stages of keys and stages of values. */
 #define TE__ATTN_DKV_STAGES(d) ((d) <= 192 ? 3 : 2)
 #define TE__ATTN_DKV_SHARED(d, d_v)                                                                 \
     ((TE__ATTN_DKV_STAGES(d) + 1) * (TE__ATTN_BYTES(64, d) + TE__ATTN_BYTES(64, d_v)) + 2 * 16384 + \
@@ -171,8 +171,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
     long long part;       /* distance in elements from one part of the sum to the next */
     te__attn_bits bits;
-    te__attn_table to;    /* This is dB, or the parts of dB in f32, [parts, dbias_b, dbias_h, dbias_i, keys]. After
-                           * attn_bwd_hopper.cu it is bias_sum. */
+    te__attn_table to;    /* This is dB, or the parts of dB in f32, [parts, dbias_b, dbias_h, dbias_i, keys]. If
+                           * attn_bwd_hopper.cu made the sums, this is its bias_sum. */
     te__attn_kargs a;
     te__attn_order order; /* tiles: number of tiles of all parts; rows: number of tiles of 128 queries */
     int parts, tiles_of_part;
@@ -187,9 +187,9 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
  * barriers, and sums of columns (512). */
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512)
 
-/* TE__ATTN_BYTES: size in bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_*: for
- * attn_fwd_hopper.cu, the number of keys of a block, the number of stages of Q, and bytes of shared memory. `waves` is
- * the number of consumer warpgroups. */
+/* TE__ATTN_BYTES is the size in bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are
+ * numbers of attn_fwd_hopper.cu: the keys of a block (KEYS), the stages of Q (STAGES_Q), and bytes of shared memory.
+ * `waves` is the number of consumer warpgroups. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
 #define TE__ATTN_FWD_STAGES_Q(d, d_v, waves) ((d) <= 128 ? 2 : 1)

@@ -20,8 +20,8 @@ TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int
 typedef struct te__attn_seq {
     int s_q, s_kv, lo, hi;
     int delta;                    /* ALiBi's distance is |i + delta - j| */
-    int q_end, kv_end;            /* output rows 0 .. q_end - 1 (kv_end - 1) are written; those from s_q (s_kv) on
-                                   * become 0 */
+    int q_end, kv_end;            /* Rows 0 .. q_end - 1 of o and dq are written, and rows 0 .. kv_end - 1 of dk and
+                                   * dv. Rows from s_q or s_kv on become 0. */
     long long q_at, kv_at;        /* the row of the tensor where the sequence begins */
     long long lse_at, lse_head;   /* lse of row i and head h is at lse_at + h * lse_head + i */
     long long work_at, work_head; /* lse2 and delta of row i and head h are at work_at + h * work_head + i */
@@ -68,7 +68,7 @@ TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
 }
 
 /* Returns the index of tile m of dQ, for head h of sequence b. q_at is the first row of the sequence. A packed sequence
- * has as many tiles as its rows fill, and at most one more. The `+ b` makes space for that one. */
+ * has at most one tile that its rows fill only in part. The `+ b` makes space for that tile. */
 TE__BOTH long long te__attn_dq_tile(const te__attn_bwd_hopper_kargs *a, int b, int h, int q_at, int m) {
     if (!a->a.x.packed_q) return ((long long)b * a->a.heads + h) * a->tiles_of_head + m;
     return (long long)h * a->tiles_of_head + q_at / a->queries + b + m;
@@ -102,9 +102,9 @@ TE__BOTH float te__attn_slope(int heads, int h) {
  * element if the number is at least the threshold. The random bits are stored bit by bit: one 32-bit word holds bit n
  * of the numbers of 32 neighbouring keys. So one operation on a word serves 32 numbers. Bits below the lowest set bit
  * of the threshold are not drawn, because they cannot change the comparison. The generator is Philox4x32-7, with four
- * words in a block. Bit n of the number of key j is bit number j % 32 of word n % 4 of block 4 * w + n / 4. There w =
- * row * ceil(s_kv / 32) + j / 32, and row = (b * heads + h) * s_q + i. Seven rounds pass all tests of BigCrush, as ten
- * do (Salmon et al.). */
+ * words in a block. Let row = (b * heads + h) * s_q + i, and w = row * ceil(s_kv / 32) + j / 32. Then bit n of key j's
+ * random number is bit j % 32 of word n % 4 in Philox block 4 * w + n / 4. Seven rounds pass all tests of BigCrush, as
+ * ten do (Salmon et al.). */
 TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t)(a->dropout_p * 65536.0f); }
 /* Returns the word number w (see te__attn_threshold) for keys 0 .. 31 of row i. */
 TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i) {

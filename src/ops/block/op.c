@@ -167,8 +167,8 @@ static te_result te__cpu_block_quantize(te_ctx *te, const te_op_block_quantize_a
 
 /* ---- CPU: dequantize ---- */
 
-/* Dequantizes bands `begin` to `end` - 1 of y; a band is 128 rows. Column-wise codes are read along the rows of the
- * codes, 16 rows of y at a time, and transposed. */
+/* Dequantizes bands `begin` to `end` - 1 of y; a band is 128 rows. Column-wise codes are stored transposed: a row of
+ * codes is a column of y. 16 rows of y are computed at a time. */
 static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     enum { ROWS = 16 };
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;

@@ -1,7 +1,7 @@
 // ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states. A state has a history [length,
 // n] and scales [n]; a slot is one column of the history with its scale. te__delayed_slot in cpu.c is the reference.
 //
-//   last = the slot's number in `amaxes`, if `amaxes` is given and the number is not 0; otherwise row 0
+//   last = the slot's amax in `amaxes`, if `amaxes` is given and that amax is not 0; otherwise row 0
 //   last == 0: nothing is written
 //   row          0    1 .. length-2    length-1
 //   new value    0    the next row     last             (length 1: 0)

@@ -8,8 +8,8 @@ typedef struct te__gemm_tile_kind {
     int option;  /* the option that selects the tile: TILE of gemm_mma; WAVES (or TE__GEMM_PINGPONG) of gemm_hopper */
     int cluster; /* number of blocks that share an operand. If bm > bn they share A, and their tiles have the same
                   * rows. Otherwise they share B, and their tiles have the same columns */
-    double speed[6]; /* share of the tensor cores' best utilisation, for each kind of product in the kernel's table; 0:
-                      * the tile is not used for that kind */
+    double speed[6]; /* The speed of the tile for each kind of product; 1 is the speed of the best tiles. 0 means that
+                      * the tile is not used for that kind. The kinds are listed at each kernel's table (cuda.c). */
 } te__gemm_tile_kind;
 
 /* te__gemm_share_a and te__gemm_share_b return how many blocks of a cluster use the same part of A, or of B. 1 means
@@ -37,8 +37,8 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_op_gemm_args *args; /* with groups: the arguments of a single product with the rows (or the values of k) of
-                                  * all groups */
+    const te_op_gemm_args *args; /* With groups, these are the arguments of one product over the rows of all groups
+                                  * (with along_k: over the values of k of all groups). */
     const te_op_grouped_gemm_args *groups; /* NULL: one product, no groups */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
@@ -110,8 +110,8 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, doub
     return cost;
 }
 
-/* Returns the time of a product by groups according to the model, as if all groups had the same size. The unit is that
- * of te__gemm_cost, but the constants are different. */
+/* Returns the time of a grouped product according to the model, as if all groups had the same size. The unit is that of
+ * te__gemm_cost, but the constants are different. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed,
                                const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
     int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* number of rows that are always computed together, even
@@ -139,7 +139,7 @@ static bool te__gemm_skips(double cost) {
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
-/* If `count` is 0, the alternatives are about to be counted. Then no choice is stored or reused. */
+/* No choice is stored or reused while a caller counts the alternatives (it sets `count` to 0 before the search). */
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0)
 #else
 #define TE__GEMM_SKIPS(cost) false
@@ -153,8 +153,8 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* Returns the argument `work` of te__gemm_cost: the cost of the epilogue, or of stores to rows that TMA may not
- * store. */
+/* Returns the argument `work` of te__gemm_cost: the cost of the epilogue, or else of the stores if threads must make
+ * them because TMA may not. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;

@@ -196,8 +196,8 @@ template <int COLS> struct te_gemm_stage {
     // ends.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
-        // stops the compiler from computing values that depend on `lane` earlier, which would occupy registers during
-        // the main loop
+        // Without this line the compiler computes values from `lane` before the main loop, and they occupy registers
+        // during the loop.
         asm volatile("" : "+r"(lane));
         int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
         float bias[PIECES][8];

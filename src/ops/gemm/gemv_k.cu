@@ -64,8 +64,8 @@
 #define A_2D (BLOCK == 3)   // numbers of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Two functions: they load sixteen bytes that nothing writes while the kernel runs. With .L2::256B the L2 cache fetches
-// 256 bytes. This is faster except for aligned lines of 16-bit elements (tests/bench/notes.md).
+// Both functions below load sixteen bytes, which nothing may write while the kernel runs. With .L2::256B the L2 cache
+// fetches 256 bytes. This is faster except for aligned lines of 16-bit elements (tests/bench/notes.md).
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else

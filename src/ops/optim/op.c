@@ -1,5 +1,5 @@
-/* ops/optim/op.c: the checks of calls over lists of tensors: Adam, SGD, the gradient norm and scaling. This part may
- * use tensors. It must not depend on the backend. */
+/* ops/optim/op.c: checks the arguments of operations on lists of tensors: Adam, SGD, gradient norm, scaling. This part
+ * may use tensors. It must not depend on the backend. */
 
 /* Checks that x, a tensor of entry i, has as many elements as the tensor `with` of the same entry. x may be NULL. */
 static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,
@@ -28,8 +28,8 @@ static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, cons
     return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i,
                     te__shape_text(scale, text));
 }
-/* Checks the master of entry i. A master of dtype u8 holds remainders: two bytes for each element, which are the lower
- * 16 bits of an f32 master. */
+/* Checks the master of entry i. A master of dtype u8 has two bytes for each element: the lower 16 bits of the f32
+ * value. */
 static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!t->master || t->master->dtype != TE_U8)
@@ -47,8 +47,8 @@ static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *
     return TE_OK;
 }
 
-/* te__adam_numbers_of returns the numbers of entry i for Adam, and te__sgd_numbers_of those for SGD. These are the
- * entry's own numbers if it has them, else those of the arguments. */
+/* te__adam_numbers_of and te__sgd_numbers_of return the hyperparameters of entry i. An entry uses its own
+ * hyperparameters if own_numbers is set. Otherwise it uses those in `a`. */
 static te_adam_numbers te__adam_numbers_of(const te_op_adam_args *a, int i) {
     te_adam_numbers n;
     if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
@@ -66,8 +66,8 @@ static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
     n.weight_decay = a->weight_decay;
     return n;
 }
-/* Checks `place`, the index of an entry in the tables of numbers on the device. Raises *most to `place` if `place` is
- * larger. */
+/* Checks that `place`, the index of an entry in device tables such as lr_device, is not negative. Raises *most to
+ * `place` if `place` is larger. */
 static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
     if (place < 0)
         return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);

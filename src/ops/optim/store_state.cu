@@ -1,5 +1,5 @@
-// ops/optim/store_state.cu: computes the state of an optimizer, in f16 or FP8, and the scale of the state. The input is
-// f32 values and their amax.
+// ops/optim/store_state.cu: stores x as an optimizer state in f16 or e4m3, and computes the scale of the state from the
+// amax of x.
 //
 // Launch: block 256; each block has 4096 elements. Any alignment is allowed.
 //

@@ -1,8 +1,8 @@
 /* ops/rope/cpu.c: the CPU's reference of rotary embedding, token by token. This part handles number formats only
  * through cpu/rows.c.
  *
- * The angle is (float(t) * position_scale) * inv_freq. The CPU and the kernel compute it by the same two f32 products.
- * At position 10^6 two neighbouring f32 angles differ by 0.06 radians. */
+ * The angle is (float(t) * position_scale) * inv_freq. The CPU and the kernel compute it by the same two f32 products,
+ * because rounding matters: near 10^6 radians, neighbouring f32 numbers differ by 0.06. */
 
 /* Finds the head of q, k or v that belongs to head `packed_head` of the packed projection. Returns 0 for a head of q, 1
  * for k, 2 for v. Sets *h to the index of the head in that tensor. */
@@ -18,8 +18,8 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
 }
 
 /* The rotation of a token's channel pairs: (x, y) becomes (x c[0] - y s[0], y c[1] + x s[1]). Usually x and y have the
- * same angle. With a table of angles x and y have one angle each. The transposed rotation then exchanges their
- * sines. */
+ * same angle. A table of angles has one angle for x and another for y. The transposed rotation then exchanges the sines
+ * of x and y. */
 typedef struct te__rope_turn {
     float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
 } te__rope_turn;

@@ -3,7 +3,7 @@
 #ifndef TE__ROPE_KARGS_H
 #define TE__ROPE_KARGS_H
 
-/* Where a tensor of heads lies in memory. The channels of a head are adjacent. */
+/* Describes where a tensor of heads lies in memory. The channels of a head are adjacent. */
 typedef struct te__rope_view {
     void *p;           /* element [0, 0, 0, 0] */
     long long s, b, h; /* steps in elements: s to the next position, b to the next sequence, h to the next head */
@@ -15,8 +15,9 @@ typedef struct te__rope_view {
 
 enum { TE__ROPE_IN_PLACE = 2 };
 
-/* Arguments for one of two cases. te_rope rotates one tensor of heads: `packed` is its input x and `q` its output y.
- * The other operations have a packed projection on one side, and q, k and v on the other. */
+/* The arguments of the kernel. For te_rope, which rotates one tensor of heads, `packed` is the input x and `q` is the
+ * output y. For the other operations, `packed` is a packed projection. It is split into q, k and v, or made from
+ * them. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or [sequences] if `cu` is given: a number for each sequence, added to the
@@ -38,23 +39,23 @@ typedef struct te__rope_kargs {
     int cp_size, cp_rank;    /* context parallelism: the number of ranks, and this rank; if cp_size is 1, a rank has
                               * whole sequences */
     int sequences;           /* with `cu` */
-    int batch, seq, batch_first; /* batch_first: 1: tokens are numbered sequence by sequence; 0: position by
-                                  * position. In both cases this is the order in memory */
-    int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
+    int batch, seq, batch_first; /* batch_first: tokens are numbered sequence by sequence if it is 1, position by
+                                  * position if it is 0. Memory has the same order */
+    int heads, groups;       /* groups: number of heads of k, and of v; 0: there is only q */
     int grouped;             /* the heads of `packed` come in groups: heads / groups of q, one of k, one of v. Otherwise
                               * all heads of q come first, then all of k, then all of v */
-    int d, half;             /* half: channel pairs that are rotated; 0: none */
+    int d, half;             /* half: number of channel pairs that are rotated */
     int interleaved;         /* the two channels of a pair are neighbours; otherwise they are `half` channels apart */
-    int gather;              /* packed is written; else it is read */
+    int gather;              /* 1: `packed` is written; 0: `packed` is read */
     int whole;               /* 1: q is a packed projection too; k and v are unused. TE__ROPE_IN_PLACE: the same, and q
                               * is `packed` itself. 0: q, k and v are separate */
     float direction;         /* 1, or -1 for the transposed rotation */
-    int tokens;              /* tokens of a block */
+    int tokens;              /* number of tokens that a block handles */
     int vector;              /* addresses and sizes allow eight channels at a time */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
-/* Returns how many heads of a token are processed. A rotation in place leaves out the heads of v. They are the last
+/* Returns how many heads of a token are processed. A rotation in place leaves out the heads of v. These are the last
  * head of each group, or the last `groups` of all heads. */
 TE__BOTH int te__rope_heads(const te__rope_kargs *a) {
     return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups;
@@ -64,7 +65,7 @@ TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
     return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
 }
 
-/* Returns the index of token t in its whole sequence. With context parallelism the sequence is cut into 2 cp_size
+/* Returns the index of token t in its whole sequence. With context parallelism the sequence is cut into 2 * cp_size
  * chunks. A rank has two chunks, stored one behind the other; the two chunks have `length` tokens together. */
 TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
     const long long half = length / 2;

@@ -210,8 +210,8 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Fills in the sizes from x and the angles from a. x is a tensor of heads, or a packed projection with the same numbers
- * of sequences and tokens. If a is NULL, there is no rotation. */
+/* Fills in the sizes, from `x`, and the angles, from `a`. `x` is a tensor of heads or a packed projection. If `a` is
+ * NULL, there is no rotation. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;

@@ -80,7 +80,7 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
 // The current unit of work of a thread: its token, its packed head, and its index in that head. next() goes
 // TE__ROPE_THREADS units further, without a division.
 struct te_rope_walk {
-    int units, heads; // units: of a head; heads: of a token
+    int units, heads; // units per head, heads per token
     int unit, head, token, on_unit, on_head, on_token;
     TE_DEV te_rope_walk(int units_, int heads_, int at) : units(units_), heads(heads_) {
         split(at, unit, head, token);
@@ -103,7 +103,7 @@ template <int W> struct te_rope_unit {
     void *dst;
     te_i64 to;
     int turn; // index of the first angle in shared memory; the next ones follow in steps of half / W; -1: no rotation
-    int cx, cy, src_dt, dst_dt; // cy -1: there is no y
+    int cx, cy, src_dt, dst_dt; // cx, cy: the channels of x and y; cy -1: there is no y
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
         const int pairs = a.half / W, unit = walk.unit, token = walk.token,

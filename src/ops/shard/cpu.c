@@ -150,7 +150,7 @@ static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, i
 
 static float te__shard_cast_row(const te__shard_job *j, int64_t row, float largest) {
     const te_op_shard_cast_args *a = j->a;
-    /* elements between multiples of 16 have one multiplier */
+    /* the elements between two multiples of 16 share one multiplier */
     int64_t run = a->scaling == TE_SCALING_MXFP8 && a->columnwise ? 1 : 16;
     int64_t from, to, at, i;
     float v[TE__SHARD_PIECE];

@@ -20,7 +20,7 @@ typedef struct te__shard_amax_kargs {
 typedef struct te__shard_scales_kargs {
     const float *amax, *amax_col, *amax_tensor;
     void *row_scale, *col_scale; /* [row_m, row_n] and [col_m, col_n], or NULL; row_n and col_n are multiples of 4 */
-    float *multiplier;           /* as row_scale, or NULL */
+    float *multiplier;           /* [row_m, row_n], or NULL */
     long long rows, columns, row_m, row_n, col_m, col_n;
     float fp8_max, fp8_max_inverse, epsilon, limit, code_max;
     int scaling, power_of_two;

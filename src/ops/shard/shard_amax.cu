@@ -11,7 +11,7 @@
 // each of 8 warps, a tile of 16 x 16 by 2 lanes in each of 4 warps, and a tile of 128 x 128 by 16 lanes in each of 8
 // warps. With tiles of another size a thread block covers one tile at a time.
 //
-// Launch: block 256. The grid has one thread block for each region as above; neighbouring blocks lie in the same rows.
+// Launch: block 256. The grid has one thread block for each region as above. Blocks are numbered row by row.
 // For tiles of another size the grid may have any number of thread blocks. Any alignment is allowed.
 //
 // te:baseline

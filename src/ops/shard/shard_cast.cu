@@ -7,7 +7,9 @@
 // partly in the slice, and groups of unaligned tensors, are processed element by element.
 //
 //   q = saturate(RNE(RN(x * multiplier)))      multiplier: TENSOR: the scale; BLOCK_2D: `multiplier`, or
-//                                              RN(1 / scale_inv); MXFP8: 2^(127 - e); NVFP4: S / d
+//                                              RN(1 / scale_inv); MXFP8: 2^(127 - e), e is the code of
+//                                              the scale; NVFP4: S / d, S is the scale of the tensor and
+//                                              d the scale of the block
 //
 // Launch: block 256; one thread for each group.
 //

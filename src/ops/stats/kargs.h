@@ -5,8 +5,8 @@ enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };
 
 /* The partial result of one block. */
 typedef struct te__quant_error_partial {
-    float xx, yy, xy, dd, largest; /* over the elements with finite x and y: sums of x^2, y^2, x y and (x - y)^2;
-                                    * largest |x - y| */
+    float xx, yy, xy, dd, largest; /* the sums of x^2, y^2, x * y and (x - y)^2, and the largest |x - y|. Elements
+                                    * with infinite or NaN x or y are left out */
     unsigned count[5];             /* underflows, saturated, NaN, infinite, zeros */
 } te__quant_error_partial;
 

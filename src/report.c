@@ -1,4 +1,4 @@
-/* report.c: te_warmup, te_explain, te_query_supported, te_jit_get_stats, and te_report. This part may use operations,
+/* report.c: te_warmup, te_explain, te_query_supported, te_jit_get_stats, and te_report. This file may use operations,
  * modules and the tape. Other parts add their own lines to the report (te__room). */
 
 /* The data that this file keeps in a context: the random state that te_warmup_end restores. */

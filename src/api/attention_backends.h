@@ -15,8 +15,8 @@
  *     eager  a product, a softmax, a product. It needs memory for b H s_q s_kv scores in f32, and as much again for a
  *            mask that is added
  *
- * All four give the same results and gradients, to rounding. There is one exception: a query all of whose keys are
- * masked by adding the smallest number of f32 or bf16. For such a query, eager (and every backend on the CPU) treats
+ * All four give the same results and gradients, to rounding. There is one exception: a query for which an added mask
+ * has the lowest number of f32 or bf16 at every key. For such a query, eager (and every backend on the CPU) treats
  * all keys alike; te, sdpa and flex give 0 on CUDA.
  * tilelang, cudnn and magi are kernels of other projects: te_initialize_attn_module refuses them. */
 
@@ -41,8 +41,8 @@ typedef struct te_attn_module_desc {
                                          * training */
     te_parallel_options parallel;       /* for te: ranks that share the heads */
     /* How a call's window (left, 0) is read. false => a query sees its own key and `left` keys before it, in every
-     * backend. true => as in Automodel: this holds in te, but in sdpa, flex and eager a query sees its own key and only
-     * `left` - 1 keys before it. In flex, `left` 0 then means no window. */
+     * backend. true => as in Automodel: the same in te, but in sdpa, flex and eager a query sees its own key and only
+     * `left` - 1 keys before it, and in flex `left` 0 means no window. */
     bool upstream_windows;
     bool upstream_sink_scale;           /* read by flex if a call has sinks: true => softmax_scale is ignored, as in
                                          * Automodel, and the scale is num_qk_channels^-0.5 */
@@ -52,8 +52,7 @@ typedef struct te_attn_module_desc {
  * parameters. The caller owns the module until a parent takes it. `backend` 0 means te on CUDA, else sdpa.
  * TE_ERR_UNSUPPORTED "Unsupported attention implementation" for tilelang, cudnn, magi and values outside
  * te_attn_backend. TE_ERR_UNSUPPORTED for options that the backend does not have.
- * TE_ERR_INVALID for sizes that do not fit. For magi with head sizes that differ or are above 128 the error is
- * TE_ERR_INVALID, too.
+ * TE_ERR_INVALID for sizes that do not fit, and for magi if the head sizes differ or are above 128.
  * TE_ERR_STATE inside a graph's capture.
  * Source: initialize_attn_module_and_func. */
 TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc *desc);
@@ -95,9 +94,9 @@ typedef struct te_attn_inputs {
 
 /* The arguments in the form that the backend takes; te_preprocess_args_for_attn fills them. */
 typedef struct te_attn_args {
-    te_tensor *q, *k, *v;         /* te: the given tensors; sdpa, flex, eager: views of them, [b, H, s, d] */
-    te_tensor *masked;            /* u8, 1 => the query does not see the key: [b or 1, 1, s_q, s_kv], or in te for
-                                   * padding [b, 1, 1, s]; NULL => no such mask */
+    te_tensor *q, *k, *v;         /* backend "te": the given tensors; other backends: views of them, [b, H, s, d] */
+    te_tensor *masked;            /* u8 [b or 1, 1, s_q, s_kv], 1 => the query does not see the key; NULL => no
+                                   * such mask. The backend "te" also takes padding masks [b, 1, 1, s] */
     te_tensor *added;             /* mask that is added to the scores; NULL => none */
     bool is_causal;               /* query i sees keys 0 .. i; false if `masked` or `added` already says which keys a
                                    * query sees */

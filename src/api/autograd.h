@@ -41,8 +41,8 @@ TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
  * backward pass reads that copy. After an error, gradients that did not exist before the call are dropped. Gradients
  * that existed before may have received a part of the sum.
  *
- * A backward function may itself call te_backward: for functions that it has recorded after te_enable_grad_begin, or
- * for a part of the tape that the outer te_backward does not need any more (TE_ERR_STATE otherwise). A leaf that both
+ * A backward function may itself call te_backward on functions that it has recorded after te_enable_grad_begin, or on
+ * a part of the tape that the outer te_backward does not need any more (TE_ERR_STATE otherwise). A leaf that both
  * calls reach gets the sum of both gradients. */
 TE_API te_result te_backward(te_tensor *loss);
 /* Like te_backward, but starts from a tensor y of any size, whose gradient is `grad`. `grad` has the shape of y and is
@@ -88,9 +88,9 @@ typedef struct te_checkpoint_desc {
 /* Runs fn with activation checkpointing. fn first runs with nothing recorded on the tape, so that its activations are
  * freed at once. When te_backward reaches this call, it runs fn again from the inputs, records it, and runs the
  * backward functions of the record. Losses and gradients have the same bits as without checkpointing: the second run
- * sees the random states (those of te_rng_tracker_add too), autocast regions and scales of delayed recipes that the
- * first run saw, and it does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn
- * simply runs. For modules there is te_module_set_checkpoint.
+ * has the same random states (also those of te_rng_tracker_add), autocast regions and scales of delayed recipes as the
+ * first. It does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn simply runs. For
+ * modules there is te_module_set_checkpoint.
  *
  * TE_ERR_STATE for an input that is NULL.
  * TE_ERR_STATE if fn leaves a scope or a region of te_no_grad, te_enable_grad or autocast open, or ends one that it has

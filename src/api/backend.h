@@ -88,8 +88,8 @@ typedef struct te_backend_config {
     te_switch rope_fusion;            /* for models that make a rotary table: on => with te_rope_freqs, off => with
                                        * te_rope_cos_sin; 0 => off. As in Automodel, te_backend_config_validate turns it
                                        * off, with a warning if it was on (see keep_rope_fusion) */
-    bool keep_rope_fusion;            /* true => te_backend_config_validate leaves rope_fusion on, except with rope
-                                       * quack, and a rope_fusion of 0 means on with CUDA. (Automodel turns it off
+    bool keep_rope_fusion;            /* true => te_backend_config_validate leaves rope_fusion on, unless `rope` is
+                                       * quack, and the default of rope_fusion is on with CUDA. (Automodel turns it off
                                        * because transformers and vLLM round their tables: with fusion the
                                        * log-probabilities would differ from theirs) */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
@@ -120,19 +120,19 @@ typedef struct te_backend_config {
 TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilities *capabilities);
 /* Replaces each zero by its default for the context's capabilities. Then applies Automodel's rules, in this order:
  *
- *      1  rope quack turns rope_fusion off, with a warning
+ *      1  rope=quack turns rope_fusion off, with a warning
  *      2  without keep_rope_fusion, rope_fusion is turned off, with a warning if it was on
  *      3  te_fp8 is checked
  *      4  cuda_graph is checked: attn and te_dpa exclude each other, moe_preprocess needs moe_router
  *      5  mok is checked
  *      6  gate_precision is checked
  *      7  enable_deepep is reset to 0, with a warning
- *      8  experts te and gmm need one of the dispatchers deepep, hybridep, uccl_ep and mok. With another one,
- *         dispatcher becomes torch and experts torch_mm, with a message of TE_LOG_INFO
+ *      8  experts=te and experts=gmm need dispatcher=deepep, hybridep, uccl_ep or mok. With another dispatcher the
+ *         rule sets dispatcher=torch and experts=torch_mm, with a message of TE_LOG_INFO
  *      9  cuda_graph is checked again. Its parts attn and te_dpa need the backend attn=te, and no te_fp8 object with
  *         fp8_dpa. Its part attn also needs linear=torch, rms_norm=torch and rope_fusion off. moe_router needs
  *         fake_balanced_gate off. moe_preprocess needs dispatcher=hybridep
- *     10  te_fp8 needs linear te or experts te (after rule 8)
+ *     10  te_fp8 needs linear=te or experts=te (after rule 8)
  *
  * If `group` is given, its rank 0 alone logs the messages of rules 7 and 8; with group NULL every rank logs them. A
  * value outside its list gives TE_ERR_INVALID before all rules (Automodel fails where the value is used). On an error
@@ -176,7 +176,7 @@ typedef struct te_linear_module_desc {
                                         * of TransformerEngine and of torch has a bias by default */
     te_params_device device;           /* device of the parameters; 0 => the context's */
     te_dtype dtype;                    /* format of the parameters: f32, f16 or bf16; 0 => bf16 */
-    te_init init;                      /* initial values of the weight; the bias then starts at 0. Zero => weight and
+    te_init init;                      /* initial values of the weight, with a bias of 0. All fields zero => weight and
                                         * bias start with the initial values that the module's class has by default */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
@@ -260,10 +260,11 @@ TE_API te_result te_rope_config_read(te_ctx *te, const char *config, te_rope_con
 TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_rope_config *rope);
 /* Fills *rotary for the rotation of Automodel's models with experts; rope_type is ignored. If `factor` is above 1,
  * frequencies are YaRN's, with beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 =>
- * 4096). YaRN interpolates the frequencies of the pairs of channels whose numbers are between two bounds, low and high;
- * here the bounds may be fractions. With YaRN, attention_factor is 0.1 ln(factor) + 1. Without it, frequencies stay
- * unchanged. TE_ERR_INVALID unless dim = floor(head_dim * partial_rotary_factor) is even and, with YaRN, 0 < low < high
- * < dim / 2 - 1. Source: gpt_oss RotaryEmbedding. */
+ * 4096). YaRN computes two bounds, low and high. Frequency i stays unchanged if i is below low, is divided by `factor`
+ * if i is above high, and is interpolated in between. The bounds are not rounded to whole numbers. With YaRN,
+ * attention_factor is 0.1 ln(factor) + 1. Without it, frequencies stay unchanged. The rotation has dim =
+ * floor(head_dim * partial_rotary_factor) channels. TE_ERR_INVALID unless dim is even and, with YaRN, 0 < low < high <
+ * dim / 2 - 1. Source: gpt_oss RotaryEmbedding. */
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
                                            te_rotary_desc *rotary);
 /* Fills *rotary as transformers does for the rope_type: default, linear, dynamic, llama3, yarn or longrope. For

@@ -68,9 +68,9 @@ TE_API const char *te_error(const te_ctx *te);
 TE_API te_result te_error_code(const te_ctx *te);
 /* Forgets the error, so that the context can be used again.
  *
- * A call that fails makes no tensor. Tensors that it writes to have their old content, the new content, or a part of
- * each. The random state is what it was before the call. A te_optimizer_step that fails has stepped all parameters or
- * none. (Exception: custom quantizers and quantization over a group may fail on one weight after other weights were
+ * A call that fails makes no tensor. An existing tensor that it writes has the old content, the new content, or a part
+ * of each. The random state is what it was before the call. A te_optimizer_step that fails has stepped all parameters
+ * or none. (Exception: custom quantizers and quantization over a group may fail on one weight after other weights were
  * stored.) A te_backward that fails has used up a part of the tape. So repeat the training step as a whole:
  * te_clear_error, te_optimizer_zero_grad, then forward, te_backward, te_optimizer_step.
  *

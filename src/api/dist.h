@@ -144,8 +144,8 @@ TE_API te_result te_send(te_group *group, const te_tensor *x, int to);
 TE_API te_result te_recv(te_group *group, te_tensor *x, int from);
 
 /* Makes the group fail for good: calls that wait now, and all later calls of all ranks, give TE_ERR_STATE with this
- * rank's number and `reason` (copied; may be NULL). A collective that all ranks have begun ends first. This is the only
- * function of a group that another thread (a watchdog) may call at any time. It records no error in the context, except
- * TE_ERR_UNSUPPORTED if the group has no `abort`. Later aborts are ignored. Afterwards destroy the group on all ranks;
- * then ranks can join the hub again. For NULL, or a group of one rank, the call does nothing. */
+ * rank's number and `reason` (copied; may be NULL). A collective that all ranks have begun still completes. This is the
+ * only function of a group that another thread (a watchdog) may call at any time. It records no error in the context,
+ * except TE_ERR_UNSUPPORTED if the group has no `abort`. Later aborts are ignored. Afterwards destroy the group on all
+ * ranks; then ranks can join the hub again. For NULL, or a group of one rank, the call does nothing. */
 TE_API te_result te_group_abort(te_group *group, const char *reason);

@@ -126,7 +126,7 @@ typedef enum te_softmax_type {
 typedef enum te_attn_block {
     TE_ATTN_BLOCK_EMPTY = 0,   /* no keys, whatever other masks allow; attention skips the block */
     TE_ATTN_BLOCK_PARTIAL = 1, /* the keys that all other masks allow */
-    TE_ATTN_BLOCK_FULL = 2     /* the keys that the other masks except mask_mod allow; mask_mod is not called */
+    TE_ATTN_BLOCK_FULL = 2     /* as TE_ATTN_BLOCK_PARTIAL, but mask_mod is not called */
 } te_attn_block;
 #define TE_ATTN_BLOCK_SIZE 128
 

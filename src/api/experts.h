@@ -151,10 +151,10 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 /* Creates a FakeBalancedGate, which chooses experts evenly, for benchmarks. Choice number j of token t is expert skip +
  * (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0 to E - 1. With noise n > 0, each token
  * takes the K experts with the largest u + 0.1 n z. The number u is uniform, drawn for each token and expert; z is from
- * N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v / (sum of the token's K v), with v uniform.
- * The seed of these numbers is made from x's first four elements, so equal tokens give an equal choice. The host waits
- * for these elements. Weights are in x's format. The module has no parameters and does not read padding. Owned by the
- * caller. Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
+ * N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v / sum(v), with v uniform, drawn for each of
+ * the token's K experts. The seed of these numbers is made from x's first four elements, so equal tokens give an equal
+ * choice. The host waits for these elements. Weights are in x's format. The module has no parameters and does not read
+ * padding. Owned by the caller. Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
                                                float noise);
 

@@ -37,7 +37,7 @@
 /* Sets the words that keep tensors in f32. When m is cast, a tensor of its tree stays in f32 if its path from m
  * contains one of these words ("norm" is in "layers.0.layernorm.weight"). The `count` words are copied and replace
  * those that m had; count 0 removes them. In a model with sharded parameters, strict words keep parameters and buffers
- * in f32; other words keep buffers alone. The words are an attribute of m ("_keep_in_fp32_modules",
+ * in f32; other words keep only buffers. The words are an attribute of m ("_keep_in_fp32_modules",
  * "_keep_in_fp32_modules_strict"). TE_ERR_INVALID for a word that is NULL.
  * Source: these attributes of transformers.PreTrainedModel. */
 TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict);
@@ -60,9 +60,9 @@ typedef struct te_cast_model_desc {
 } te_cast_model_desc;
 /* Casts every floating parameter and buffer of m's tree, including buffers that are not saved in files. Tensors whose
  * path contains a word of te_module_set_keep_in_fp32 become f32; those that are f32 already keep every bit. In a model
- * with sharded parameters a word that is not strict keeps buffers alone; one warning says so. An optimizer's masters
- * and moments are not cast; if a parameter needs a master only after the cast, the next step makes it. desc may be
- * NULL. Asynchronous on CUDA, with one launch per tensor. TE_ERR_DTYPE if desc->dtype is another format. */
+ * with sharded parameters a word that is not strict keeps only buffers in f32; one warning says so. An optimizer's
+ * masters and moments are not cast; if a parameter needs a master only after the cast, the next step makes it. desc may
+ * be NULL. Asynchronous on CUDA, with one launch per tensor. TE_ERR_DTYPE if desc->dtype is another format. */
 TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
 
 /* Copies of tensors in f32, by path. */

@@ -45,7 +45,7 @@ TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
 /* Returns residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
-/* Returns residual + x / (1 - p), but with probability p residual alone (stochastic depth). One random number decides
+/* Returns residual + x / (1 - p) or, with probability p, only `residual` (stochastic depth). One random number decides
  * for each index of x's first dimension. residual may be NULL. */
 TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
 /* Returns the rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. Ids outside 0 .. V-1 give TE_ERR_INVALID. On
@@ -95,12 +95,13 @@ typedef struct te_rope_scaling {
     float mscale, mscale_all_dim;             /* YARN: if both are given, attention_factor is m(mscale) /
                                                * m(mscale_all_dim), with m(x) = 0.1 x ln(factor) + 1, or 1 for a factor
                                                * up to 1; 0 => not given */
-    bool no_truncate;                         /* YARN: the pair numbers between which frequencies are interpolated may
-                                               * be fractions; false => they are rounded outwards to whole numbers */
-    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is at
-                                               * most 1. With a larger `factor`, 0 means for YARN the formula of mscale,
-                                               * or 0.1 ln(factor) + 1 without mscale, and for LONGROPE sqrt(1 +
-                                               * ln(factor) / ln(original)) */
+    bool no_truncate;                         /* YARN: frequencies are interpolated between two pair numbers. true =>
+                                               * these may be fractions; false => they are rounded outwards to whole
+                                               * numbers */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => a default: 1 if
+                                               * `factor` is at most 1. Otherwise it is, for YARN, the formula of
+                                               * mscale, or 0.1 ln(factor) + 1 without mscale, and for LONGROPE
+                                               * sqrt(1 + ln(factor) / ln(original)) */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
@@ -118,9 +119,9 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* positions are divided by this factor, if
                                                  * pretrained_max_position_embeddings is given too; 0 => not divided */
-    int64_t pretrained_max_position_embeddings; /* in sequences longer than this number times
-                                                 * seq_len_interpolation_factor, positions are multiplied by this number
-                                                 * / max_seqlen instead; 0 => positions stay as they are */
+    int64_t pretrained_max_position_embeddings; /* a length P: in sequences longer than P *
+                                                 * seq_len_interpolation_factor, positions are multiplied by P /
+                                                 * max_seqlen instead; 0 => positions stay as they are */
     te_rope_scaling scaling;                    /* changes frequencies for longer contexts; 0 => unchanged */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the
@@ -130,8 +131,9 @@ typedef struct te_rotary_desc {
     /* A table of angles that the caller gives, [positions, 1 or b, 1, dim], f32, f16 or bf16 (borrowed for the call; no
      * gradient). Row t has the angle of each channel of a token at position t. If the second size is b, each sequence
      * has a table of its own. With a table, base, rotary_percent, seq_len_interpolation_factor and scaling must stay 0.
-     * mRoPE gives each token several positions: make one row for each token, with each channel's angle at the position
-     * of the channel's section, and leave `positions` NULL. NULL => angles are computed from the fields above. */
+     * mRoPE gives a token one position for each section of channels: make one row for each token, in which each channel
+     * has its angle at the position of its section, and leave `positions` NULL. freqs NULL => angles are computed from
+     * the fields above. */
     te_tensor *freqs;
     float attention_factor;                     /* with freqs: multiplies cosine and sine (an output of te_rope_freqs);
                                                  * 0 => 1 */
@@ -143,8 +145,8 @@ typedef struct te_rotary_desc {
     int64_t max_seqlen;                         /* length of the longest sequence; read with
                                                  * pretrained_max_position_embeddings, TE_ROPE_DYNAMIC and
                                                  * TE_ROPE_LONGROPE. 0 => the number of tokens of a sequence in x (times
-                                                 * cp_size), to which the two types add position_offset; in modules 0 =>
-                                                 * the call's max_seqlen */
+                                                 * cp_size), and with the two rope types position_offset more; in
+                                                 * modules 0 => the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may
  * be NULL. */

@@ -69,8 +69,8 @@ typedef struct te_mask_check {
                   * Automodel's rules (te_op_detect_causal_mask) */
     bool cache;  /* true => the result for a mask is kept until its memory is written (te_tensor_version). Later calls
                   * with this mask do not wait, and are possible in a graph's capture. te.h does not see the program's
-                  * writes to memory of te_tensor_wrap, so results for such a mask are kept only once te_tensor_touch
-                  * was called for it */
+                  * writes to memory of te_tensor_wrap. The result for such a mask is kept only if the program has
+                  * called te_tensor_touch for it */
 } te_mask_check;
 /* Returns whether `mask` is the mask of causal attention with `window` (left, 0). If window.on is false or window.left
  * is negative, there is no window. If the result is true, *found (may be NULL) receives the window, or (-1, 0) if there
@@ -217,8 +217,8 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
  * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
  *
  * Any other module gets a forward function around the one that it has. While it runs, te_scaled_dot_product_attention
- * calls te_sdpa_patch_call, whose `original` is the function that te_scaled_dot_product_attention calls before the
- * injection. (The user pointer of that function is borrowed until te_restore_attention, or until the module is
+ * calls te_sdpa_patch_call, whose `original` is the function that te_scaled_dot_product_attention calls when the
+ * module is injected. (The user pointer of that function is borrowed until te_restore_attention, or until the module is
  * destroyed.) If the module's forward does not call te_scaled_dot_product_attention, it computes attention by itself,
  * and one warning says so. If the program later calls te_module_set_forward, the injection is lost. Source:
  * inject_te_attention_into_module. */

@@ -54,10 +54,10 @@ typedef enum te_lora_bias {
  *
  * A name is a pattern for the whole path of a module below the model, as in Automodel: * (or .*) matches any
  * characters, and the rest is a regular expression of characters, . + ? classes in [], groups in (), | and escaped
- * punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, | splits the
- * whole pattern with its anchors: put alternatives into a group. Counts {..}, groups that begin with "(?", and escapes
- * such as \\d are refused. A pattern has at most 512 bytes; matching takes time proportional to the pattern's length
- * times the path's length.
+ * punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, the name
+ * "x|y" becomes the expression "^x|y$", in which "x" matches any path that begins with x: put alternatives into a
+ * group. Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. A pattern has at most 512
+ * bytes; matching takes time proportional to the pattern's length times the path's length.
  *
  * A name without operators also matches every path whose last components are this name: "q_proj" matches
  * "model.layers.0.self_attn.q_proj". Modules that cannot have adapters are skipped even if a pattern matches them. An
@@ -154,11 +154,11 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
 /* Reads adapters from a folder that peft or te_lora_save has written. Modules with adapters in the file get adapters,
  * with dropout in front of lora_A. Adapters that already exist must have the file's rank; their values are overwritten.
  * alpha is taken from the file. Values are rounded to the adapters' format; new adapters have the weight's format. If
- * gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha: their one
- * lora_A contains both, and the rows of lora_B for the other lora_A are 0. modules_to_save and biases of the config
- * become trained, with the file's values. With adapters of lm_head and embed_tokens, peft also writes the base weight
- * (base_layer.weight). This base weight must be equal to the model's in the narrower of the two formats; it does not
- * replace the model's. All other parameters of the model are frozen. Syncs.
+ * gate and up of experts have different lora_A in the file, the experts get twice the file's rank and alpha. Their one
+ * lora_A then contains both, and lora_B has zeros so that gate and up each use their own. modules_to_save and biases of
+ * the config become trained, with the file's values. With adapters of lm_head and embed_tokens, peft also writes the
+ * base weight (base_layer.weight). This base weight must be equal to the model's in the narrower of the two formats; it
+ * does not replace the model's. All other parameters of the model are frozen. Syncs.
  *
  * Nothing in the folder is trusted.
  * TE_ERR_IO if a file cannot be read.

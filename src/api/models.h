@@ -24,8 +24,9 @@ typedef struct te_lm_rotary {
  *                                        (RMSNorm)], sdpa (SDPA)
  *         mlp                            MLP: gate_proj, up_proj, down_proj (Linear)
  *         block_sparse_moe               MoE, in place of mlp in a model with experts. Its children are gate (Gate) and
- *                                        experts (LinearExperts). The children of experts are 0, 1 .. (one MLP per
- *                                        expert, with w1 (gate), w3 (up), w2 (down)), and w1, w3, w2 (GroupedLinear)
+ *                                        experts (LinearExperts). `experts` has an MLP for each expert, named 0, 1 ..,
+ *                                        with w1 (gate), w3 (up) and w2 (down). It also has three GroupedLinears: w1,
+ *                                        w3 and w2
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
@@ -85,9 +86,9 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * TE_ERR_INVALID if the new length exceeds max_length.
  *
  * With TE_ROPE_LONGROPE, all keys of a sequence longer than original_max_position_embeddings are rotated with
- * long_factor instead of short_factor. So a forward that would extend the cache beyond that length is refused
- * (TE_ERR_STATE): truncate the cache to 0 and give all ids again, as transformers' generate does. The caller owns the
- * cache and must call te_kv_cache_destroy. */
+ * long_factor instead of short_factor. A forward that would extend the cache beyond that length is refused
+ * (TE_ERR_STATE), because keys that are already cached keep their rotation: truncate the cache to 0 and give all ids
+ * again, as transformers' generate does. The caller owns the cache and must call te_kv_cache_destroy. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
 /* Destroys a KV cache. `c` may be NULL. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);

@@ -35,10 +35,10 @@
  *     attention   becomes two MatMuls with a softmax between them; the graph computes positions and masks from the
  *                 sizes of each run
  *
- * The data is written to a temporary file in the same folder, which is renamed when it is complete, as by
+ * The data is written to a temporary file in the same folder. This file is renamed when it is complete, as by
  * te_safetensors_write. Syncs. TransformerEngine: te.onnx_export with torch.onnx.export.
  *
- *     TE_ERR_UNSUPPORTED  - an operation that ONNX cannot express; the message names it and its module: dropout
+ *     TE_ERR_UNSUPPORTED  - an operation that ONNX cannot express (the message names it and its module): dropout
  *                           (te_module_train(m, false) turns it off), packed sequences (thd), caches, score_mod, the
  *                           expert choice of a Gate module, experts whose token counts are read by the host, an
  *                           operation that writes a list of tensors

@@ -122,8 +122,9 @@ typedef struct te_sgd_tensor {
  * changes all parameters, or none.
  *   d = grad * grad_scale
  *   d += weight_decay * p                               if not wd_after_momentum
- *   b = momentum * b + (1 - dampening) * d              if momentum is not 0; b is the tensor `momentum`
- *   d = b; with nesterov d = d + momentum * b           if momentum is not 0
+ *   b = momentum * b + (1 - dampening) * d              if momentum is not 0; b is the tensor te_sgd_tensor.momentum
+ *   d = b                                               if momentum is not 0, without nesterov
+ *   d += momentum * b                                   if momentum is not 0, with nesterov
  *   d += weight_decay * p                               if wd_after_momentum
  *   p -= lr * d */
 typedef struct te_op_sgd_args {

@@ -123,16 +123,16 @@ typedef enum te_cp_comm {
  *     kind              exchanges                                         also supports
  *     TE_CP_P2P         keys and values, in a ring; memory grows with     TE_ATTN_BIAS_POST_SCALE, not with TE_THD
  *                       this rank's tokens alone
- *     TE_CP_ALL_GATHER  keys and values, all at once                      windows, if there are as many keys as
- *                                                                         queries; but with TE_THD not under
- *                                                                         TE_MASK_PADDING
+ *     TE_CP_ALL_GATHER  keys and values, all at once                      windows (*)
  *     TE_CP_A2A         q, k, v and o: each rank computes some of the     windows, softmax types other than vanilla
  *                       heads, for all tokens. n must divide the number
  *                       of heads and of groups
  *     TE_CP_A2A_P2P     as TE_CP_A2A within cp_group, and as TE_CP_P2P
  *                       over cp_p2p_group
  *
- * All kinds support TE_MASK_NONE and TE_MASK_CAUSAL, or with TE_THD TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL. Causal
+ * (*) There must be as many keys as queries. The mask must not be TE_MASK_PADDING.
+ *
+ * The masks are TE_MASK_NONE and TE_MASK_CAUSAL; for TE_THD they are TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL. Causal
  * masks need as many keys as queries. All kinds support return_max_logit, and dropout: ranks that are seeded alike drop
  * different elements. Other masks and biases, fp8_dpa and fp8_mha, caches and score_mod give TE_ERR_UNSUPPORTED.
  * Partial outputs are merged in f32, and gradients of keys and values go around the ring in f32. */

@@ -1,10 +1,10 @@
 /* api/quant.h: quantizers, recipes, autocast.
  *
  * A quantized tensor is one object. It has a row-wise copy (contiguous along the last dimension, read by the forward
- * product), a column-wise copy (read by the products of the gradients), or both, the scales of each copy, and the
- * quantizer that made them. Its nominal dtype is the format that dequantizing gives. A recipe says which quantizer is
- * used for each operand of a module's products. Every kind of quantizer accepts any shape: the last block of a row or
- * column may be short, and padding never enters an amax.
+ * product), a column-wise copy (read by the products of the gradients), or both. It also has the scales of each copy
+ * and the quantizer that made them. Its nominal dtype is the format that dequantizing gives. A recipe says which
+ * quantizer is used for each operand of a module's products. Every kind of quantizer accepts any shape: the last block
+ * of a row or column may be short, and padding never enters an amax.
  *
  * Codes, scales and amaxes are the same bytes on every device. For every input that TransformerEngine accepts they are
  * TransformerEngine's bytes, with these exceptions:

@@ -1,5 +1,5 @@
 /* base/common.h: definitions that every private part uses: libc headers, attributes, TE_ZERO, minimum, maximum and
- * rounding up. This part depends on nothing else. */
+ * rounding up. This file depends on nothing else. */
 
 #include <float.h>
 #include <limits.h>

@@ -1,5 +1,5 @@
 /* base/fields.c: tables of the fields of public structs. Functions use a table to find out whether a field is set, and
- * whether two structs differ. They never read the padding between fields. This part must not depend on the meaning of
+ * whether two structs differ. They never read the padding between fields. This file must not depend on the meaning of
  * any field. */
 
 /* One field of a struct, or of a group of options that is embedded in the struct. */

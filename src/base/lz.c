@@ -1,5 +1,5 @@
 /* base/lz.c: unpacks the data that is embedded in te.h. The data is packed by LZ77, and the result is written as
- * printable text (base 85). This part must not depend on the meaning of the bytes, nor on their packer
+ * printable text (base 85). This file must not depend on the meaning of the bytes, nor on their packer
  * (tools/lz_pack.h). If the input is damaged, the functions return 0 and write no byte outside the output.
  *
  * A packed block:

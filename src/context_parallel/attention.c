@@ -1,4 +1,4 @@
-/* context_parallel/attention.c: attention over sequences that ranks share. This part may call the operations of
+/* context_parallel/attention.c: attention over sequences that ranks share. This file may call the operations of
  * attention and the exchanges of context_parallel/exchange.c. It must not depend on modules.
  *
  * Attention is computed in pieces. A piece is the attention of some queries of this rank to some keys.

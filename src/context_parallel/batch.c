@@ -1,5 +1,5 @@
 /* context_parallel/batch.c: pads batches for ranks that share sequences, divides them among the ranks, and joins them
- * again. This part may use the order of tokens in context_parallel/exchange.c. It must not depend on attention. */
+ * again. This file may use the order of tokens in context_parallel/exchange.c. It must not depend on attention. */
 
 /* ---- this rank's part of a batch, and the whole batch ---- */
 

@@ -1,5 +1,5 @@
 /* context_parallel/exchange.c: divides the tokens of a sequence among ranks, and exchanges heads, keys and values
- * between the ranks (TransformerEngine: context parallelism). This part may call groups and operations. It must not
+ * between the ranks (TransformerEngine: context parallelism). This file may call groups and operations. It must not
  * depend on attention.
  *
  * A sequence is divided into 2 n chunks of equal length. Rank r of n has the chunks r and 2 n - 1 - r, in this order.

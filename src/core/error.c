@@ -1,4 +1,4 @@
-/* core/error.c: keeps a context's first error, writes the log, allocates host memory. This part may use the context. It
+/* core/error.c: keeps a context's first error, writes the log, allocates host memory. This file may use the context. It
  * must not depend on the kind of device. */
 
 static void te__log_text(te_ctx *te, te_log_level level, const char *text) {

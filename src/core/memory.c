@@ -1,5 +1,5 @@
 /* core/memory.c: the caching pool of device memory, the arenas of graphs, and reference-counted buffers. The memory of
- * a buffer comes from the pool or from an arena. This part may use the device only through te__device.
+ * a buffer comes from the pool or from an arena. This file may use the device only through te__device.
  *
  * All operations of a context run on its own stream, one after another, so a released block may be handed out again at
  * once. If another stream has used the block, an event on that stream marks the end of the use, and the block is handed

@@ -1,5 +1,5 @@
 /* core/outside.c: reports ids that are out of range. On the CPU the call itself fails. On a GPU, kernels count such
- * ids, and the next call that waits for the GPU fails. This part may depend on which arguments are ids. It must not
+ * ids, and the next call that waits for the GPU fails. This file may depend on which arguments are ids. It must not
  * depend on what an operation does with them.
  *
  * The counts lie in pinned host memory, one te__outside for each line of TE__OUTSIDE_LIST. Kernels write there only if

@@ -1,5 +1,5 @@
 /* core/plan.c: builds plans. A plan has the kernel launches of one operation, with their options, sizes and arguments,
- * and the workspace. This part calls no driver: cuda/launch.c launches the plan. */
+ * and the workspace. This file calls no driver: cuda/launch.c launches the plan. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
     memset(p, 0, offsetof(te__plan, workspace)); /* `workspace` and the fields after it are large. They are not cleared

@@ -1,5 +1,5 @@
 /* core/rooms.c: gives each room (a part of the library above core/) its state in a context, and calls the functions of
- * all rooms when an event happens. This part may use te__room. It must not depend on which rooms there are; their table
+ * all rooms when an event happens. This file may use te__room. It must not depend on which rooms there are; their table
  * is in open.c. */
 
 /* Returns the state that a room keeps in this context. `slot` identifies the room and must be in the table of

@@ -1,4 +1,4 @@
-/* core/stream.c: streams other than the context's own, events, and pinned host memory. This part may use the device
+/* core/stream.c: streams other than the context's own, events, and pinned host memory. This file may use the device
  * only through te__device. It must not depend on tensors or the pool.
  *
  * Operations run only on the context's own stream. A second stream copies between device memory and pinned host memory

@@ -1,4 +1,4 @@
-/* core/tensor.c: the basic functions on tensors: shapes, memory, references and scopes. This part must not call
+/* core/tensor.c: the basic functions on tensors: shapes, memory, references and scopes. This file must not call
  * operations. Functions that need an operation are in tape/access.c and tape/values.c. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {

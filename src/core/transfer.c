@@ -1,4 +1,4 @@
-/* core/transfer.c: copies between tensors and pinned host memory on a stream other than the context's own. This part
+/* core/transfer.c: copies between tensors and pinned host memory on a stream other than the context's own. This file
  * may use buffers and streams. It must not depend on the tape or on the purpose of a copy.
  *
  *     te__copy_out(s, host, at, x)   copies the bytes of x to pinned memory

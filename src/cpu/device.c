@@ -1,5 +1,5 @@
 /* cpu/device.c: the CPU as a device. It uses host memory, runs each operation at once, and keeps a graph as a list of
- * stored calls. This part may use contexts. It must not depend on which operations exist. */
+ * stored calls. This file may use contexts. It must not depend on which operations exist. */
 
 /* ---- the calls of a graph ---- */
 

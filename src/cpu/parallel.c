@@ -1,4 +1,4 @@
-/* cpu/parallel.c: a parallel for loop over worker threads. This part may use threads. It must not depend on tensors.
+/* cpu/parallel.c: a parallel for loop over worker threads. This file may use threads. It must not depend on tensors.
  * The results must not depend on how the range is split: each index belongs to one call of the function, and no call
  * writes what another call reads. */
 

@@ -1,5 +1,5 @@
 /* cpu/rows.c: converts consecutive elements of any dtype to and from f32. No other part of the CPU backend has a switch
- * over dtypes. This part may use base/numbers.h. It must not depend on operations. */
+ * over dtypes. This file may use base/numbers.h. It must not depend on operations. */
 
 /* Converts f to an integer dtype. Truncates and saturates like the GPU; converts NaN to 0. */
 static int64_t te__truncate(float f, te_dtype dtype) {

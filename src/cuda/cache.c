@@ -1,4 +1,4 @@
-/* cuda/cache.c: the cache of compiled kernels on disk. This part may use files, folders and locks. It must not depend
+/* cuda/cache.c: the cache of compiled kernels on disk. This file may use files, folders and locks. It must not depend
  * on the driver, NVRTC or contexts.
  *
  * An entry is a file such as ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin. The file has a header of a

@@ -1,4 +1,4 @@
-/* cuda/device.c: a GPU as a device: plans each operation, then queues the plan. This part may use the driver and plans.
+/* cuda/device.c: a GPU as a device: plans each operation, then queues the plan. This file may use the driver and plans.
  * It must not depend on which operations exist. */
 
 /* Plans one operation on te's GPU. First plans with all kernels; if these can be neither compiled nor read from a

@@ -1,5 +1,5 @@
 /* cuda/driver.c: the interface to libcuda: its functions, a context's device, memory, copies, errors and tensor maps.
- * This part may call the driver. It must not depend on kernels or on how they are compiled. te.h declares the driver's
+ * This file may call the driver. It must not depend on kernels or on how they are compiled. te.h declares the driver's
  * types under its own names. So no CUDA header is needed, but a program may include one. */
 
 typedef int te__cu_result; /* CUresult */

@@ -1,5 +1,5 @@
 /* cuda/jit.c: finds the driver's function for a launch in the process's table of loaded kernels. Fills the table from
- * the cache, from NVRTC or from embedded PTX. This part may use everything in this folder except the launching of
+ * the cache, from NVRTC or from embedded PTX. This file may use everything in this folder except the launching of
  * kernels. It must not depend on what kernels compute. */
 
 /* ---- names --------------------------------------------------------------------------------------------------- */

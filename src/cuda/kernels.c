@@ -1,4 +1,4 @@
-/* cuda/kernels.c: the source text of every kernel, and the "// te:" marks in the text. This part identifies files by
+/* cuda/kernels.c: the source text of every kernel, and the "// te:" marks in the text. This file identifies files by
  * their path below src/. It must not depend on the driver or NVRTC. */
 
 typedef struct te__source {

@@ -1,5 +1,5 @@
 /* cuda/nvrtc.c: the interface to libnvrtc. It compiles a kernel's text to a cubin, or to PTX if NVRTC does not support
- * the GPU yet. This part may use NVRTC and the kernels' texts. It must not depend on the driver, contexts or files.
+ * the GPU yet. This file may use NVRTC and the kernels' texts. It must not depend on the driver, contexts or files.
  * Every function may be called from any thread. */
 
 typedef int te__nvrtc_result;
@@ -106,8 +106,9 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
 
 /* Writes to `name` the target that NVRTC compiles for, given a GPU of architecture `sm`. The target is for example
  * "sm_90a", with the features that only this architecture has. If the GPU is newer than NVRTC, the target is PTX that
- * the driver then compiles, for example "compute_90". If `n` is NULL, because there is no NVRTC, writes the target
- * of cubins that a cache may hold. Returns false if NVRTC has no suitable architecture. */
+ * the driver then compiles, for example "compute_90". If `n` is NULL, because there is no NVRTC, writes the target that
+ * NVRTC would have for this GPU; the disk cache may have cubins of it. Returns false if NVRTC has no suitable
+ * architecture. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;

@@ -1,4 +1,4 @@
-/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. This part depends on no other
+/* cuda/ptx.c: the embedded PTX of kernels marked te:baseline, for machines without NVRTC. This file depends on no other
  * part of te.h but basic text functions. */
 
 /* The PTX of one kernel marked te:baseline. The PTX of all kernels is packed as one text, because the kernels have much

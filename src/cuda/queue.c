@@ -1,5 +1,5 @@
 /* cuda/queue.c: launches the kernels of a plan on the stream, at once or through a queue while other threads compile
- * the kernels. This part may use the table of kernels and the stream. It must not depend on operations.
+ * the kernels. This file may use the table of kernels and the stream. It must not depend on operations.
  *
  * The first step of a model needs dozens of kernels that no cache has. Compiling them one after another would take
  * long. So inside a forward, a backward or an optimizer step, a launch whose kernel is missing waits in a queue. A

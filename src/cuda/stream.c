@@ -1,5 +1,5 @@
 /* cuda/stream.c: the functions of te__device for streams other than the context's own, for events and for pinned
- * memory. This part may call the driver. It must not depend on kernels.
+ * memory. This file may call the driver. It must not depend on kernels.
  *
  * Launches may still wait in a queue for their kernels (cuda/queue.c). They are launched before an event is recorded on
  * the context's own stream, and before that stream waits for an event. */

@@ -1,5 +1,5 @@
 /* data_parallel/sharding.c: units, their flags, and the gradient exchanges of a pipeline stage. A unit is a module
- * whose gradients the ranks exchange together. This part may use the module tree, groups and gradients. It must not
+ * whose gradients the ranks exchange together. This file may use the module tree, groups and gradients. It must not
  * depend on what a module computes. */
 
 #define TE__UNIT "te.unit" /* the module attribute that holds the te__dp_unit */

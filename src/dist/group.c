@@ -1,5 +1,5 @@
 /* dist/group.c: the public functions of groups of ranks. A collective checks the call and then calls the implementation
- * of the group. This part may use tensors and captures. It must not depend on modules and recipes. */
+ * of the group. This file may use tensors and captures. It must not depend on modules and recipes. */
 
 typedef enum te__collective {
     TE__ALL_REDUCE,

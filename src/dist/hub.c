@@ -1,5 +1,5 @@
 /* dist/hub.c: synchronizes the threads of a group. It provides meetings of all ranks, messages between two ranks, and
- * errors for waits that would never end. This part may use the names of the collectives. It must not depend on
+ * errors for waits that would never end. This file may use the names of the collectives. It must not depend on
  * tensors. */
 
 enum { TE__WHY_TEXT = 1024 };

@@ -1,5 +1,5 @@
 /* dist/threads.c: the group whose ranks are threads of this process. It copies tensors to host memory and computes
- * there, in the order of the ranks. This part may use the hub and tensors. It must not depend on modules and
+ * there, in the order of the ranks. This file may use the hub and tensors. It must not depend on modules and
  * recipes. */
 
 /* ---- a rank of the thread group ---- */

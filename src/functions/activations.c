@@ -1,5 +1,5 @@
 /* functions/activations.c: activations as differentiable functions. The result may be plain, quantized for the next
- * matrix product, or multiplied by one factor per row. This part may call raw operations and use quantized operands of
+ * matrix product, or multiplied by one factor per row. This file may call raw operations and use quantized operands of
  * products. It must not depend on modules. */
 
 /* The backward pass computes quantized codes, an amax and column sums from the gradient. Each enumerator says which

@@ -1,5 +1,5 @@
 /* functions/attention.c: rotary embedding, splitting a packed projection, and attention, as differentiable functions
- * like those in functions/elements.c. This part may call raw operations. It must not depend on modules. */
+ * like those in functions/elements.c. This file may call raw operations. It must not depend on modules. */
 
 /* ---- rope ---- */
 

@@ -1,5 +1,5 @@
 /* functions/elements.c: differentiable functions, each with its backward function above it. A function checks its
- * arguments, allocates its output, runs raw operations and records a tape node. This part may call raw operations. It
+ * arguments, allocates its output, runs raw operations and records a tape node. This file may call raw operations. It
  * must not depend on modules. */
 
 /* ---- plumbing ---- */

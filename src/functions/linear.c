@@ -1,6 +1,6 @@
 /* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized. It has the forward product (y),
  * the two backward products (dx and dW), and the exchanges between ranks before and after them. Every GEMM module calls
- * this part. This part may use quantizers and the scaling state. It must not depend on the module tree. */
+ * this part. This file may use quantizers and the scaling state. It must not depend on the module tree. */
 
 typedef struct te__functions_state {
     te_tensor *place; /* the next output of the same format and size is written to this tensor; NULL: every output gets

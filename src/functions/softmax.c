@@ -1,4 +1,4 @@
-/* functions/softmax.c: the softmax functions of attention scores, forward and backward. This part may call raw
+/* functions/softmax.c: the softmax functions of attention scores, forward and backward. This file may call raw
  * operations. It must not depend on modules. */
 
 static te_result te__softmax_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,

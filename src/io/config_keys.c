@@ -1,5 +1,5 @@
 /* io/config_keys.c: reads a JSON object of a config.json into a struct, and checks values. A table (te__hf_key) lists
- * the keys and their fields in the struct. This part may use JSON. It must not depend on the meaning of a key. */
+ * the keys and their fields in the struct. This file may use JSON. It must not depend on the meaning of a key. */
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,

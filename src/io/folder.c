@@ -1,4 +1,4 @@
-/* io/folder.c: the path of a file in the folder of a model or of adapters. This part must not depend on the meaning of
+/* io/folder.c: the path of a file in the folder of a model or of adapters. This file must not depend on the meaning of
  * the files. */
 
 /* Writes the path of a file in a folder to *t. */

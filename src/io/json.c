@@ -1,4 +1,4 @@
-/* io/json.c: a strict JSON parser that works in place, and a writer of strings. This part may use the context, for
+/* io/json.c: a strict JSON parser that works in place, and a writer of strings. This file may use the context, for
  * errors. It must not depend on the meaning of a document.
  *
  * The caller knows which type of value must come next, and calls the function that reads this type (te__json_open,

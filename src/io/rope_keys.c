@@ -1,5 +1,5 @@
 /* io/rope_keys.c: reads the keys of a rotary embedding in a config.json, in "rope_parameters" or the older
- * "rope_scaling". Converts them to a te_rope_scaling by the rules of the transformers library. This part must not
+ * "rope_scaling". Converts them to a te_rope_scaling by the rules of the transformers library. This file must not
  * depend on models. */
 
 /* The JSON object of a rotary embedding in a config.json. A missing key is NAN, -1 or NULL. */

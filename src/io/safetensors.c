@@ -1,5 +1,5 @@
 /* io/safetensors.c: reads and writes safetensors files. Such a file has 8 bytes of header length, a JSON header, and
- * the data. This part may use files and tensors. It must not depend on modules, except that te__st_list_add has the
+ * the data. This file may use files and tensors. It must not depend on modules, except that te__st_list_add has the
  * arguments of a module visitor.
  *
  * No file is trusted. The header length is checked against the size of the file before the header is read. Every size

@@ -1,6 +1,6 @@
 /* lm/config.c: converts the config.json of a Hugging Face transformers model to a te_causal_lm_desc. The table
  * te__lm_families (lm/families.c) has a row for each model family; the row of the model's family controls the
- * conversion. This part must not depend on weights.
+ * conversion. This file must not depend on weights.
  *
  * Every key that changes the computation is either read or rejected. So a model that te_hf_open opens computes the same
  * as in transformers. */

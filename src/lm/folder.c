@@ -1,4 +1,4 @@
-/* lm/folder.c: opens and writes model folders of Hugging Face transformers. This part reads config.json with
+/* lm/folder.c: opens and writes model folders of Hugging Face transformers. This file reads config.json with
  * lm/config.c and weights with io/safetensors.c, and maps tensors to parameters with lm/names.c. It must not depend on
  * what a model computes.
  *

@@ -1,5 +1,5 @@
 /* lm/names.c: applies the rules of a model family (te__lm_rule). Finds which tensors of a file make up which parameters
- * of a model, and converts the values in both directions. This part may use the table of families and modules. It must
+ * of a model, and converts the values in both directions. This file may use the table of families and modules. It must
  * not depend on files. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };

@@ -1,5 +1,5 @@
 /* lora/adapters.c: creates and removes adapters. A site (te__lora_site) is a matrix product that can have adapters.
- * This part may use the forward passes with adapters. It must not depend on files or on how sites are chosen. */
+ * This file may use the forward passes with adapters. It must not depend on files or on how sites are chosen. */
 
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);

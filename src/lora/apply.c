@@ -1,5 +1,5 @@
 /* lora/apply.c: te_lora_apply. It chooses which matrix products of a module tree get adapters, and which parameters are
- * trained in addition. This part may use name patterns and create adapters. It must not depend on files. */
+ * trained in addition. This file may use name patterns and create adapters. It must not depend on files. */
 
 /* ---- options ---- */
 

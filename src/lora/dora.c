@@ -1,5 +1,5 @@
 /* lora/dora.c: DoRA on Linears (Liu et al. 2024): a trained magnitude m for each row of V = W + (alpha / dim) * B A.
- * This part may use Linear, its adapters and row scaling. It must not depend on how adapters are chosen, or on files.
+ * This file may use Linear, its adapters and row scaling. It must not depend on how adapters are chosen, or on files.
  *
  * Computes y = x V^T * m / |V| + b, where |V| has the L2 norm of each row of V. The backward pass treats |V| as a
  * constant, as in section 4.3 of the paper and in peft. */

@@ -1,4 +1,4 @@
-/* lora/experts.c: the parameters of adapters of MoE experts. This part may use experts. It must not depend on how
+/* lora/experts.c: the parameters of adapters of MoE experts. This file may use experts. It must not depend on how
  * adapters are chosen, or on files.
  *
  * Each linear layer (up, down) of all experts has two stacks of adapters, as in NeMo Automodel's GroupedExpertsLoRA;

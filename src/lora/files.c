@@ -1,5 +1,5 @@
 /* lora/files.c: te_lora_save writes adapters as a folder of the peft library, with adapter_config.json and
- * adapter_model.safetensors. This part may use adapters, the parameters trained in addition, and files. It must not
+ * adapter_model.safetensors. This file may use adapters, the parameters trained in addition, and files. It must not
  * depend on what adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."

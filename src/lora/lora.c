@@ -1,4 +1,4 @@
-/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This part may use the module classes
+/* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This file may use the module classes
  * with a weight matrix, embeddings and the module tree. It must not depend on how adapters are chosen, or on files.
  *
  * A *site* is one weight matrix of a module; this module is the *owner* of the site. The adapters lora_A and lora_B are

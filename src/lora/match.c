@@ -1,5 +1,5 @@
 /* lora/match.c: patterns of module names. They are the subset of regular expressions that NeMo Automodel and peft use
- * in lists of modules. This part works on text alone. It must not depend on modules.
+ * in lists of modules. This file works on text alone. It must not depend on modules.
  *
  * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). Matching reads the
  * text once and keeps a list of all steps at which the program can be, so there is no backtracking. Its time is at most

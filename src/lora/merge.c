@@ -1,4 +1,4 @@
-/* lora/merge.c: te_lora_merge and te_lora_remove. This part may use adapters, and may find modules that share a weight.
+/* lora/merge.c: te_lora_merge and te_lora_remove. This file may use adapters, and may find modules that share a weight.
  * It must not depend on files. */
 
 /* ---- shared weights ---- */

@@ -1,4 +1,4 @@
-/* lora/values.c: fills adapters with initial values, and adds a required child to a module. This part may use the
+/* lora/values.c: fills adapters with initial values, and adds a required child to a module. This file may use the
  * module tree. */
 
 /* Fills `weight` with uniform random numbers within +- 1 / sqrt(numbers). `numbers` is the fan-in that torch computes

@@ -1,4 +1,4 @@
-/* model/backend_modules.c: creates Linear and RMSNorm modules by the name of a backend. This part may use the module
+/* model/backend_modules.c: creates Linear and RMSNorm modules by the name of a backend. This file may use the module
  * classes. It must not depend on files. */
 
 /* ---- shapes without memory ---- */

@@ -1,4 +1,4 @@
-/* model/backend_text.c: reads and writes te_backend_config as text, by the names of its fields and values. This part
+/* model/backend_text.c: reads and writes te_backend_config as text, by the names of its fields and values. This file
  * may use names alone. It must not depend on what a backend is, or on which backends go together. */
 
 /* ---- names ---- */

@@ -1,4 +1,4 @@
-/* model/block_mask.c: block masks, and the cache of masks that a context keeps for its attention modules. This part may
+/* model/block_mask.c: block masks, and the cache of masks that a context keeps for its attention modules. This file may
  * use tensors. It must not depend on modules. */
 
 /* ---- the state of a context ---- */

@@ -1,5 +1,5 @@
 /* model/frozen.c: te_cast_frozen_modules_to_compute_dtype. It casts to the compute dtype all frozen tensors, and all
- * tensors of modules that have frozen weights and adapters. This part may use model/formats.c to find the tensors that
+ * tensors of modules that have frozen weights and adapters. This file may use model/formats.c to find the tensors that
  * must stay in f32. */
 
 enum {

@@ -1,4 +1,4 @@
-/* model/inject.c: te_inject_te_attention replaces the attention of existing models by DotProductAttention. This part
+/* model/inject.c: te_inject_te_attention replaces the attention of existing models by DotProductAttention. This file
  * may use the module tree, DotProductAttention and the language models. It must not depend on files. */
 
 #define TE__ATTN_MODULE "attn_module"
@@ -414,8 +414,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
-/* Forward of an injected module without a child `sdpa`: runs the module's own forward inside te_sdpa_begin. Also closes
- * the regions that the module's own forward has left open. */
+/* Forward of an injected module without a child `sdpa`: runs the module's own forward between te_sdpa_begin and
+ * te_sdpa_end. Also closes all regions of te_sdpa_begin that the module's own forward has left open. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;

@@ -1,4 +1,4 @@
-/* model/moe_backend.c: creates an MoE from the parts that a te_moe_backend chooses. This part may use backends, and the
+/* model/moe_backend.c: creates an MoE from the parts that a te_moe_backend chooses. This file may use backends, and the
  * functions that create gates and experts. It must not depend on what these compute. */
 
 static te_module *te__moe_linear(te_module *m, const char *name, te_linear_backend backend, const te_moe_config *c,

@@ -1,4 +1,4 @@
-/* model/patches.c: the list of patches of a context. It registers, applies and undoes them. This part may use the
+/* model/patches.c: the list of patches of a context. It registers, applies and undoes them. This file may use the
  * replaceable methods of FusedAdam. It must not depend on what an optimizer does with the methods. */
 
 typedef struct te__patch {

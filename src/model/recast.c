@@ -1,5 +1,5 @@
 /* model/recast.c: casts the tensors of a model in place, all of them or none. The handles stay valid; the memory is
- * new. This part may use tensors and everything else that refers to their memory. It must not depend on which tensors
+ * new. This file may use tensors and everything else that refers to their memory. It must not depend on which tensors
  * are cast, or why. */
 
 typedef struct te__recast_item {

@@ -1,4 +1,4 @@
-/* model/rope_config.c: reads the rotary embedding of a config.json as the models of NeMo Automodel do. This part may
+/* model/rope_config.c: reads the rotary embedding of a config.json as the models of NeMo Automodel do. This file may
  * use the keys of the file. It must not depend on how tensors are rotated.
  *
  * The keys of te__hf_rope_keys (io/rope_keys.c) are read into a te__hf_rope. A missing number is NAN or -1 in

@@ -1,4 +1,4 @@
-/* model/snapshots.c: takes f32 copies of a model's tensors, and puts them back by path. This part may use the in-place
+/* model/snapshots.c: takes f32 copies of a model's tensors, and puts them back by path. This file may use the in-place
  * casts of model/recast.c. */
 
 typedef struct te__fp32_copy {

@@ -1,4 +1,4 @@
-/* modules/graphed.c: modules whose forward and backward passes are two captured graphs. This part may use modules,
+/* modules/graphed.c: modules whose forward and backward passes are two captured graphs. This file may use modules,
  * graphs and the tape. It must not depend on what any class computes. */
 
 /* A graphed module: its two graphs, and the static tensors that both graphs read and write. Each tape node of a run

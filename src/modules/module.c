@@ -1,4 +1,4 @@
-/* modules/module.c: the module tree. This part may use tensors. It must not depend on what any class computes. */
+/* modules/module.c: the module tree. This file may use tensors. It must not depend on what any class computes. */
 
 /* te__fail for callers that return a module: returns NULL. */
 TE_PRINTF(3, 4) static te_module *te__no_module(te_ctx *te, te_result code, const char *format, ...) {

@@ -1,6 +1,6 @@
 /* modules/recompute.c: activation checkpointing. The forward pass runs a function without recording its operations, and
  * records one node for the whole function. When te_backward reaches this node, it runs the function again with
- * recording. This part may use the tape and snapshots. It must not depend on what the function computes. */
+ * recording. This file may use the tape and snapshots. It must not depend on what the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;

@@ -1,5 +1,5 @@
 /* moe/dispatch.c: the two dispatchers. They send tokens to the ranks that have the chosen experts, and send the results
- * back. One gathers all tokens on all ranks, the other exchanges rows between ranks. This part may use groups and the
+ * back. One gathers all tokens on all ranks, the other exchanges rows between ranks. This file may use groups and the
  * permutation of tokens. It must not depend on what experts compute. */
 
 /* State of one dispatch. Both dispatchers make a copy of each token for each of its experts, and sort the copies by
@@ -35,7 +35,7 @@ static int64_t te__count_all(const int64_t *x, int n) {
 /* The tape nodes gather_tokens and sum_tokens have a te__dispatch as their state. Their backward functions read only
  * its fields group, tokens and longest. */
 
-/* Returns x [tokens, N] with rows of `fill` appended, [longest, N]. Does not record on the tape. */
+/* Appends rows of `fill` to x [tokens, N]. Returns the result [longest, N]. Does not record on the tape. */
 static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {
     te_tensor *y = x ? te__empty_2d(x->te, x->dtype, longest, te__cols(x)) : NULL;
     return y && te_tensor_fill(y, fill) == TE_OK && te_tensor_copy(te__rows_of(y, 0, te__rows(x)), x) == TE_OK ? y
@@ -169,8 +169,8 @@ static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choic
                   : NULL;
     return r->x ? TE_OK : te_error_code(x->te);
 }
-/* Fills *r with the rows of this rank's experts, taken from the tokens of all ranks. Only the dispatcher "torch" uses
- * this function. If `on_host` is true, waits for the device and copies the group sizes to the host; then r->x has no
+/* Fills *r with the rows of this rank's experts, taken from the tokens of all ranks. The dispatcher "torch" uses this
+ * function. If `on_host` is true, waits for the device and copies the group sizes to the host; then r->x has no
  * rows after the last group. If `ids` is true, also fills r->ids. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
@@ -277,7 +277,8 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         memcpy(te__exchange_counts(s) + d->ranks, recv, (size_t)d->ranks * sizeof(int64_t));
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    /* if only the recording failed, the other ranks must not wait in the next exchange */
+    /* Both exchanges succeeded, but this rank failed afterwards and skips the next exchange. te__refuse informs the
+     * other ranks, so that they do not wait in that exchange. */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     te__free(te, s);
     if (got) *got = recorded ? p : NULL;

@@ -1,5 +1,5 @@
 /* moe/experts.c: computations on rows that are sorted by expert: GEMMs with the weights of all experts, biases
- * multiplied by router weights, and activations. This part must not depend on how rows were routed. */
+ * multiplied by router weights, and activations. This file must not depend on how rows were routed. */
 
 /* The implementation of the GEMMs of all experts. */
 typedef enum te__expert_way {

@@ -1,5 +1,5 @@
 /* moe/gate.c: two gates of a mixture of experts. Gate has an auxiliary loss and a load-balancing bias. FakeBalancedGate
- * has neither. This part may use the router's operations. It must not depend on experts. */
+ * has neither. This file may use the router's operations. It must not depend on experts. */
 
 typedef struct te__moe_state {
     float moe_aux_loss_scale;          /* set by te_set_moe_aux_loss_scale; 0 means 1 */
@@ -93,7 +93,7 @@ typedef struct te__gate_module {
                 * K] */
     te_group *cp_group;
     te_tensor *load;       /* f32 [E]: number of tokens counted for each expert since the last bias update */
-    uint64_t load_cleared; /* version of `load` after it was last cleared; `load` is 0 until its version changes */
+    uint64_t load_cleared; /* version of `load` after it was last cleared; `load` is 0 while it has this version */
     float *master;         /* [E]: the bias in f32 if its buffer has another dtype; NULL before the first update */
     uint64_t master_of;    /* version of the bias buffer after `master` was last rounded to it */
 } te__gate_module;

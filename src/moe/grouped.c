@@ -1,4 +1,4 @@
-/* moe/grouped.c: GEMMs of groups of rows, with the group sizes on the host or on the device. This part may use the GEMM
+/* moe/grouped.c: GEMMs of groups of rows, with the group sizes on the host or on the device. This file may use the GEMM
  * of Linear and the state of GroupedLinear. It must not depend on GroupedLinear's parameters, or on how groups are
  * chosen.
  *
@@ -185,8 +185,8 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
 /* Returns how a grouped GEMM can get the quantized operands a and w[0] to w[n - 1]. `a_which` and `w_which` (TE_ROWWISE
- * or TE_COLUMNWISE) select the copies that the GEMM reads. With block scales, CODES needs 1 x 128 blocks in a. In w it
- * needs 128 x 128 blocks, or 1 x 128 blocks if `along_k` is true. */
+ * or TE_COLUMNWISE) select the copies that the GEMM reads. With block scales, CODES needs 1 x 128 blocks in the
+ * operand a. If `along_k` is false, it needs 128 x 128 blocks in w, otherwise 1 x 128 blocks. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;

@@ -1,5 +1,5 @@
 /* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE. The experts of
- * moe/block.c use their forward function, too. This part may use dispatchers and the GEMMs of experts. It must not
+ * moe/block.c use their forward function, too. This file may use dispatchers and the GEMMs of experts. It must not
  * depend on gates. */
 
 enum { TE__EXPERTS_UP, TE__EXPERTS_DOWN, TE__EXPERTS_PRODUCTS }; /* the two linear layers of an expert */
@@ -12,7 +12,7 @@ typedef struct te__experts_module {
     te_group *group;
     int ranks, local; /* ranks that share the experts; experts on each rank */
     bool exchanges;   /* true: ranks exchange rows; false: ranks gather all tokens */
-    bool gmm;         /* backend TE_EXPERTS_GMM uses grouped GEMMs (true) or a loop over experts (false) */
+    bool gmm;         /* true: the backend TE_EXPERTS_GMM uses grouped GEMMs; false: it uses a loop over experts */
     /* Names of the GroupedLinear children that compute each linear layer. If a layer has two, their outputs are
      * concatenated. NULL if the module has no such children; then its own parameters have the weights of all
      * experts. */
@@ -99,8 +99,8 @@ static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispa
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
                         : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
-/* Sends the experts' output y back to the ranks of its tokens. The output of the call gets the shape of its input. y is
- * NULL if this rank failed; then the rank still joins the collectives. */
+/* Sends the experts' output y back to the ranks that have the tokens. Gives the output of the call the shape of the
+ * input. y is NULL if this rank failed; then the rank still joins the collectives. */
 static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y,
                                   const te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -361,8 +361,8 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* ---- stacks ---- */
 
-/* Returns the child "experts" of m, or m itself if it has no such child. Returns NULL if the module found does not have
- * one of the classes of this file. */
+/* Returns the child "experts" of m, or m itself if it has no such child. Returns NULL if the class of that module is
+ * not in this file. */
 static te_module *te__experts_of(te_module *m) {
     te_module *child = te_module_find(m, "experts");
     if (child) m = child;

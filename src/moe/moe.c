@@ -1,4 +1,4 @@
-/* moe/moe.c: the module MoE, which has a gate, experts, shared experts and latent projections. This part may use gates
+/* moe/moe.c: the module MoE, which has a gate, experts, shared experts and latent projections. This file may use gates
  * and experts as modules. It must not depend on how tokens are dispatched, or on who creates the children. */
 
 /* Adds `child` to m and returns it. Returns NULL if `child` is NULL or the context has an error. */

@@ -1,5 +1,5 @@
 /* moe/padding.c: the modules Fp8Padding and Fp8Unpadding, which add rows of zeros behind each group of rows and remove
- * them. This part may use the group sizes of a GroupedLinear's call, and functions that permute rows. It must not
+ * them. This file may use the group sizes of a GroupedLinear's call, and functions that permute rows. It must not
  * depend on GEMMs. */
 
 /* Returns align_size of the desc. If it is 0, returns the alignment of the quantization recipe that m uses now, or 16

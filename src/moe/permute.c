@@ -1,4 +1,4 @@
-/* moe/permute.c: differentiable functions that move token rows to their experts and back. This part may call raw
+/* moe/permute.c: differentiable functions that move token rows to their experts and back. This file may call raw
  * operations. It must not depend on modules, or on how experts are chosen. */
 
 /* Records a node with the outputs y and z; z may be NULL. In its backward pass each of the two gradients may be
@@ -71,8 +71,8 @@ static te_result te__moe_codes_ok(const te_tensor *inp, const char *name) {
         name, inp->quantized->cls->name, why);
 }
 
-/* Permutes the scales `from` [T, n] to `to` [R, n], as codes->row_id_map says. Rows without a token get 0. Both tensors
- * may be strided. */
+/* Fills `to` [R, n] with the scales `from` [T, n], permuted as codes->row_id_map says. Rows without a token get 0. Both
+ * tensors may be strided. */
 static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tensor *from, te_tensor *to) {
     te_op_moe_permute_args args = *codes;
     args.probs = NULL;
@@ -293,7 +293,7 @@ static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64
     return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
 }
 
-/* Returns the sum of the padded sizes x, i64; a negative number with an error. Waits for the device. */
+/* Returns the sum of the padded sizes x, i64. After an error returns a negative number. Waits for the device. */
 static int64_t te__moe_sum(const te_tensor *x, const char *who) {
     int64_t n = te__numel(x), sum = 0, i;
     size_t bytes = (size_t)n * sizeof(int64_t);

@@ -1,5 +1,5 @@
 /* moe/router.c: differentiable router functions: the top-k choice of experts, the scores of all experts, and the
- * auxiliary loss. This part may call raw operations. It must not depend on modules, or on how tokens are sent to
+ * auxiliary loss. This file may call raw operations. It must not depend on modules, or on how tokens are sent to
  * experts. */
 
 /* Backward function of all router functions. `state` is a copy of the args of the forward pass; its tensors are not

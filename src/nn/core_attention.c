@@ -1,6 +1,6 @@
 /* nn/core_attention.c: the attention core. A forward call combines the options of the core and of the call into
  * a te_attn_rule. An implementation computes attention as this rule says. DotProductAttention and SDPA are
- * implementations. This part may use functions and the module tree. It must not depend on MultiheadAttention. */
+ * implementations. This file may use functions and the module tree. It must not depend on MultiheadAttention. */
 
 /* The options of an attention core. The state of each core module begins with this struct. */
 typedef struct te__attn_core {
@@ -175,8 +175,8 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
 typedef struct te__dpa_module {
     te__attn_core core;
     bool cross, return_max_logit; /* `cross`: cross attention, not self attention */
-    te_tensor *slopes;            /* ALiBi slopes of this rank's heads, an owned reference; NULL until a call needs
-                                   * them; only if ranks share the heads */
+    te_tensor *slopes;            /* ALiBi slopes of this rank's heads, if the heads are divided among ranks. NULL
+                                   * until a call needs them. An owned reference. */
     te__scaling *scaling;         /* scaling state of attention in FP8 */
     te__context context;          /* the ranks that share sequences (context parallelism) */
     te_cp_comm cp_comm_type;

@@ -1,6 +1,6 @@
 /* nn/fp8_attention.c: the attention core under a recipe with fp8_dpa. q, k, v, S (the softmax), o and the gradients of
  * all five are rounded to FP8 codes at the same places as in TransformerEngine. The GEMMs run in high precision on the
- * decoded numbers. This part may use the parts of te_attention, quantizers and the scaling state. It must not depend on
+ * decoded numbers. This file may use the parts of te_attention, quantizers and the scaling state. It must not depend on
  * the module tree.
  *
  *              forward                                   backward
@@ -89,8 +89,8 @@ static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     return inner;
 }
 
-/* Returns the te__quant_spec of slot i. `r` is the recipe of S and dP for their slots, and the recipe of the call for
- * all other slots. */
+/* Returns the te__quant_spec of slot i. For the slots of S and dP, `r` is their recipe. For all other slots, `r` is the
+ * recipe of the call. */
 static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -149,8 +149,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed from the format `kv` to [b, h, s, d]. In
- * a forward pass, a failure is also an error on the ranks that share amaxes with this rank, so that they do not wait. */
+/* Quantizes q, k and v, or their gradients. With MXFP8, v is first transposed from the format `kv` to [b, h, s, d]. On
+ * failure, the ranks that still wait for an amax of this rank get an error. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =

@@ -1,5 +1,5 @@
 /* nn/gated_mlp.c: an MLP of two or three Linears, as in language models and in the experts of an MoE. The creator of
- * the MLP chooses the names of the Linears. This part may use activations and the module tree. It must not depend on
+ * the MLP chooses the names of the Linears. This file may use activations and the module tree. It must not depend on
  * who creates the Linears. */
 
 /* State of an MLP; `gate` is NULL if the activation is not gated. */

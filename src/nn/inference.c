@@ -1,5 +1,5 @@
 /* nn/inference.c: the key-value cache. It has the sequences, the pages of each sequence, and the memory of each layer.
- * This part may use functions and the module tree. It must not depend on what any class computes.
+ * This file may use functions and the module tree. It must not depend on what any class computes.
  *
  * A cache without pages is stored as a cache with one page for each sequence. A step prepares its state in `next`, so
  * that a step that fails changes nothing. All numbers that kernels read (lengths, positions and page numbers) are in

@@ -1,5 +1,5 @@
 /* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, Embedding, and the functions that LayerNormMLP shares with
- * them. This part may use functions and the module tree. It must not depend on attention. */
+ * them. This file may use functions and the module tree. It must not depend on attention. */
 
 /* Largest number of rows or columns of a weight. A gated activation doubles the rows, and the result must fit into
  * int64_t. te__layer_desc_ok checks the sizes and the dtype of a layer. */
@@ -396,8 +396,8 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
  * - In LayerNormMLP, an activation that is not gated computes dbias from dx in f32 under delayed scaling and MXFP8.
  *   Under delayed scaling the codes are computed from dx in f32, too. Under MXFP8 they are computed from the rounded
  *   dx. In all other cases dx is rounded first.
- * - In te.ops (activation.cpp, bias.cpp), an activation without a bias, and GELU and ReLU with a bias, compute the amax
- *   from dx in f32. Under delayed scaling the codes are computed from dx in f32, too. Other activations with a bias
+ * - In te.ops (activation.cpp, bias.cpp), GELU and ReLU compute the amax from dx in f32. So does any other activation
+ *   without a bias. Under delayed scaling the codes are computed from dx in f32, too. Other activations with a bias
  *   round dx first. */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;

@@ -1,4 +1,4 @@
-/* nn/mlp.c: the module LayerNormMLP: a norm, the GEMM fc1, an activation, and the GEMM fc2. This part uses the layers.
+/* nn/mlp.c: the module LayerNormMLP: a norm, the GEMM fc1, an activation, and the GEMM fc2. This file uses the layers.
  * It must not depend on attention. */
 
 typedef struct te__layernorm_mlp_module {

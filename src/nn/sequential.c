@@ -1,5 +1,5 @@
 /* nn/sequential.c: Sequential, which runs its children one after another, and fuses some of them. It also has the small
- * modules that apply one function. This part uses the layers. It must not depend on attention. */
+ * modules that apply one function. This file uses the layers. It must not depend on attention. */
 
 /* ---- modules that apply one function ---- */
 

@@ -1,5 +1,5 @@
 /* nn/transformer.c: MultiheadAttention and TransformerLayer. They are made of other modules: the layers and
- * DotProductAttention. This part must not call operations. */
+ * DotProductAttention. This file must not call operations. */
 
 /* Copies the options of a module's call into the call of one of its children. */
 static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
@@ -339,8 +339,8 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
               norm ? te__layernorm_linear_create(m->te, &l, &d->norm, d->return_layernorm_output, false, &sharding)
                    : te__linear_create(m->te, &l, &sharding));
 }
-/* Adds the norms of queries and keys. All heads share the parameters of a norm, so each rank computes only a part of
- * their gradients. */
+/* Adds the norms of queries and keys. All heads share the parameters of a norm. If ranks divide the heads, each rank
+ * computes only a part of the parameters' gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
@@ -417,8 +417,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* Returns residual + dropout(y + bias). In training, each index of the first dimension gets only the residual with
- * probability `path` (drop path). */
+/* Returns residual + dropout(y + bias). In training, `path` is the probability that an index of the first
+ * dimension gets only the residual (drop path). */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     bool training = te_module_is_training(m);

@@ -1,4 +1,4 @@
-/* onnx/attn.c: translates rotary embeddings and attention into nodes of an ONNX graph. This part uses the args of
+/* onnx/attn.c: translates rotary embeddings and attention into nodes of an ONNX graph. This file uses the args of
  * operations and their formulas. It must not depend on modules.
  *
  * The graph computes positions, masks and distances from the sizes of its inputs. Attention becomes two matrix products
@@ -70,7 +70,7 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const te_tensor *f = a->freqs, *f2 = r->b->freqs;
     int v;
-    if (f2->shape[1] > 1) { /* Each sequence has its own rows. In the second run b is always more than 1. */
+    if (f2->shape[1] > 1) { /* this size is b and not 1, so each sequence has its own rows */
         if (a->positions || a->start_positions)
             return te__onnx_refuse(
                 g,
@@ -250,8 +250,8 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* Translates the operation that makes cu_seqlens [b + 1] from a padding mask. The size b + 1 is not a product of
- * varying sizes, so the graph cannot hold cu_seqlens. It keeps the lengths [b] of the sequences instead. */
+/* Translates the operation that makes cu_seqlens [b + 1] from a padding mask. In the graph every size must
+ * be a product (te__onnx_factor), but b + 1 is a sum. So the graph has the lengths [b] of the sequences instead. */
 static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, const te_op_cu_seqlens_args *b) {
     int64_t rows[2] = {0, -1}; /* For Reshape a size of 0 means: keep the size of the input. */
     int v = te__onnx_cast(g, te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);

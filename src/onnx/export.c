@@ -1,5 +1,5 @@
 /* onnx/export.c: te_onnx_export. It runs the module twice, and translates each recorded call of an operation into
- * nodes. This part uses the args and outputs of modules. It must not depend on what a module computes. */
+ * nodes. This file uses the args and outputs of modules. It must not depend on what a module computes. */
 
 /* ---- recording the calls of a run ---- */
 

@@ -1,5 +1,5 @@
 /* onnx/graph.c: the graph of an ONNX file while it is built, the sizes in it that vary, and the writing of the file.
- * This part uses tensors only as sources of bytes. It must not depend on operations of te.h.
+ * This file uses tensors only as sources of bytes. It must not depend on operations of te.h.
  *
  * Every value of the graph is an item. An item is an input, a weight, constant numbers, or the single result of a node.
  * If the same node is requested twice, it is made once. So layers share masks and rotations. The file leaves out items
@@ -41,7 +41,7 @@ typedef struct te__onnx_item {
 /* A size that varies. It is defined as the size of one dimension (`axis`) of one input (`input`). */
 typedef struct te__onnx_symbol {
     const char *name; /* static */
-    int64_t times;    /* the size in the second run is `times` * `first`; a different prime for each symbol */
+    int64_t times;    /* a prime, different for each symbol; the size in the second run is `times` * `first` */
     int64_t first;    /* the size in the first run; 0: no dimension of an input has this symbol */
     int input, axis;
 } te__onnx_symbol;

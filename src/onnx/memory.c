@@ -1,4 +1,4 @@
-/* onnx/memory.c: finds the item of the graph that has the value of a tensor. This part uses memory and strides. It must
+/* onnx/memory.c: finds the item of the graph that has the value of a tensor. This file uses memory and strides. It must
  * not depend on what operations compute.
  *
  * Making a view is not a call of an operation, so the recorded calls show only which memory is written and read. The
@@ -105,7 +105,7 @@ static void te__onnx_memory_free(te__onnx *g) {
     for (i = 0; i < g->num_writes; i++) te__free(g->te, g->writes[i].path);
     te__free(g->te, g->writes);
 }
-/* Returns the index of the last of the first `before` writes that overlaps x, or -1 if there is none. */
+/* Searches only the first `before` writes. Returns the index of the last one that overlaps x, or -1 if none does. */
 static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) {
     while (--before >= 0 && !te__onnx_spans_meet(&g->writes[before].x.first, &x->first)) {}
     return before;

@@ -2,8 +2,8 @@
  * part uses the args of operations and their formulas. It must not depend on modules.
  *
  * The graph has the content of a row_id_map as vectors (te__onnx_map) with one element for each copy of a token. They
- * are the source row (`source`), the index in the flattened probabilities [T, E] or [T, topk] (`place`), the expert, and
- * the destination row. The te__onnx_write of the row_id_map has these vectors. */
+ * are the source row, the index in the flattened probabilities [T, E] or [T, topk] (`place`), the expert, and the
+ * destination row. The te__onnx_write of the row_id_map has these vectors. */
 
 /* Returns the second result of TopK: the 64-bit indices of the `k` largest or smallest elements along the last axis, in
  * order. Among equal elements the earlier one comes first. k is an item, a 64-bit vector of one number. */

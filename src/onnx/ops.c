@@ -1,4 +1,4 @@
-/* onnx/ops.c: translates elementwise operations, norms, activations and softmax into nodes of an ONNX graph. This part
+/* onnx/ops.c: translates elementwise operations, norms, activations and softmax into nodes of an ONNX graph. This file
  * uses the args of operations and their formulas. It must not depend on modules.
  *
  * An emitter is a function that translates the calls of one operation. Its arguments are the args of a call in both
@@ -46,7 +46,8 @@ static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_a
     }
     TE__ONNX_STORE(out, v);
 }
-/* Reshapes `numbers`, one number for each row of the tensor `of`, to the shape of `of` with a last dimension of 1. */
+/* Reshapes `numbers`, which has one number for each row of the tensor `of`. The result has the shape of that tensor,
+ * but its last dimension is 1. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];
     te__onnx_dims(of, shape);
@@ -242,8 +243,8 @@ static bool te__onnx_is_top_left(te_attn_mask mask) { return mask == TE_MASK_CAU
 static bool te__onnx_is_bottom_right(te_attn_mask mask) {
     return mask == TE_MASK_CAUSAL_BOTTOM_RIGHT || mask == TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
 }
-/* Returns true if the diagonal from which windows and ALiBi count distances ends in the lower right corner of the
- * scores. */
+/* Windows and ALiBi count distances from a diagonal. Returns true if this diagonal ends in the lower right corner of
+ * the scores. */
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
 }

@@ -1,4 +1,4 @@
-/* onnx/proto.c: the wire format of protobuf, and the numbers of ONNX's messages and formats. This part handles only
+/* onnx/proto.c: the wire format of protobuf, and the numbers of ONNX's messages and formats. This file handles only
  * bytes. It must not depend on tensors, nor on what an operation computes.
  *
  * A message is a sequence of fields. A field is a key (field number and wire type) and a value. The value is a varint,

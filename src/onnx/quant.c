@@ -1,4 +1,4 @@
-/* onnx/quant.c: translates quantization, and GEMMs whose operands are codes, into nodes of an ONNX graph. This part
+/* onnx/quant.c: translates quantization, and GEMMs whose operands are codes, into nodes of an ONNX graph. This file
  * uses the args of operations. It must not depend on recipes.
  *
  * Codes with one scale per tensor become QuantizeLinear and DequantizeLinear, because runtimes look for these two

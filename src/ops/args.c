@@ -1,4 +1,4 @@
-/* ops/args.c: for each operation, the list of the tensors in its args and how they are used. This part also has the
+/* ops/args.c: for each operation, the list of the tensors in its args and how they are used. This file also has the
  * checks that the public functions of all operations share. It may use every args struct. It must not depend on what
  * operations compute.
  *
@@ -146,8 +146,8 @@ enum {
     T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT_FLOAT | TE__OPT) \
     T(amax_a, TE__IN_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
     T(amax_b, TE__IN_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
-/* If groups are along rows, only the device knows how many rows of d and aux are written. The other rows keep their
- * values, so the old values count as read. */
+/* Without along_k the groups divide the rows of d and aux, and only the device knows how many of these rows are
+ * written. The other rows keep their values, so the old values count as read. */
 #define TE__ARGS_grouped_gemm(T, L) \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
     T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
@@ -430,7 +430,8 @@ typedef struct te__span {
 } te__span;
 
 /* One argument of a call. It is a field that points to a tensor, or a list of `count` tensors whose pointers are
- * `stride` bytes apart. The pointers are read and written by memcpy, since some of them are to const tensors. */
+ * `stride` bytes apart. The pointers are read and written by memcpy, since their type is te_tensor * or
+ * const te_tensor *. */
 typedef struct te__arg {
     const char *name;
     unsigned char *slot; /* the address of the pointer to the tensor, or to the list's first tensor; NULL if the list is

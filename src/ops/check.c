@@ -1,5 +1,5 @@
 /* ops/check.c: checks of one tensor, with their error messages. Several operations need these checks in addition to
- * te__args_check. This part also checks the alignment that fast kernels need. It may use tensors. It must not depend on
+ * te__args_check. This file also checks the alignment that fast kernels need. It may use tensors. It must not depend on
  * any operation.
  *
  * The arguments `op` and `name` appear in the messages, for example "rmsnorm_fwd" and "gamma". Each function returns

@@ -1,5 +1,5 @@
 /* ops/record.c: records an operation in a capture. The capture holds the memory of the tensors. On the CPU the capture
- * also stores the call. This part may use te__args. It must not depend on what operations compute.
+ * also stores the call. This file may use te__args. It must not depend on what operations compute.
  *
  * A capture lives longer than the arguments of a captured call. So a stored call has its own copies of the tensors, the
  * tensor lists, and the frequencies of a rotary embedding. */

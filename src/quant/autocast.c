@@ -1,5 +1,5 @@
 /* quant/autocast.c: the stack of open autocast regions, the update of delayed scales, and the choice of a quantizer for
- * each slot of a module. A slot is one operand of a matrix product. This part may use recipes and quantizers.
+ * each slot of a module. A slot is one operand of a matrix product. This file may use recipes and quantizers.
  * It must not depend on what a module computes. */
 
 /* Checks a hybrid quantizer: if its row-wise or column-wise quantizer uses delayed scaling, the user must have given

@@ -1,4 +1,4 @@
-/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor. This part allocates and fills the
+/* quant/copies.c: the row-wise and the column-wise copy of a quantized tensor. This file allocates and fills the
  * copies, and makes a column-wise copy from a row-wise one. It may use the table of quantizer kinds (te__quant_class).
  * It must not depend on recipes or modules. */
 

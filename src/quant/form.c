@@ -1,4 +1,4 @@
-/* quant/form.c: the functions that decode, share and release quantized tensors. This part may use the table of
+/* quant/form.c: the functions that decode, share and release quantized tensors. This file may use the table of
  * quantizer kinds (te__quant_class). It must not depend on how the copies of a quantized tensor are made. */
 
 /* ---- releasing quantizers ---- */

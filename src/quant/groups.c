@@ -1,4 +1,4 @@
-/* quant/groups.c: groups of rows that are quantized separately. The sizes of the groups are on the device. This part
+/* quant/groups.c: groups of rows that are quantized separately. The sizes of the groups are on the device. This file
  * finds the group of each row. It also pads groups, so that no block of a column-wise copy has rows of two groups. It
  * may use the table of quantizer kinds (te__quant_class) and the operations te_op_moe_*. It must not depend on the
  * meaning of the groups.

@@ -1,4 +1,4 @@
-/* quant/inspect.c: measures the quantization error of each operand of a module when the operand is quantized. This part
+/* quant/inspect.c: measures the quantization error of each operand of a module when the operand is quantized. This file
  * may use scaling states and the operation quant_error. It must not depend on what a module computes. */
 
 /* Returns, for each element of a copy, the largest magnitude that the element's scale allows. It sets every code to the

@@ -1,6 +1,6 @@
 /* quant/kinds.h: the structs of quantized tensors, and te__quant_class, which has the facts and functions of one kind
  * of quantizer. The te__quant_class of the kind NAME is in quant/kind_NAME.c. Other files read these facts instead of
- * comparing kinds. This part also has helpers for several kinds. It must not depend on any single kind. */
+ * comparing kinds. This file also has helpers for several kinds. It must not depend on any single kind. */
 
 /* ---- quantized tensors ---- */
 

@@ -1,6 +1,6 @@
 /* quant/master.c: quantizes the weights of a model from f32 master weights. Each rank has slices of the master weights.
  * The ranks first reduce the amaxes of their slices. Then each rank computes the scales of the whole weights, and the
- * codes of its slices. This part may use slices and groups of ranks. It must not depend on optimizers or modules.
+ * codes of its slices. This file may use slices and groups of ranks. It must not depend on optimizers or modules.
  *
  * The results equal those of quantize_master_weights in TransformerEngine (pytorch/tensor/utils.py). TransformerEngine
  * reduces once for each kind of scaling. Here one te_all_reduce reduces the amaxes of all weights. Every rank takes
@@ -202,7 +202,8 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* Computes scale_inv = RN(1 / scale). A cast of one zero writes it, so it has the same bits as in other casts. */
+/* Computes scale_inv = RN(1 / scale). te_op_fp8_quantize writes scale_inv while it casts a single zero. So scale_inv
+ * has the same bits as after any other cast. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;

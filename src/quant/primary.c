@@ -1,4 +1,4 @@
-/* quant/primary.c: weights that are stored quantized. This part makes them, preserves their first values, and replaces
+/* quant/primary.c: weights that are stored quantized. This file makes them, preserves their first values, and replaces
  * their memory. It may use recipes and quantizers. It must not depend on the module to which a weight belongs. */
 
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {

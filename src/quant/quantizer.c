@@ -1,4 +1,4 @@
-/* quant/quantizer.c: the public functions of quantizers and quantized tensors. This part may use the copies. It must
+/* quant/quantizer.c: the public functions of quantizers and quantized tensors. This file may use the copies. It must
  * not depend on recipes or modules. */
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }

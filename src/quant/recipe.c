@@ -1,4 +1,4 @@
-/* quant/recipe.c: the recipes. This part says how a recipe quantizes each operand of a product, and checks the fields
+/* quant/recipe.c: the recipes. This file says how a recipe quantizes each operand of a product, and checks the fields
  * of a recipe. It may use quantizers. It must not depend on the autocast stack or on modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {

@@ -1,5 +1,5 @@
 /* quant/scaling.c: the state that modules keep for recipes: the scales and amax histories of delayed scaling, the
- * quantizers that a custom recipe's factory has chosen, and the last inspection. This part may use quantizers. It must
+ * quantizers that a custom recipe's factory has chosen, and the last inspection. This file may use quantizers. It must
  * not depend on what modules compute. */
 
 /* The delayed scales of a module for one direction, forward or backward. A slot is one operand of one product; there

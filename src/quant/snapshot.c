@@ -1,5 +1,5 @@
 /* quant/snapshot.c: remembers what must be the same in both runs of a checkpointed function: the random state, the
- * autocast stack, the scales of delayed recipes, and the values of parameters. This part may use scaling states and the
+ * autocast stack, the scales of delayed recipes, and the values of parameters. This file may use scaling states and the
  * tape. It must not depend on modules. */
 
 typedef struct te__snapshot_scales {

@@ -1,5 +1,5 @@
 /* sys/file.c: reads files, replaces files atomically, lists and makes folders, and takes locks between processes. Paths
- * are UTF-8. This part may call the operating system. It must not depend on what files hold.
+ * are UTF-8. This file may call the operating system. It must not depend on what files hold.
  *
  * A function that fails returns false. It appends a sentence with the path and the system's error text to `why`. `why`
  * may be NULL. */

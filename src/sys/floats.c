@@ -1,7 +1,7 @@
 /* sys/floats.c: sets the floating-point modes of the processor: rounding, and whether subnormal numbers count as zeros.
  * Any library in the process may have changed these modes; a library linked with -ffast-math does so when it is loaded.
  * The codes of a cast must not depend on the modes. So arithmetic runs between te__floats_begin and te__floats_end.
- * This part may use <fenv.h> and the control registers of x86 (SSE) and arm64. It must not depend on what is
+ * This file may use <fenv.h> and the control registers of x86 (SSE) and arm64. It must not depend on what is
  * computed. */
 
 #include <fenv.h>
@@ -82,7 +82,7 @@ static inline float te__floats_divide(double a, double b) {
 
 /* Returns true if the compiler's arithmetic does what the source says. Returns false if it may reorder sums, replace a
  * division by a multiplication, or ignore -0. A test at run time is needed, since clang defines no macro for
- * -ffast-math and similar flags. If the compiler keeps every number wider than its type (FLT_EVAL_METHOD 2, see
+ * -ffast-math and similar flags. If the compiler computes float sums in a wider type (FLT_EVAL_METHOD is not 0, see
  * te_report), there is no test and the result is true. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0

@@ -1,5 +1,5 @@
 /* sys/sys.c: small functions over POSIX or Windows: mutexes, threads, atomics, time, environment, shared libraries. No
- * other file includes headers of the operating system. This part must not depend on tensors. */
+ * other file includes headers of the operating system. This file must not depend on tensors. */
 
 #ifdef _WIN32
 #ifndef WIN32_LEAN_AND_MEAN

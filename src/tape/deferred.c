@@ -1,5 +1,5 @@
 /* tape/deferred.c: the queue of work that a backward pass postpones. The work stays in the order of the calls of
- * te__defer. This part may allocate host memory. It must not depend on what the work does. */
+ * te__defer. This file may allocate host memory. It must not depend on what the work does. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
 typedef struct te__deferred {

@@ -1,5 +1,5 @@
 /* tape/offload.c: the hooks of te_cpu_offload_begin. They keep saved activations in pinned host memory between the
- * forward and the backward pass. This part may use hooks, buffers and transfers. It must not depend on what the tensors
+ * forward and the backward pass. This file may use hooks, buffers and transfers. It must not depend on what the tensors
  * mean.
  *
  * Whole buffers are copied. Tensors that share a buffer share its copy (te__offloaded). All copies are in one list, in
@@ -260,8 +260,8 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Gives x, a part of a saved tensor, device memory with the saved bytes. If the old buffer was written after the copy,
- * the saved bytes get a new buffer. */
+/* Puts the saved bytes of x, a part of a saved tensor, into device memory again, and attaches the memory to x. If the
+ * old buffer was written since the bytes were saved, they get a new buffer. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;

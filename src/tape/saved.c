@@ -1,4 +1,4 @@
-/* tape/saved.c: hooks that pack the tensors that tape nodes save, and unpack them for the backward functions. This part
+/* tape/saved.c: hooks that pack the tensors that tape nodes save, and unpack them for the backward functions. This file
  * may use nodes. It must not depend on what a hook does with a tensor. */
 
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks) {

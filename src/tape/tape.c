@@ -1,4 +1,4 @@
-/* tape/tape.c: records nodes, and runs their backward functions from the last node to the first (plays them). This part
+/* tape/tape.c: records nodes, and runs their backward functions from the last node to the first (plays them). This file
  * may use tensors, and may add, copy and decode gradients. It must not depend on what a node computes. */
 
 /* Returns the variable of x. If x has none yet, makes one. Returns NULL only if memory is exhausted. */
@@ -411,10 +411,10 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* Ends a te_backward for the leaves in te->tape.fresh from index `first` on. If `result` is TE_OK, calls
- * te__leaf_own for each of them. Otherwise drops their gradients. After a te_backward inside a backward function,
- * leaves that were made outside of backward functions stay in te->tape.fresh, because the outer te_backward may still
- * fail. */
+/* Ends a te_backward whose leaves are in te->tape.fresh from index `first` on. If `result` is TE_OK, calls te__leaf_own
+ * for each of these leaves. Otherwise drops their gradients. If a backward function called this te_backward, leaves
+ * that were made outside of backward functions stay in te->tape.fresh. If the outer te_backward fails later, it drops
+ * their gradients too. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);

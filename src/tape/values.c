@@ -1,4 +1,4 @@
-/* tape/values.c: fills tensors, and copies between tensors and host memory. This part may use the operations of the
+/* tape/values.c: fills tensors, and copies between tensors and host memory. This file may use the operations of the
  * family math. It must not depend on the tape. */
 
 /* ---- filling ---- */

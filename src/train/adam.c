@@ -1,4 +1,4 @@
-/* train/adam.c: the options of FusedAdam, and the one multi-tensor operation of a step. This part may use
+/* train/adam.c: the options of FusedAdam, and the one multi-tensor operation of a step. This file may use
  * train/optimizer.c. It must not depend on files. */
 
 static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {

@@ -1,4 +1,4 @@
-/* train/checkpoint.c: saves and loads a model, its optimizer and the random state as one safetensors file. This part
+/* train/checkpoint.c: saves and loads a model, its optimizer and the random state as one safetensors file. This file
  * may use the module tree, optimizers and safetensors. It must not depend on what a module computes. These are the
  * names in the file:
  *
@@ -201,7 +201,7 @@ static bool te__is_scaling_name(const char *name) {
     return false;
 }
 /* Returns true if an entry of the file has the dtype and shape of the scaling state of module m: f32 scales [n], or an
- * f32 amax history [L, n]. The module would never read any other tensor. */
+ * f32 amax history [L, n]. The module could not use another dtype or shape. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
     const te__scaling *s = te__quant_of(m->te)->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");

@@ -1,5 +1,5 @@
 /* train/groups.c: puts the parameters of an optimizer into groups, and keeps the numbers of each group (learning rate,
- * betas, weight decay ..). This part may use train/states.c. It must not depend on what a step does. */
+ * betas, weight decay ..). This file may use train/states.c. It must not depend on what a step does. */
 
 /* Returns true if `text` matches `pattern`. In the pattern * stands for any characters, and ? for one character. */
 static bool te__matches(const char *pattern, const char *text) {

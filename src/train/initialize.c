@@ -1,5 +1,5 @@
 /* train/initialize.c: makes the states of an optimizer's parameters, and updates them when the format of a parameter
- * has changed. This part may use train/states.c. It must not depend on what a step does. */
+ * has changed. This file may use train/states.c. It must not depend on what a step does. */
 
 /* Returns the optimizer's entry for a parameter, or NULL. Tied weights are in the tree twice but have only one entry.
  * The search begins at the end, because a new parameter is at the end and is looked up for each of its states. */

@@ -1,5 +1,5 @@
 /* train/optimizer.c: the code that all optimizers share. It handles the parameters of a module tree, their gradients,
- * steps (direct and in graphs), and states by name. This part may use train/states.c and the module tree. It must not
+ * steps (direct and in graphs), and states by name. This file may use train/states.c and the module tree. It must not
  * depend on the arithmetic of any optimizer, or on files. */
 
 /* ---- creation ---- */
@@ -237,7 +237,7 @@ typedef struct te__opt_steps {
                                            * words or more */
     bool clipped; /* the optimizer's `clipped` before the capture */
     bool scaled;  /* the last step uses loss scaling */
-    bool counts;  /* the first captured step counts, in `skipped`, whether the step before it was skipped */
+    bool counts;  /* each launch adds `found`, the flag of the last step before the launch, to `skipped` */
 } te__opt_steps;
 /* Returns the flags [num_params] that are stored behind the struct. A flag is true if the captured steps update the
  * parameter. */

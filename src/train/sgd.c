@@ -1,4 +1,4 @@
-/* train/sgd.c: the options of FusedSGD, and the one multi-tensor operation of a step. This part may use
+/* train/sgd.c: the options of FusedSGD, and the one multi-tensor operation of a step. This file may use
  * train/optimizer.c. It must not depend on files. */
 
 /* Returns true if the first step of a parameter differs from later steps. In the first step the momentum becomes the

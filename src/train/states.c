@@ -1,5 +1,5 @@
 /* train/states.c: the states that an optimizer keeps for a parameter, in any format, and the master copies of
- * parameters. This part may call raw operations. It must not depend on which optimizer steps, or when. */
+ * parameters. This file may call raw operations. It must not depend on which optimizer steps, or when. */
 
 typedef struct te__train_state {
     te_fused_adam_methods fused_adam; /* set by te_fused_adam_set_methods; a NULL function stands for te.h's own one */

@@ -1,4 +1,4 @@
-// ops/act/act.cuh: the activations and their derivatives, for one element. This part has only formulas. It must not
+// ops/act/act.cuh: the activations and their derivatives, for one element. This file has only formulas. It must not
 // depend on memory.
 //
 //   plain   y = f(x)                    dx = dy f'(x)

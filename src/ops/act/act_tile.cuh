@@ -1,5 +1,5 @@
 // ops/act/act_tile.cuh: work on a tile of 128 rows and 64 columns: which elements a thread has, and how results are
-// stored as rows and as their transpose. This part uses positions of elements. It must not depend on the activation.
+// stored as rows and as their transpose. This file uses positions of elements. It must not depend on the activation.
 //
 //            64 columns (tx = t % 8: 8 each)
 //          +-------------------------+

@@ -95,8 +95,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     }
 }
 
-/* Returns how many of the columns first .. first + count - 1 of half h are contiguous, beginning with column `first`.
- * Sets *at to the index of column `first` in the row. In a gated row the two halves alternate block by block. */
+/* Returns the number of contiguous columns of half h, from column `first` on. Counts at most `count` columns. Sets *at
+ * to the index of column `first` in the row. In a gated row the two halves alternate block by block. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;

@@ -1,4 +1,4 @@
-/* ops/act/cuda.c: plans the launches of the activation kernels, that is, chooses a kernel and its options. This part
+/* ops/act/cuda.c: plans the launches of the activation kernels, that is, chooses a kernel and its options. This file
  * uses te__plan. It must not depend on the driver. */
 
 /* Sets the grid of a launch so that tiles of 128 x 64 cover m rows and n columns. Returns the number of tiles along

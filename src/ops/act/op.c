@@ -1,4 +1,4 @@
-/* ops/act/op.c: the checks and defaults of the activation operations. This part uses tensors. It must not depend on
+/* ops/act/op.c: the checks and defaults of the activation operations. This file uses tensors. It must not depend on
  * which backend runs. */
 
 /* The entry of one activation in the host's table. The formulas are in cpu.c and act.cuh. */

@@ -1,5 +1,5 @@
-// ops/attn/attn.cuh: what all attention kernels need: the mask (the keys that a row attends to), scores, and dropout.
-// This part must not depend on tiles.
+// ops/attn/attn.cuh: the mask (the keys that a row attends to), scores and dropout, for all attention kernels.
+// This file must not depend on tiles.
 #pragma once
 #include "device/base.cuh"
 #include "ops/attn/kargs.h"
@@ -49,8 +49,8 @@ TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_byte
 // Returns the index of element [b, i, h, 0] of x. te_load and te_store take this index.
 TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b * x.b + h * x.h + i * x.s; }
 
-// Option X_EXTRA of all attention kernels. 0: plain attention only. 1: all options of te__attn_extra. The kernels that
-// are embedded as PTX have 1.
+// Option X_EXTRA of all attention kernels. 0: plain attention only. 1: all options of te__attn_extra. In the
+// kernels that are embedded as PTX it is 1.
 #ifndef X_EXTRA
 #define X_EXTRA 1
 #endif
@@ -72,9 +72,9 @@ struct te_attn_blocks {
     // A row of the block mask is contiguous, so the stride t.j is not used here.
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
-// Returns the row or key at which the first tile of n rows or keys begins. This is `begin`, or with a block mask or
-// dropout `begin` rounded down to a multiple of n. Then each tile lies in one block of the block mask, and the
-// dropout bits of each of its rows lie in one 32-bit word.
+// Returns the row or key at which the first tile of n rows or keys begins. Without a block mask and dropout this is
+// `begin`. Otherwise `begin` is rounded down to a multiple of n. Then each tile lies in one block of the block mask,
+// and the dropout bits of each of its rows lie in one 32-bit word.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
@@ -342,9 +342,9 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    // A bit of the word is 1 if a random number of 16 bits is at least the threshold. A lane draws only four of these
-    // bits. If the four bits are equal to the threshold's, the lower bits decide. from_less is the word if the lower
-    // bits are less than the threshold's, and from_more is the word if they are not.
+    // Each bit of the word has a 16-bit random number. The bit is 1 if this number is at least the threshold. A lane
+    // draws only four bits of each number. Where they are equal to the threshold's bits, the lower bits decide.
+    // from_less is the word if all lower bits are less than the threshold's, and from_more is the word if they are not.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);

@@ -1,4 +1,4 @@
-/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. This part
+/* ops/attn/choice.c: chooses the kernels for an attention problem, and says why faster kernels cannot run it. This file
  * may use te__plan. It must not depend on tiles.
  *
  * TE__ATTN_TABLE has a row for each feature of a problem that some kernels do not support. Both the choice and the

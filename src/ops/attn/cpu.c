@@ -7,8 +7,8 @@
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
  *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
  *   FP8: drop(P) and dS are rounded to codes where they are multiplied by V, dO, K and Q, and in dB. Since O comes from
- *   rounded P, D_i is sum_j P_ij dP_ij. With a soft cap the dS of dB is not rounded: the FP8 scale is made for dS times
- *   the cap's derivative, which may be much less.
+ *   rounded P, D_i is sum_j P_ij dP_ij. With a soft cap the dS of dB is not rounded, because the FP8 scale is that of
+ *   dS times the cap's derivative.
  *
  * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
  * Every product is computed by te__attn_madd. A task has all query heads of one head of K and V, so K and V are decoded

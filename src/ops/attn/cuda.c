@@ -1,4 +1,4 @@
-/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. This part may use te__plan. It
+/* ops/attn/cuda.c: tiles and launches of the mma.sync and the general attention kernels. This file may use te__plan. It
  * must not depend on the driver.
  *
  * Head sizes are rounded up to a size for which a tensor-core kernel is compiled. The channels that this adds are

@@ -1,4 +1,4 @@
-/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, and launches. This part may
+/* ops/attn/hopper.c: tensor maps, the order of tiles, and launches of the attention kernels of sm_90a. This file may
  * use te__plan. It must not depend on the driver. */
 
 /* Returns the smallest head size from d on for which the Hopper kernels are compiled. */
@@ -101,8 +101,8 @@ static bool te__attn_needs_two_waves(const te__attn_kargs *a, const char *mod) {
 }
 
 /* Launches attn_dropout_bits, which writes dropout's bits to memory. `keys` is the number of keys of a block in the
- * kernels that read them. Returns where the bits are. The field `words` is NULL if there is no dropout, or if the bits
- * would fill more than 2 GB. */
+ * kernels that read the bits. Returns where the bits are. The field `words` is NULL if there is no dropout, or if the
+ * bits would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
@@ -141,7 +141,7 @@ static bool te__attn_bias_in_keys(const te__attn_kargs *a, int keys) {
            te__attn_line_bytes(a, keys) <= (int64_t)1 << 30;
 }
 /* Launches attn_bias_line, which turns a bias that all queries share into an operand of a matrix product. Returns where
- * the operand is. Its strides count keys. */
+ * the operand is. The unit of its strides is one key, 16 bytes. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);

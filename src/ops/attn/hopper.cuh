@@ -1,5 +1,5 @@
-// ops/attn/hopper.cuh: what the attention kernels of sm_90a have in common: products by wgmma, tiles in shared memory,
-// and which keys a tile of queries needs. This part must not depend on a kernel's pipeline.
+// ops/attn/hopper.cuh: products by wgmma, tiles in shared memory, and the keys that a tile of queries needs, for all
+// attention kernels of sm_90a. This file must not depend on a kernel's pipeline.
 //
 // A matrix of 16-bit channels is in shared memory as TMA writes it: in panels of 64 channels, with rows of 128 bytes
 // and the 128-byte swizzle. If the head size is not a multiple of 64, only a part of the last panel is read.
@@ -99,7 +99,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, 
     }
     return begin - 1;
 }
-// Returns the same number as the function above, without `full`. A single thread may call this function.
+// Returns the same number as the function above, without `full`. The other threads of the warp need not call it.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
     for (; end > begin; end -= 8) { // eight loads at a time
         te_u32 seen = 0;

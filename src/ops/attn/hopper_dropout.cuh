@@ -1,4 +1,4 @@
-// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. This part
+// ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. This file
 // depends on the layout of fragments of S. It must not depend on a kernel's pipeline.
 //
 // Options: X_DROPOUT: 0: there is no dropout; 1: dropout's bits lie in memory (attn_dropout_bits.cu); 2: the bits would

@@ -1,5 +1,5 @@
 // ops/attn/hopper_scores.cuh: turns products Q K^T into scores for the attention kernels of sm_90a. Scores may have
-// ALiBi, a bias, a mask of elements and the user's rule. This part depends on the layout of fragments of S. It must not
+// ALiBi, a bias, a mask of elements and the user's rule. This file depends on the layout of fragments of S. It must not
 // depend on a kernel's pipeline.
 //
 // A score is scale * product + bias - slope |i + delta - j|, changed by the user's rule. S is the fragment in
@@ -232,8 +232,8 @@ struct te_line {
                  : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16)
                           : 0;
     }
-    // Prepares operand A and the shift. `at` is key minus query for the thread's upper row and column 0. `first` and
-    // `last` are the least and the greatest key minus query in the warp.
+    // Prepares operand A and the shift. `at` is the signed distance (key - query) for the thread's upper row and
+    // column 0. `first` and `last` are the least and the greatest signed distance in the warp.
     TE_DEV void start(int at, int first, int last) {
         const bool up = last <= 0, down = !up && first >= 0;
         bent = !up && !down;

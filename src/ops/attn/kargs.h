@@ -98,7 +98,7 @@ typedef struct te__attn_bits_kargs {
 
 /* The arguments of attn_bias_line.cu. */
 typedef struct te__attn_line_kargs {
-    te__attn_table bias, to; /* to: bf16 [b|1, h|1, keys, 8]; its strides count keys, 16 bytes each */
+    te__attn_table bias, to; /* to: bf16 [b|1, h|1, keys, 8]; the unit of its strides is one key, 16 bytes */
     int heads;               /* number of heads of the bias: 1 or all */
     int s_kv, keys;          /* keys: s_kv rounded up to a multiple of the forward kernel's block of keys */
     float factor;            /* turns the bias into units of products Q K^T */
@@ -120,8 +120,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     unsigned long long bias_map[16]; /* X_TILES */
     float bias_factor;               /* turns a bias into units of products Q K^T */
     int pad_factor;
-    te__attn_table line;             /* X_KEYS: the operand that attn_bias_line.cu made of the bias. Its strides count
-                                      * keys. */
+    te__attn_table line;             /* X_KEYS: the operand that attn_bias_line.cu made of the bias. The unit of its
+                                      * strides is one key, 16 bytes. */
     unsigned char pad_bias[64 - (sizeof(te__attn_table) + 8) % 64];
 } te__attn_fwd_hopper_kargs;
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
@@ -153,7 +153,7 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
     (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + \
      16 * TE__ATTN_BWD_QUERIES(d) + 16 * 8 + 16)
 
-/* The numbers of the backward kernels for heads above 128 channels. STAGES is the number of pipeline stages, SHARED is
+/* Sizes of the backward kernels for heads above 128 channels. STAGES is the number of pipeline stages, SHARED is
  * the number of bytes of shared memory. DKV is attn_bwd_dkv_hopper.cu, which has stages of queries. DQ is
  * attn_bwd_dq_hopper.cu, which has stages of keys and stages of values. */
 #define TE__ATTN_DKV_STAGES(d) ((d) <= 192 ? 3 : 2)
@@ -188,7 +188,7 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512)
 
 /* TE__ATTN_BYTES is the size in bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are
- * numbers of attn_fwd_hopper.cu: the keys of a block (KEYS), the stages of Q (STAGES_Q), and bytes of shared memory.
+ * sizes in attn_fwd_hopper.cu: the keys of a block (KEYS), the stages of Q (STAGES_Q), and bytes of shared memory.
  * `waves` is the number of consumer warpgroups. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
@@ -212,8 +212,8 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_BIAS_STAGES(d, d_v, waves) (TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, 2) <= TE__ATTN_SHARED_MAX ? 2 : 1)
 #define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
 /* Shared memory of attn_fwd_hopper.cu with a bias that all queries share (X_KEYS). TE__ATTN_KEYS_BYTES is for the
- * operands of the product that adds the bias. Operand A has 64 rows of 16 bytes. Operand B has 16 bytes per key. It has
- * two stages, and a third part of zeros. Above 64 channels O takes the place of Q. */
+ * operands of the product that adds the bias. Operand A has 64 rows of 16 bytes. Operand B has 16 bytes per key.
+ * There are two stages of it, and zeros as large as one stage. Above 64 channels O takes the place of Q. */
 #define TE__ATTN_KEYS_BYTES(d, d_v) (1024 + 3 * 16 * TE__ATTN_FWD_KEYS(d, d_v))
 #define TE__ATTN_KEYS_SHARED(d, d_v, waves)                                                     \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) + ((d) <= 64 ? (waves) * TE__ATTN_BYTES(64, d_v) : 0) + \

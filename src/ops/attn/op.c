@@ -1,5 +1,5 @@
 /* ops/attn/op.c: the defaults and checks of the attention operations, and the kernel arguments (te__attn_kargs) that
- * both backends start from. This part uses tensors. It must not depend on which backend runs. */
+ * both backends start from. This file uses tensors. It must not depend on which backend runs. */
 
 static bool te__attn_pads(te_attn_mask mask) {
     return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;

@@ -1,6 +1,5 @@
-/* ops/attn/score_mod.c: the user's expressions for scores and masks (te_score_mod): the checks that decide which
- * expressions the compiler gets, and the text that kernels include. This part handles text. It must not depend on
- * attention. */
+/* ops/attn/score_mod.c: checks the user's expressions for scores and masks (te_score_mod), and writes the text that
+ * kernels include. This file handles text. It must not depend on attention. */
 
 static bool te__has_score_mod(const te_score_mod *m) {
     return m->score_mod || m->mask_mod || m->score_fn || m->mask_fn;

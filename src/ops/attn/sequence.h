@@ -112,11 +112,11 @@ TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i
            (uint64_t)((a->s_kv + 31) / 32);
 }
 TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
-/* Extends a comparison of 32 numbers with the threshold by the four bits of Philox block `block`. Before the call, bit
- * j of at_least says whether the lower bits of number j are at least the lower bits of the threshold. The result says
- * the same with the four new bits included. Where a new bit differs from the threshold's bit, it decides. Where they
- * are equal, the old answer stays. Both cases are one formula: the majority of the new bit, the old answer, and the
- * inverse of the threshold's bit. */
+/* Continues the comparison of 32 random numbers with the threshold. Bit j of at_least says whether the lower bits of
+ * number j are at least the lower bits of the threshold. `bits` has the next four bits of each number, which are in
+ * Philox block `block`. The result says the same as at_least, but with these bits included. Where a new bit differs
+ * from the threshold's bit, it decides. Where they are equal, the old answer stays. Both cases are one formula: the
+ * majority of the new bit, the old answer, and the inverse of the threshold's bit. */
 TE__BOTH uint32_t te__attn_keep_step(uint32_t at_least, const uint32_t bits[4], uint32_t threshold, int block) {
     int n;
     for (n = 0; n < 4; n++) {

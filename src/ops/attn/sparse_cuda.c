@@ -1,4 +1,4 @@
-/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This part may use te__plan. It must
+/* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This file may use te__plan. It must
  * not call the CUDA driver. */
 
 /* Returns the bytes of shared memory that a block needs. It holds eight heads of q and o (in the backward pass: of q,

@@ -1,4 +1,4 @@
-// ops/block/block.cuh: converts FP8 codes to f32, for the kernels block_dequantize and block_dequantize_col. This part
+// ops/block/block.cuh: converts FP8 codes to f32, for the kernels block_dequantize and block_dequantize_col. This file
 // must not depend on where the scales lie.
 #pragma once
 #include "device/vector.cuh"

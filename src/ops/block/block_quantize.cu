@@ -48,8 +48,8 @@
 #define PACKED (HELD != TE_F32)
 
 // Does one step of a maximum across lanes. It works on pairs of lanes whose numbers differ in the bit `lane_bit`.
-// Before, both lanes have 2n values. Afterwards, the lane with the bit set has the n maxima of the upper values, and
-// the other lane has the n maxima of the lower values.
+// Before, both lanes have 2n values. Afterwards each value is the maximum of both lanes' values. The lane with the bit
+// set has the upper n of these maxima, and the other lane has the lower n.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll

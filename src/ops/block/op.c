@@ -1,5 +1,5 @@
 /* ops/block/op.c: FP8 quantization with one f32 scale for each block of 1 x 128 or 128 x 128 elements. It has the
- * checks, the CPU's reference and the kernel launches. This part knows where the scales of each copy lie. It must not
+ * checks, the CPU's reference and the kernel launches. This file knows where the scales of each copy lie. It must not
  * depend on how a GPU computes the scales, nor on what the copies are for. */
 
 enum { TE__BLOCK = 128 };

@@ -1,4 +1,4 @@
-/* ops/cast/cuda.c: plans the launches of the cast kernels. This part must not depend on what the kernels compute. */
+/* ops/cast/cuda.c: plans the launches of the cast kernels. This file must not depend on what the kernels compute. */
 
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 

@@ -1,4 +1,4 @@
-// ops/cast/list.cuh: finds the state that a slot of a te__delayed_kargs belongs to. This part knows the layout of that
+// ops/cast/list.cuh: finds the state that a slot of a te__delayed_kargs belongs to. This file knows the layout of that
 // struct. It must not depend on what a slot is used for.
 #pragma once
 #include "device/base.cuh"

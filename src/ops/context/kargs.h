@@ -1,5 +1,5 @@
-/* ops/context/kargs.h: the arguments of the kernels for sequences that are split among ranks, and the rule of which
- * rank has which token. The host's compiler and the kernels' compiler both read this file. */
+/* ops/context/kargs.h: the arguments of the kernels for sequences that are split among ranks, and the rule that
+ * says which rank has which token. The host's compiler and the kernels' compiler both read this file. */
 #ifndef TE__CONTEXT_KARGS_H
 #define TE__CONTEXT_KARGS_H
 

@@ -1,4 +1,4 @@
-/* ops/dropout/cpu.c: the reference of dropout with bias and residual. This part may use cpu/rows.c and Philox. It must
+/* ops/dropout/cpu.c: the reference of dropout with bias and residual. This file may use cpu/rows.c and Philox. It must
  * not depend on CUDA. */
 
 /* A unit of work is at most TE__DROPOUT_RUN columns of one row. It never crosses the end of a row, so its part of the

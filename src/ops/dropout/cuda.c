@@ -1,4 +1,4 @@
-/* ops/dropout/cuda.c: chooses the kernel of dropout and its launch. This part may use te__plan. It must not call the
+/* ops/dropout/cuda.c: chooses the kernel of dropout and its launch. This file may use te__plan. It must not call the
  * CUDA driver. */
 
 static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_add_fwd_args *a) {

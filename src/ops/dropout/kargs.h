@@ -11,7 +11,7 @@ typedef struct te__dropout_add_kargs {
     long long count, n; /* count: elements in all; n: elements of a row */
     long long run; /* number of neighbouring elements that are kept or dropped together */
     unsigned long long seed, offset;
-    const void *rng; /* NULL, or {seed, offset} in device memory: replaces `seed`, and is added to `offset` */
+    const void *rng; /* NULL, or two words in device memory: one replaces `seed`, the other is added to `offset` */
     float p, keep_scale; /* keep_scale = 1 / (1 - p) */
     int x_dt, bias_dt, residual_dt, y_dt;
 } te__dropout_add_kargs;

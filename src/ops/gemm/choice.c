@@ -1,5 +1,5 @@
 /* ops/gemm/choice.c: chooses a tile size and a number of splits of k by a small model of the time that each would take.
- * Nothing is tried out, so the same shapes get the same kernel, and the same bits, in every run. This part knows what
+ * Nothing is tried out, so the same shapes get the same kernel, and the same bits, in every run. This file knows what
  * tiles cost. It must not depend on the kernels' arguments. A slab is the piece of k that a kernel loads at a time. */
 
 /* One tile size of a kernel. */
@@ -37,8 +37,8 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_op_gemm_args *args; /* With groups, these are the arguments of one product over the rows of all groups
-                                  * (with along_k: over the values of k of all groups). */
+    const te_op_gemm_args *args; /* With groups, these are the arguments of one product that has the rows of all
+                                  * groups. With along_k it has the values of k of all groups. */
     const te_op_grouped_gemm_args *groups; /* NULL: one product, no groups */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
@@ -46,8 +46,8 @@ typedef struct te__gemm_problem {
     bool aligned; /* whether gemm_prepare has copied an operand to aligned rows */
 } te__gemm_problem;
 
-/* Returns the number of bm x bn tiles of D. For groups along rows it is an upper bound, since the last tile of each
- * group may not be full. */
+/* Returns the number of bm x bn tiles of D. If groups divide the rows of D, it is an upper bound, since the last tile
+ * of each group may not be full. */
 static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
     const te_op_gemm_args *a = q->args;
     int64_t down = !q->groups           ? te__div_up(a->m, bm)
@@ -125,8 +125,8 @@ static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, d
     return (double)rounds * ((double)te__div_up(k, bk) * size / speed + 0.3 + size);
 }
 
-/* Lets `te_bench --tune` and tests run each alternative. `take` is the number of the alternative, or -1 for the
- * best. */
+/* Lets `te_bench --tune` and tests run each alternative of te__gemm_search. `take` is the number of the
+ * alternative, or -1 for the best. */
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
@@ -153,8 +153,8 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* Returns the argument `work` of te__gemm_cost: the cost of the epilogue, or else of the stores if threads must make
- * them because TMA may not. */
+/* Returns the argument `work` of te__gemm_cost. This is the cost of the epilogue. Without an epilogue it is the cost
+ * of the stores in a Hopper kernel if TMA may not store D. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;

@@ -1,5 +1,5 @@
 /* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU. It is the reference for every kind
- * of scaling, and is fast enough to train with. This part may use tensors. It must not depend on CUDA.
+ * of scaling, and is fast enough to train with. This file may use tensors. It must not depend on CUDA.
  *
  * Both operands are decoded once, whatever their format and layout, into f32 panels. A panel holds six rows of A, or 32
  * columns of B, for k = 0, 1, 2 ... in the order in which the micro-kernel reads them. The micro-kernel multiplies a

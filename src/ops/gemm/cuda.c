@@ -1,4 +1,4 @@
-/* ops/gemm/cuda.c: chooses the kernels and launches of single matrix products and of products by groups. This part may
+/* ops/gemm/cuda.c: chooses the kernels and launches of single matrix products and of products by groups. This file may
  * make plans and tensor maps. It must not use the rest of the CUDA driver.
  *
  * There are five kernels. Any of them except gemv_k needs MXFP8 and NVFP4 operands as bf16: gemm_prepare decodes them

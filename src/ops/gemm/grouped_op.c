@@ -1,4 +1,4 @@
-/* ops/gemm/grouped_op.c: checks the calls of products by groups. This part may use tensors. It must not depend on the
+/* ops/gemm/grouped_op.c: checks the calls of grouped GEMMs. This file may use tensors. It must not depend on the
  * backend. */
 
 /* Returns the arguments of te_op_gemm for a single product with the rows (or the values of k) of all groups. Only the

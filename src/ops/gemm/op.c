@@ -1,4 +1,4 @@
-/* ops/gemm/op.c: sets the default values of matrix products and checks their calls. This part may use tensors. It must
+/* ops/gemm/op.c: sets the default values of matrix products and checks their calls. This file may use tensors. It must
  * not depend on the backend. */
 
 /* Returns the leading dimension of x as a matrix [M, N]: the number of elements from one row to the next. Rows of 4-bit

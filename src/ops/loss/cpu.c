@@ -1,4 +1,4 @@
-/* ops/loss/cpu.c: the reference of cross entropy and mean squared error. This part may use rows of numbers
+/* ops/loss/cpu.c: the reference of cross entropy and mean squared error. This file may use rows of numbers
  * (cpu/rows.c). It must not depend on CUDA. */
 
 /* One thread sums the squared errors of TE__LOSS_BLOCK elements. Then the sums of these blocks are added in order. */

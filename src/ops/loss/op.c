@@ -1,4 +1,4 @@
-/* ops/loss/op.c: sets the default values of the losses and checks their calls. This part may use tensors. It must not
+/* ops/loss/op.c: sets the default values of the losses and checks their calls. This file may use tensors. It must not
  * depend on the backend. */
 
 static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits,

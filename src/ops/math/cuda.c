@@ -1,4 +1,4 @@
-/* ops/math/cuda.c: plans of the math operations. This part knows how each kernel must be launched. It must not depend
+/* ops/math/cuda.c: plans of the math operations. This file knows how each kernel must be launched. It must not depend
  * on what the kernels compute. */
 
 /* ---- copy ---- */

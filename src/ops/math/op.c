@@ -1,5 +1,5 @@
 /* ops/math/op.c: checks the calls of copy, fill, random, axpby, sums and embedding, and computes what both backends
- * need. This part may use tensors. It must not depend on the backend. */
+ * need. This file may use tensors. It must not depend on the backend. */
 
 /* ---- copy ---- */
 

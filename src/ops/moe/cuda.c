@@ -1,4 +1,4 @@
-/* ops/moe/cuda.c: plans of the operations of mixtures of experts. This part knows how each kernel must be launched. It
+/* ops/moe/cuda.c: plans of the operations of mixtures of experts. This file knows how each kernel must be launched. It
  * must not depend on what the kernels compute. */
 
 /* ---- maps ---- */

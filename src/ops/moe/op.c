@@ -1,4 +1,4 @@
-/* ops/moe/op.c: checks the calls for mixtures of experts, and computes what both backends need. This part may use
+/* ops/moe/op.c: checks the calls for mixtures of experts, and computes what both backends need. This file may use
  * tensors. It must not depend on the backend. */
 
 /* ---- maps ---- */

@@ -1,4 +1,4 @@
-/* ops/mxfp8/cuda.c: plans of the MXFP8 casts. This part knows how each kernel must be launched. It must not depend on
+/* ops/mxfp8/cuda.c: plans of the MXFP8 casts. This file knows how each kernel must be launched. It must not depend on
  * what the kernels compute. */
 
 /* Sizes a launch to one block for each tile of m x n. */

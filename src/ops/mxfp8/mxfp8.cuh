@@ -1,5 +1,5 @@
 // ops/mxfp8/mxfp8.cuh: says which elements each thread has in a block's tile of 32 rows and 256 columns. Both casts use
-// it. This part may use lanes and warps. It must not depend on formats.
+// it. This file may use lanes and warps. It must not depend on formats.
 //
 //                256 columns: 8 a lane
 //            +----+----+----+----+-  -+----+----+

@@ -1,4 +1,4 @@
-/* ops/mxfp8/op.c: checks the calls of the MXFP8 casts, and says where each scale lies. This part may use tensors. It
+/* ops/mxfp8/op.c: checks the calls of the MXFP8 casts, and says where each scale lies. This file may use tensors. It
  * must not depend on the backend. */
 
 enum {

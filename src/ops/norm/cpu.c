@@ -1,4 +1,4 @@
-/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This part may use rows of numbers (cpu/rows.c). It must not
+/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This file may use rows of numbers (cpu/rows.c). It must not
  * depend on CUDA.
  *
  * Each pass reads a row in runs of TE__NORM_RUN elements. Sums are in double, in eight interleaved parts. So the loop

@@ -1,4 +1,4 @@
-/* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This part may make plans. It must not
+/* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This file may make plans. It must not
  * call the CUDA driver. */
 
 /* Returns the number of threads in a block of the general kernels: one for every four elements of a row, so that short

@@ -1,4 +1,4 @@
-/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. This part may use rows
+/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. This file may use rows
  * of numbers (cpu/rows.c) and plans. */
 
 enum { TE__L2_RUN = 512 };

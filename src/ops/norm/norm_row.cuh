@@ -1,4 +1,4 @@
-// ops/norm/norm_row.cuh: common parts of the forward kernels of LayerNorm and RMSNorm. This part may use
+// ops/norm/norm_row.cuh: common parts of the forward kernels of LayerNorm and RMSNorm. This file may use
 // te__norm_fwd_kargs and the kernels' options. It must not depend on how rows are loaded. With CHUNKS, a row lies in
 // the registers of T = 32 WARPS threads, as V <= T * CHUNKS vectors of 8 elements; with FULL, V = T * CHUNKS. All these
 // kernels give the same bits, because each divides a row among the threads like this:

@@ -1,4 +1,4 @@
-/* ops/norm/op.c: sets the default values of LayerNorm and RMSNorm and checks their calls. This part may use tensors. It
+/* ops/norm/op.c: sets the default values of LayerNorm and RMSNorm and checks their calls. This file may use tensors. It
  * must not depend on the backend. */
 
 /* Checks that the options suit the operation, and fills in default values. */

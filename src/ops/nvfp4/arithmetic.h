@@ -1,5 +1,5 @@
 /* ops/nvfp4/arithmetic.h: the transform, the rounding and the errors of the 16 elements of a block. The host and the
- * kernels both compile this file, and get the same bits. This part may use base/. It must not depend on where the
+ * kernels both compile this file, and get the same bits. This file may use base/. It must not depend on where the
  * elements lie. */
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H

@@ -1,4 +1,4 @@
-// ops/nvfp4/nvfp4.cuh: turns 16 elements into 16 codes and their scale. This part may use arithmetic.h. It must not
+// ops/nvfp4/nvfp4.cuh: turns 16 elements into 16 codes and their scale. This file may use arithmetic.h. It must not
 // depend on where the elements lie.
 #pragma once
 #include "device/base.cuh"

@@ -1,4 +1,4 @@
-/* ops/nvfp4/op.c: the checks of calls that find NVFP4 amaxes or cast to NVFP4. This part may use tensors. It must not
+/* ops/nvfp4/op.c: the checks of calls that find NVFP4 amaxes or cast to NVFP4. This file may use tensors. It must not
  * depend on the backend. */
 
 /* te__nvfp4_groups returns the number of scales of a row of `cols` codes, padding included. te__nvfp4_check_scale

@@ -1,5 +1,5 @@
 // ops/optim/adam.cuh: the arithmetic of Adam for one element, and the states of Adam in any format. Every operation is
-// rounded by itself, as on the CPU. This part may use the tables of kargs.h. It must not depend on how threads share
+// rounded by itself, as on the CPU. This file may use the tables of kargs.h. It must not depend on how threads share
 // the elements.
 #pragma once
 #include "device/base.cuh"

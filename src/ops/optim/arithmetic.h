@@ -1,5 +1,5 @@
 /* ops/optim/arithmetic.h: how the state of an optimizer represents f32 numbers in 16 or 8 bits. The host and the
- * kernels compile this code and get the same bits. This part may use base/. It must not depend on where the elements
+ * kernels compile this code and get the same bits. This file may use base/. It must not depend on where the elements
  * lie. */
 #ifndef TE__OPTIM_ARITHMETIC_H
 #define TE__OPTIM_ARITHMETIC_H

@@ -1,4 +1,4 @@
-/* ops/optim/op.c: checks the arguments of operations on lists of tensors: Adam, SGD, gradient norm, scaling. This part
+/* ops/optim/op.c: checks the arguments of operations on lists of tensors: Adam, SGD, gradient norm, scaling. This file
  * may use tensors. It must not depend on the backend. */
 
 /* Checks that x, a tensor of entry i, has as many elements as the tensor `with` of the same entry. x may be NULL. */

@@ -1,4 +1,4 @@
-/* ops/rope/cpu.c: the CPU's reference of rotary embedding, token by token. This part handles number formats only
+/* ops/rope/cpu.c: the CPU's reference of rotary embedding, token by token. This file handles number formats only
  * through cpu/rows.c.
  *
  * The angle is (float(t) * position_scale) * inv_freq. The CPU and the kernel compute it by the same two f32 products,
@@ -18,8 +18,8 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
 }
 
 /* The rotation of a token's channel pairs: (x, y) becomes (x c[0] - y s[0], y c[1] + x s[1]). Usually x and y have the
- * same angle. A table of angles has one angle for x and another for y. The transposed rotation then exchanges the sines
- * of x and y. */
+ * same angle. With a table of angles (freqs), x and y have one angle each, and the transposed rotation also exchanges
+ * their sines. */
 typedef struct te__rope_turn {
     float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
 } te__rope_turn;

@@ -55,8 +55,7 @@ typedef struct te__rope_kargs {
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
-/* Returns how many heads of a token are processed. A rotation in place leaves out the heads of v. These are the last
- * head of each group, or the last `groups` of all heads. */
+/* Returns how many heads of a token are processed. A rotation in place leaves out the heads of v. */
 TE__BOTH int te__rope_heads(const te__rope_kargs *a) {
     return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups;
 }
@@ -80,8 +79,8 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
         *b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
         place -= a->cu[*b] / a->cp_size;
         length = (a->cu[*b + 1] - a->cu[*b]) / a->cp_size;
-        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token outside of all sequences gets index 0.
-                                                                        * So the table needs no row for its index */
+        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a token outside of all sequences gets index 0;
+                                                                        * freqs may have no row for its true index */
     }
     place = !a->positions               ? te__rope_place(a, place, length)
             : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at]

@@ -1,5 +1,5 @@
 /* ops/rope/op.c: the entry points of the rotary embeddings. They fill in defaults, check the arguments, and write
- * te__rope_kargs, which both backends use. This part may use tensors. It must not depend on the backend. */
+ * te__rope_kargs, which both backends use. This file may use tensors. It must not depend on the backend. */
 
 /* The limit of |position_offset|. It keeps the sum of the offset, a token's index and a start position inside 64
  * bits. */

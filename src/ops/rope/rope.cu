@@ -36,8 +36,9 @@
 #define FREQS a.has_freqs
 #endif
 
-// The tokens of the block. A token has two indices, sequence and position. Either may be the inner one, which changes
-// faster. The first token of the block has the indices (outer, inner). The inner dimension has `size` entries.
+// The tokens of the block. A token has two indices, sequence and position. The inner index changes faster; it is the
+// position if batch_first is set, else the sequence. The first token of the block has the indices (outer, inner). The
+// inner dimension has `size` entries.
 struct te_rope_tokens {
     te_i64 outer;
     te_u32 inner, size;

@@ -1,4 +1,4 @@
-/* ops/shard/cuda.c: plans of the operations on slices. This part may use the kernels' arguments. It must not depend on
+/* ops/shard/cuda.c: plans of the operations on slices. This file may use the kernels' arguments. It must not depend on
  * what the kernels compute. */
 
 static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_args *a) {

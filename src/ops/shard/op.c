@@ -1,4 +1,4 @@
-/* ops/shard/op.c: the checks of calls that quantize a slice of a matrix. This part may use tensors and the layouts of
+/* ops/shard/op.c: the checks of calls that quantize a slice of a matrix. This file may use tensors and the layouts of
  * codes and scales. It must not depend on the backend, or on operations that quantize whole tensors. */
 
 /* Checks that the slice lies inside the matrix, and that the size of the matrix fits 64 bits. */

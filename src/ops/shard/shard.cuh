@@ -1,5 +1,5 @@
 // ops/shard/shard.cuh: loads eight neighbouring elements of a matrix row; some of them may lie outside of the slice.
-// This part may use the positions of the elements. It must not depend on the cast.
+// This file may use the positions of the elements. It must not depend on the cast.
 #pragma once
 #include "device/vector.cuh"
 

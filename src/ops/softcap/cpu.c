@@ -1,4 +1,4 @@
-/* ops/softcap/cpu.c: the CPU's reference of softcap. This part may use the helpers for rows of numbers. It must not
+/* ops/softcap/cpu.c: the CPU's reference of softcap. This file may use the helpers for rows of numbers. It must not
  * depend on CUDA. */
 
 enum { TE__SOFTCAP_RUN = 512 };

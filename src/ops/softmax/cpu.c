@@ -1,4 +1,4 @@
-/* ops/softmax/cpu.c: the CPU's reference of softmax over rows. This part may use the helpers for rows of numbers. It
+/* ops/softmax/cpu.c: the CPU's reference of softmax over rows. This file may use the helpers for rows of numbers. It
  * must not depend on CUDA. */
 
 enum { TE__SOFTMAX_RUN = 512 };

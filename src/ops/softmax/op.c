@@ -1,4 +1,4 @@
-/* ops/softmax/op.c: fills in defaults and checks the arguments of softmax calls. This part may use tensors. It must not
+/* ops/softmax/op.c: fills in defaults and checks the arguments of softmax calls. This file may use tensors. It must not
  * depend on the backend. */
 
 /* The value that replaces a masked score. */

@@ -1,4 +1,4 @@
-/* ops/stats/cuda.c: the plan of the error statistics. This part may use the kernels' arguments. It must not depend on
+/* ops/stats/cuda.c: the plan of the error statistics. This file may use the kernels' arguments. It must not depend on
  * what the kernels compute. */
 
 static te_result te__cuda_plan_quant_error(te__plan *p, const te_op_quant_error_args *a) {

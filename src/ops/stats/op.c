@@ -1,4 +1,4 @@
-/* ops/stats/op.c: the checks of calls that measure the error of a quantization. This part may use tensors. It must not
+/* ops/stats/op.c: the checks of calls that measure the error of a quantization. This file may use tensors. It must not
  * depend on how a tensor was quantized. */
 
 static te_result te__check_quant_error(te_ctx *te, te_op_quant_error_args *a) {

@@ -65,7 +65,7 @@ help:
 	@echo 'make test-onnx   modules as ONNX files, against onnxruntime (pip)     (ARGS="layer .f32" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
-	@echo 'make wings       sizes and compile times with each wing left out (10 minutes)'
+	@echo 'make wings       sizes and compile times with each wing left out (an hour)'
 	@echo 'make clean       removes build/'
 
 # ---- the product ----------------------------------------------------------------------------------------------------

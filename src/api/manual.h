@@ -135,20 +135,20 @@
  *     TE_NO_PTX        the embedded PTX: without NVRTC and without a cache a GPU has no kernels then
  *
  * The cost of each, with the macro set alone: KB of .text and of the object file, seconds of the processor to compile
- * (gcc 12 and clang 14, -O2, x86-64), KB of embedded kernel text (`make wings`):
+ * (gcc 12 and clang 14, -O2, x86-64; the mean of two medians of five), KB of embedded kernel text (`make wings`):
  *
  *     left out              gcc: .text object seconds   clang: .text object seconds   kernels
- *     nothing                 1019   4322    21.9     1398   4801    30.1      1045
- *     TE_NO_AUTOMODEL          951   4170    20.0     1300   4605    27.6      1045
- *     TE_NO_LORA               971   4222    20.8     1324   4660    28.3      1045
- *     TE_NO_LM                 984   4241    21.0     1346   4693    29.0      1045
- *     TE_NO_ONNX               956   4208    20.2     1299   4635    28.1      1045
- *     TE_NO_MOE                937   4175    19.9     1268   4590    27.7      1045
- *     TE_NO_DIST               962   4212    20.7     1301   4635    28.2      1045
- *     TE_NO_CUDA               873   1716    17.8     1227   2207    26.4         0
- *     TE_NO_PTX               1017   3494    21.2     1395   3976    30.1      1045
- *     all but the last two     647   3582    15.3      830   3782    18.6      1045
- *     all                      509    989    12.2      672   1205    15.5         0
+ *     nothing                 1007   4369    27.9     1385   4843    39.7      1092
+ *     TE_NO_AUTOMODEL          939   4219    27.0     1289   4648    34.4      1092
+ *     TE_NO_LORA               959   4271    27.4     1312   4704    35.5      1092
+ *     TE_NO_LM                 972   4289    27.4     1334   4736    36.7      1092
+ *     TE_NO_ONNX               946   4256    27.2     1287   4680    36.7      1092
+ *     TE_NO_MOE                928   4227    26.4     1255   4633    37.5      1092
+ *     TE_NO_DIST               951   4261    27.6     1289   4678    36.3      1092
+ *     TE_NO_CUDA               860   1702    24.2     1214   2188    33.6         0
+ *     TE_NO_PTX               1005   3540    27.9     1382   4017    37.7      1092
+ *     all but the last two     642   3638    19.1      825   3834    23.5      1092
+ *     all                      503    984    13.8      665   1196    18.7         0
  *
  *
  * Defaults that are not TransformerEngine's

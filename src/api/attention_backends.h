@@ -67,14 +67,14 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
  *                   channels adjacent
  *   attention_mask  of two dimensions [b, s_kv]: u8, 1 for a token, 0 for padding; te needs the padding behind the
  *                   tokens of each sequence.
- *                   Of four dimensions [b or 1, H or 1, s_q or 1, s_kv] (1 for H in eager): u8, 1 where a query sees a
+ *                   Of four dimensions [b or 1, H or 1, s_q or 1, s_kv] (eager: 1, not H): u8, 1 where a query sees a
  *                   key; or f32, f16, bf16, which is added to the scores (in eager this mask gets no gradient). No
  *                   causal mask is used in addition to a mask of four dimensions
  *   cu_seqlens      te, packed: i32 [b + 1], the starts of the sequences, for queries and keys alike. Or give both
  *                   cu_seqlens_q and cu_seqlens_kv
  *   cu_seqlens_padded, cu_seqlens_q_padded, cu_seqlens_kv_padded   te, packed: i32 [b + 1], the rows at which the
  *                   sequences of cu_seqlens, cu_seqlens_q, cu_seqlens_kv begin in memory
- *   max_seqlen      te, packed: the longest sequence, for queries and keys alike. Or give max_seqlen_q and
+ *   max_seqlen      te, packed: length of the longest sequence, for queries and keys alike. Or give max_seqlen_q and
  *                   max_seqlen_kv. 0 => the number of all tokens
  *   window          (left, 0): `left` is the number of keys that a query sees before its own; window.on false or `left`
  *                   -1 => all of them. For causal masks alone; see te_attn_module_desc.upstream_windows
@@ -110,16 +110,16 @@ typedef struct te_attn_args {
 /* Fills *out with the arguments in the form that the module's backend takes. The tensors in *out belong to the
  * innermost scope.
  *
- * te looks for attention_mask, then for cu_seqlens, then for cu_seqlens_q with cu_seqlens_kv, and uses the first that
- * is given; without any it uses the module's own mask.
- * sdpa and eager copy an attention_mask of two dimensions to the host, which waits for the device. They ignore a mask
- * without padding. With padding or a window they make a mask with one element per score, aligned at the bottom right:
- * the last query sees keys up to the last one. The context keeps the last four such masks, until the last module of
- * sdpa, flex and eager is destroyed. Inside a graph's capture, a call that would copy the mask to the host fails.
+ * The backend te looks for attention_mask, then for cu_seqlens, then for cu_seqlens_q with cu_seqlens_kv, and uses the
+ * first that is given; without any it uses the module's own mask. sdpa and eager copy an attention_mask of two
+ * dimensions to the host, which waits for the device. They ignore a mask without padding. With padding or a window they
+ * make a mask with one element per score, aligned at the bottom right: the last query sees keys up to the last key. The
+ * context keeps the last four such masks, until the last module of sdpa, flex and eager is destroyed. Inside a graph's
+ * capture, a call that would copy the mask to the host fails.
  * Source: preprocess_args_and_kwargs_for_attn. */
 TE_API te_result te_preprocess_args_for_attn(te_module *m, const te_attn_inputs *in, te_attn_args *out);
-/* Computes attention. Returns for te [b, s_q, H d_v] or [T, H d_v], as DotProductAttention does, and for sdpa, flex and
- * eager [b, H, s_q, d_v]. The result belongs to the innermost scope. NULL on failure. */
+/* Computes attention. The result is [b, s_q, H d_v] or [T, H d_v] for te, as in DotProductAttention, and [b, H, s_q,
+ * d_v] for sdpa, flex and eager. It belongs to the innermost scope. NULL on failure. */
 TE_API te_tensor *te_attn_compute(te_module *m, const te_attn_args *args);
 /* Returns x, the result of te_attn_compute, in the layout of models: [b, s_q, H, d_v] or [T, H, d_v], a view where
  * possible. Source: postprocess_output_for_attn. */

@@ -52,9 +52,9 @@ TE_API te_result te_backward_from(te_tensor *y, te_tensor *grad);
 /* No function is recorded from te_no_grad_begin to te_no_grad_end. Pairs may be nested. */
 TE_API te_result te_no_grad_begin(te_ctx *te);
 TE_API void te_no_grad_end(te_ctx *te);
-/* From te_enable_grad_begin to te_enable_grad_end functions are recorded even inside te_no_grad_begin or in a backward
- * function. Pairs may be nested. A backward function may itself call te_backward on the functions that it recorded.
- * Recorded functions that it leaves on the tape are dropped when it returns. */
+/* From te_enable_grad_begin to te_enable_grad_end functions are recorded, even in a region of te_no_grad_begin or in a
+ * backward function. Pairs may be nested. A backward function may itself call te_backward on the functions that it
+ * recorded. Recorded functions that it leaves on the tape are dropped when it returns. */
 TE_API te_result te_enable_grad_begin(te_ctx *te);
 TE_API void te_enable_grad_end(te_ctx *te);
 /* Returns whether functions are recorded at present. */
@@ -89,8 +89,8 @@ typedef struct te_checkpoint_desc {
  * freed at once. When te_backward reaches this call, it runs fn again from the inputs, records it, and runs the
  * backward functions of the record. Losses and gradients have the same bits as without checkpointing: the second run
  * has the same random states (also those of te_rng_tracker_add), autocast regions and scales of delayed recipes as the
- * first. It does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn simply runs. For
- * modules there is te_module_set_checkpoint.
+ * first. The second run does not record amaxes again. Calls may be nested to any depth. With gradients disabled fn
+ * simply runs. For modules there is te_module_set_checkpoint.
  *
  * TE_ERR_STATE for an input that is NULL.
  * TE_ERR_STATE if fn leaves a scope or a region of te_no_grad, te_enable_grad or autocast open, or ends one that it has

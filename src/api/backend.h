@@ -3,8 +3,8 @@
 
 /* ---- what there is ---- */
 
-/* Says which packages Automodel would find, and on which device the context runs. The fields decide defaults. If
- * have_te is false, te_fp8_config selects no recipe. */
+/* Says which packages Automodel would find, and on which device the context runs. They decide the defaults of
+ * te_backend_config. If have_te is false, te_fp8_config selects no recipe. */
 typedef struct te_backend_capabilities {
     bool have_te;      /* TransformerEngine, which is te.h itself */
     bool have_deep_ep; /* DeepEP, an all-to-all of tokens; te.h has its own */
@@ -26,7 +26,7 @@ TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilitie
 typedef enum te_fp8_recipe {
     TE_FP8_CURRENT = 0, /* te_recipe_current_scaling */
     TE_FP8_BLOCK = 1,   /* te_recipe_block_scaling */
-    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8. Its codes are multiplied as bf16, and a warning says so */
+    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8. Its codes are decoded to bf16 for the GEMMs; a warning says so */
     TE_FP8_OBJECT = 3   /* the recipe in te_fp8_config.object */
 } te_fp8_recipe;
 /* FP8 of a whole model. Source: TEFp8Config. */
@@ -39,10 +39,10 @@ typedef struct te_fp8_config {
  * TE_ERR_INVALID for a recipe outside the list, and for TE_FP8_OBJECT without an object. With TE_FP8_MXFP8, every call
  * logs a warning. Source: TEFp8Config.build_recipe. */
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
-/* Runs te_autocast_begin with the recipe of the config and no group for amaxes. If config is NULL, or have_te of
- * te_backend_get_capabilities is false, the region changes nothing, so an outer region stays in force. Automodel puts
- * this region around the forward and backward pass of each microbatch, in training and in validation. Source:
- * TEFp8Config.maybe_te_autocast. */
+/* Runs te_autocast_begin with the recipe of the config and without an amax reduction group. If config is NULL, or
+ * have_te of te_backend_get_capabilities is false, the region changes nothing, so an outer region stays in force.
+ * Automodel puts this region around the forward and backward pass of each microbatch, in training and in validation.
+ * Source: TEFp8Config.maybe_te_autocast. */
 TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config);
 /* Closes the region of te_fp8_maybe_autocast_begin. The same as te_autocast_end. */
 TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te);
@@ -85,13 +85,13 @@ typedef struct te_backend_config {
     te_linear_backend linear;         /* 0 => te with CUDA, else torch */
     te_rms_norm_backend rms_norm;     /* 0 => torch_fp32 */
     te_rope_backend rope;             /* 0 => torch */
-    te_switch rope_fusion;            /* for models that make a rotary table: on => with te_rope_freqs, off => with
-                                       * te_rope_cos_sin; 0 => off. As in Automodel, te_backend_config_validate turns it
-                                       * off, with a warning if it was on (see keep_rope_fusion) */
+    te_switch rope_fusion;            /* on => models make their rotary tables with te_rope_freqs, off => with
+                                       * te_rope_cos_sin; 0 => off. As in Automodel, te_backend_config_validate turns
+                                       * rope_fusion off, with a warning if it was on (see keep_rope_fusion) */
     bool keep_rope_fusion;            /* true => te_backend_config_validate leaves rope_fusion on, unless `rope` is
-                                       * quack, and the default of rope_fusion is on with CUDA. (Automodel turns it off
-                                       * because transformers and vLLM round their tables: with fusion the
-                                       * log-probabilities would differ from theirs) */
+                                       * quack. With CUDA, rope_fusion is then on by default. (Automodel turns
+                                       * rope_fusion off because transformers and vLLM round their tables: with fusion
+                                       * the log-probabilities would differ from theirs) */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
     int dispatcher_num_sms;           /* no effect: te_group has no such setting; 0 => 20 */
@@ -176,14 +176,14 @@ typedef struct te_linear_module_desc {
                                         * of TransformerEngine and of torch has a bias by default */
     te_params_device device;           /* device of the parameters; 0 => the context's */
     te_dtype dtype;                    /* format of the parameters: f32, f16 or bf16; 0 => bf16 */
-    te_init init;                      /* initial values of the weight, with a bias of 0. All fields zero => weight and
-                                        * bias start with the initial values that the module's class has by default */
+    te_init init;                      /* initial values of the weight; the bias starts at 0. If all fields of init are
+                                        * zero, weight and bias start with the defaults of the module's class */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
-/* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. With te it is a Linear. With torch its
- * product is in high precision under any recipe, its weight is never stored quantized, and weight and bias start
- * uniform on [-1 / sqrt(in), 1 / sqrt(in)], as in torch.nn.Linear. TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID for a
- * value outside the list.
+/* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. For linear_impl te, the module is a
+ * Linear. For torch, its product is in high precision under any recipe, its weight is never stored quantized, and
+ * weight and bias start uniform on [-1 / sqrt(in), 1 / sqrt(in)], as in torch.nn.Linear. TE_ERR_UNSUPPORTED for quack,
+ * TE_ERR_INVALID for a value outside the list.
  * Source: initialize_linear_module. */
 TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc);
 
@@ -209,8 +209,8 @@ TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_mo
 /* Makes a Float32RMSNorm, the module of te_float32_rms_norm, with a weight of any float format. */
 TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc);
 /* Returns weight * x / sqrt(mean(x^2) + eps) over the last dimension of x [.., N], in f32 throughout and rounded once,
- * to x's format; weight [N] of any float format; eps 0 => 1e-5. The backward pass uses s = 1 / sqrt(mean(x^2) + eps), n
- * = x s and g = dy weight. dx is s (g - n mean(g n)), and dweight is the sum of dy n over all rows; both are computed
+ * to x's format; weight [N] of any float format; eps 0 => 1e-5. The backward pass uses s = 1 / sqrt(mean(x^2) + eps),
+ * n = x s and g = dy weight. dx is s (g - n mean(g n)), and dweight is the sum of dy n over all rows; both are computed
  * in f32 and rounded once. Differentiable; allocates. The same function as te_rmsnorm. Source:
  * _float32_rms_norm_fwd. */
 TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps);
@@ -262,7 +262,7 @@ TE_API te_result te_rope_config_read_llama(te_ctx *te, const char *config, te_ro
  * frequencies are YaRN's, with beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 =>
  * 4096). YaRN computes two bounds, low and high. Frequency i stays unchanged if i is below low, is divided by `factor`
  * if i is above high, and is interpolated in between. The bounds are not rounded to whole numbers. With YaRN,
- * attention_factor is 0.1 ln(factor) + 1. Without it, frequencies stay unchanged. The rotation has dim =
+ * attention_factor is 0.1 * ln(factor) + 1. Without YaRN, frequencies stay unchanged. The rotation has dim =
  * floor(head_dim * partial_rotary_factor) channels. TE_ERR_INVALID unless dim is even and, with YaRN, 0 < low < high <
  * dim / 2 - 1. Source: gpt_oss RotaryEmbedding. */
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,

@@ -51,10 +51,10 @@ typedef struct te_ctx_desc {
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 /* Waits for the device and releases everything that was made in the context. Modules, groups, open files, tensors,
  * optimizers and quantizers that the caller still holds are released as well: the caller must neither use nor release
- * them afterwards. The call runs their destroy functions (of module classes) and release functions (of wrapped memory),
+ * them afterwards. The call runs the destroy functions of module classes and the release functions of wrapped memory,
  * and logs a warning with the number of objects that the caller still held. Graphs are not released: each needs its own
- * te_graph_destroy. In a child made by fork the call releases memory and does not touch threads and the GPU. Syncs. te
- * may be NULL. */
+ * te_graph_destroy. In a child process made by fork, the call releases memory but leaves threads and the GPU alone.
+ * Syncs. te may be NULL. */
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* Returns true while no call has failed since te_ctx_create or te_clear_error; false for NULL. In a model's first step,
@@ -116,7 +116,7 @@ typedef struct te_memory_stats {
 TE_API te_memory_stats te_memory_get_stats(te_ctx *te);
 /* Sets both peaks to the present values. */
 TE_API void te_memory_reset_peak(te_ctx *te);
-/* Returns all cached blocks of device memory and pinned memory to the driver or allocator. Syncs. */
+/* Gives all cached blocks of device memory and pinned memory back to the driver or allocator. Syncs. */
 TE_API void te_memory_trim(te_ctx *te);
 
 /* Opens a scope. Every tensor belongs to the innermost open scope. The end of the scope releases each tensor that was
@@ -147,8 +147,9 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
 #define TE_MAX_RNG_TRACKERS 16 /* maximum number of named random states in a context */
 TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
 /* te_rng_fork_begin makes the named state the context's random state until te_rng_fork_end: te_rng_get, te_seed and all
- * random operations use it. The next region with this name continues where this one ended. Regions may be nested. A
- * graph's capture and te_graph_launch must be outside of such a region, but a whole region may be inside a capture. */
+ * random operations use it. The next region with this name continues from the state at te_rng_fork_end. Regions may
+ * be nested. A graph's capture and te_graph_launch must be outside of such a region, but a whole region may be inside a
+ * capture. */
 TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
 TE_API te_result te_rng_fork_end(te_ctx *te);
 /* Reads a named state; either pointer may be NULL. */

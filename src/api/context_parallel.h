@@ -20,8 +20,8 @@ typedef struct te_cp_batch {
 
 /* Returns this rank's tokens of x: [.., s / n, ..]. x is the whole batch, on every rank. NULL with TE_ERR_SHAPE if 2 n
  * does not divide the number of tokens. If 2 n does not divide the length of a sequence in cu_seqlens_padded, the call
- * fails on the CPU. A GPU does not check the lengths, and the result is wrong. Source: transformer_engine.pytorch,
- * get_batch_on_this_cp_rank, which takes TE_THD alone. */
+ * fails on the CPU. On a GPU the call does not notice such a length, and its result is wrong. Source:
+ * transformer_engine.pytorch, get_batch_on_this_cp_rank, which takes TE_THD alone. */
 TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *batch);
 /* Undoes te_get_batch_on_this_cp_rank: gathers the ranks' x [.., s / n, ..] into the whole batch, in the order of the
  * sequences, on every rank. All ranks must call it. If x is NULL on one rank, every rank gets NULL. */
@@ -46,6 +46,7 @@ TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *la
                                              int64_t divisibility_factor, int64_t padding_token_id,
                                              int64_t padding_label_id, te_padded_sequences *out);
 /* Returns the positions of all tokens, for sequences padded by te_pad_thd_sequences_for_cp: 0, 1, 2 and so on in each
- * sequence, continued through its padding. i32 or i64 (dtype 0 => i64) [N']. Copies cu_seqlens to the host, so it waits
- * for the device. Source: transformer_engine.pytorch, generate_positional_ids_for_cp. */
+ * sequence, continued through its padding. The result is [N'], in i32 or i64 (dtype 0 => i64). The call copies
+ * cu_seqlens to the host, so it waits for the device. Source: transformer_engine.pytorch,
+ * generate_positional_ids_for_cp. */
 TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64_t divisibility_factor, te_dtype dtype);

@@ -40,8 +40,8 @@ typedef struct te_group_desc {
     const char *name; /* name in messages; copied; NULL => "custom" */
     int rank, size;   /* this rank, 0 to size - 1, and the number of ranks */
     void *user;       /* handed to every function; borrowed for the group's lifetime */
-    /* Replaces x on every rank by the sum or maximum of all ranks' x. f32, f16, bf16 (sums in f32, rounded once), i32,
-     * i64; TE_REDUCE_MAX also u8 and e8m0 (as bytes). */
+    /* Replaces x on every rank by the sum or maximum of all ranks' x. x is f32, f16, bf16 (sums in f32, rounded once),
+     * i32 or i64; for TE_REDUCE_MAX also u8 or e8m0 (as bytes). */
     te_result (*all_reduce)(void *user, te_ctx *te, te_tensor *x, te_reduce_op op);
     /* Writes x [n] of every rank, in rank order, to out [size * n]; any format. */
     te_result (*all_gather)(void *user, te_ctx *te, const te_tensor *x, te_tensor *out);
@@ -55,8 +55,9 @@ typedef struct te_group_desc {
     /* The functions below are optional: a call of a function that is NULL gives TE_ERR_UNSUPPORTED. */
 
     /* Sends a block of lines of x [sum of send_counts, ...] to each rank, in rank order, and receives a block from each
-     * rank into out [sum of recv_counts, ...]. A line is the part of a tensor at one index of its first dimension. Each
-     * list has `size` numbers of lines, and is never NULL here. x and out do not overlap; any format. */
+     * rank into out [sum of recv_counts, ...]. A line is the part of a tensor at one index of its first dimension.
+     * send_counts and recv_counts have `size` numbers of lines each, and are never NULL. x and out do not overlap; any
+     * format. */
     te_result (*all_to_all)(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
                             const int64_t *recv_counts);
     /* Sends x to the rank with number `to`. That rank receives tensors in the order in which they were sent. */
@@ -104,8 +105,8 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
 
 /* ---- collectives: all ranks must call them; with group NULL or of size 1, the result is the rank's own input ---- */
 
-/* Replaces x on every rank by the sum or maximum of all ranks' x. f32, f16, bf16, i32, i64; TE_REDUCE_MAX takes u8 and
- * e8m0 too. */
+/* Replaces x on every rank by the sum or maximum of all ranks' x. x is f32, f16, bf16, i32 or i64; for TE_REDUCE_MAX
+ * also u8 or e8m0. */
 TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op);
 /* Writes x [n] of every rank, in rank order, to out [size * n]. Any format and shapes; in e2m1, x and out must have
  * rows of the same length. */
@@ -118,8 +119,8 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
  * its first dimension, in any format; it must fill whole bytes.
  *   x             [L, ...]: the first send_counts[0] lines go to rank 0, the next send_counts[1] lines to rank 1, and
  *                 so on
- *   out           [M, ...]: receives recv_counts[0] lines of rank 0, then recv_counts[1] lines of rank 1, and so on. It
- *                 must not share memory with x
+ *   out           [M, ...]: receives recv_counts[0] lines from rank 0, then recv_counts[1] lines from rank 1, and so
+ *                 on. It must not share memory with x
  *   send_counts, recv_counts   lists in host memory with one number, 0 or more, for each rank; send_counts[k] on rank i
  *                              must be equal to recv_counts[i] on rank k. NULL => equal blocks */
 TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,

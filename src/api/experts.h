@@ -13,7 +13,7 @@
  *     outputs.out           y of x's shape; for a gate, the weights [T, K]
  *     outputs.topk_indices  for a gate, i32 [T, K]
  *     outputs.aux_loss      f32 [1], for a gate or an MoE in training with aux_loss_coeff: the auxiliary loss L of
- *                           te_gate_create, without the coefficient. The caller does not add it to the loss: the
+ *                           te_gate_create, without the coefficient. The caller must not add it to the loss: the
  *                           backward pass includes its gradient
  *
  * Expert parallelism. Each rank of ep_group has E / size experts, in the order of the ranks. All ranks make all calls
@@ -64,7 +64,7 @@ typedef struct te_moe_config {
     int n_expert_groups;       /* number of groups of experts, of equal size; 0 => 1 */
     int n_limited_groups;      /* number of groups from which a token's experts come; 0 => 1 */
     bool no_train_gate;        /* the gate's weight and bias are frozen (Automodel: train_gate = False) */
-    float gate_bias_update_factor; /* step of te_gate_update_bias; 0 => there is no e_score_correction_bias, unless
+    float gate_bias_update_factor; /* step size of te_gate_update_bias; 0 => there is no e_score_correction_bias, unless
                                     * force_e_score_correction_bias is set */
     float aux_loss_coeff;      /* coefficient of the auxiliary loss; 0 => no auxiliary loss */
     te_gate_score score_func;  /* 0 => softmax */
@@ -148,22 +148,23 @@ TE_API te_result te_gate_update_bias(te_module *m, te_group *group);
  * MoEAuxLossAutoScaler.main_loss_backward_scale. */
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 
-/* Creates a FakeBalancedGate, which chooses experts evenly, for benchmarks. Choice number j of token t is expert skip +
- * (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0 to E - 1. With noise n > 0, each token
- * takes the K experts with the largest u + 0.1 n z. The number u is uniform, drawn for each token and expert; z is from
- * N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v / sum(v), with v uniform, drawn for each of
- * the token's K experts. The seed of these numbers is made from x's first four elements, so equal tokens give an equal
- * choice. The host waits for these elements. Weights are in x's format. The module has no parameters and does not read
- * padding. Owned by the caller. Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
+/* Creates a FakeBalancedGate, which chooses experts evenly, for benchmarks. Choice number j of token t is the expert
+ * with number skip + (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0 to E - 1. With noise
+ * n > 0, each token takes the K experts with the largest u + 0.1 n z. The number u is uniform, drawn for each token and
+ * expert; z is from N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v / sum(v), with v uniform,
+ * drawn for each of the token's K experts. The seed of these numbers is made from x's first four elements, so equal
+ * tokens give an equal choice. The host waits for these elements. Weights are in x's format. The module has no
+ * parameters and does not read padding. Owned by the caller. Source:
+ * nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
                                                float noise);
 
-/* Creates experts. The output of a token x is the sum over its experts e, with router weight p, of p act(x Wg_e + bg_e)
- * Wd_e + p bd_e. Copies of the tokens are sorted by expert. Sums over a token's experts are in f32. Parameters of this
- * rank's experts: gate_and_up_projs [E, dim, 2 inter] ([E, dim, inter] if not gated), down_projs [E, inter, dim],
- * gate_up_proj_bias [E, 2 inter], down_proj_bias [E, dim]. Parameters whose format is not x's are cast in each call.
- * With moe_latent_size, dim is that size. Indices outside 0 .. E-1 are skipped. Gradients have the formats of
- * the input and of the parameters.
+/* Creates experts. The output of a token x is the sum of p act(x Wg_e + bg_e) Wd_e + p bd_e over its experts e, where p
+ * is the router weight of e. Copies of the tokens are sorted by expert. Sums over a token's experts are in f32.
+ * Parameters of this rank's experts: gate_and_up_projs [E, dim, 2 inter] ([E, dim, inter] if not gated), down_projs [E,
+ * inter, dim], gate_up_proj_bias [E, 2 inter], down_proj_bias [E, dim]. Parameters whose format is not x's are cast in
+ * each call. With moe_latent_size, dim is that size. Indices outside 0 .. E-1 are skipped. Gradients have the formats
+ * of the input and of the parameters.
  * TE_ERR_INVALID for an input that is a shard.
  *
  *   te_grouped_experts_create         for the dispatcher torch. With experts torch_mm and torch_mm_mxfp8 it runs
@@ -196,8 +197,8 @@ typedef enum te_experts_tensor {
 /* Returns the tensor's name, for instance "gate_and_up_projs"; "?" for a value outside the enum. Static string. */
 TE_API const char *te_experts_tensor_name(te_experts_tensor which);
 /* Returns one stacked tensor of m, which is an expert module or an MoE, in the layout of GroupedExperts. It is the
- * parameter itself (borrowed), but for GroupedExpertsTE a copy in the innermost scope, through which no gradient flows.
- * NULL without an error if there is no such bias; NULL with TE_ERR_INVALID if m has no experts. */
+ * parameter itself (borrowed). For GroupedExpertsTE it is a copy in the innermost scope, and no gradient flows through
+ * it. NULL without an error if there is no such bias; NULL with TE_ERR_INVALID if m has no experts. */
 TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which);
 /* Copies `value` into the parameters. `value` has the layout of te_experts_get and any float format. If it is NULL,
  * nothing changes. */

@@ -21,7 +21,7 @@
  * use a cast parameter cannot be launched any more.
  *
  * No cast changes the scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_..."): it is always f32. No
- * function of this file syncs. Inside a graph's capture or a warm-up they give TE_ERR_STATE. If the context has an
+ * function of this file syncs. In a graph's capture or a warm-up the functions give TE_ERR_STATE. If the context has an
  * error, they do nothing and the error stays.
  *
  * Shared tensors. A parameter that several modules share has several paths. The functions below use the first one in
@@ -74,10 +74,11 @@ typedef struct te_fp32_snapshots te_fp32_snapshots;
 TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords,
                                                    int num_parameter_keywords, const char *const *buffer_keywords,
                                                    int num_buffer_keywords);
-/* Writes copies back into m's tensors with the same paths, which become f32. Parameters are taken from `parameters` and
- * buffers from `buffers`; both may be the same object, and NULL means none. A parameter's copy is skipped if m has no
- * parameter at its path, or if the first path of that parameter in m is another one. If m has no buffer at a buffer's
- * path, the call tries the path without its components "_checkpoint_wrapped_module". No tensor is added to a module. */
+/* Writes copies back into those tensors of m that have the same paths; these tensors become f32. Parameters are taken
+ * from `parameters` and buffers from `buffers`; both may be the same object, and NULL means none. A parameter's copy is
+ * skipped if m has no parameter at its path, or if the first path of that parameter in m is another one. If m has no
+ * buffer at a buffer's path, the call tries the path without its components "_checkpoint_wrapped_module". No tensor is
+ * added to a module. */
 TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters,
                                                   const te_fp32_snapshots *buffers);
 /* Returns the number of copies. */
@@ -127,8 +128,8 @@ typedef struct te_cast_frozen_desc {
 } te_cast_frozen_desc;
 /* Casts parameters and buffers of m's tree to the compute format, for models with frozen parts. It casts frozen
  * floating parameters, except sharded ones and those that words of te_module_set_keep_in_fp32 keep in f32. It casts
- * trainable parameters of a module that itself owns a frozen matrix, and of modules below it: these are its adapters
- * (LoRA). It casts buffers below such a module, and buffers below a module whose parameters (at least one) are all
+ * LoRA adapters: the trainable parameters of a module that itself owns a frozen matrix, and of the modules below this
+ * module. It casts buffers below such a module, and buffers below a module whose parameters (at least one) are all
  * frozen. Other trainable parameters are not cast. With desc NULL nothing happens.
  * Source: cast_frozen_modules_to_compute_dtype. */
 TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_cast_frozen_desc *desc);
@@ -138,7 +139,7 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
 /* Sets the format in which te_compute_lm_head_logits computes m (FSDP: MixedPrecisionPolicy.param_dtype); 0 => the
  * format of m's weight. te_compute_lm_head_logits then casts its input and all floating parameters of m and of modules
  * below it; the parameters' gradients have the parameters' own formats. Other calls of m, and graphs of
- * te_make_graphed_callables, compute in the format of its weight. The format is stored as an attribute of m
+ * te_make_graphed_callables, compute in the format of m's weight. The format is stored as an attribute of m
  * ("fsdp_param_dtype"). TE_ERR_DTYPE for a format that is not floating. */
 TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype);
 /* Returns the format of te_module_set_param_dtype; TE_DTYPE_NONE if none was set. */

@@ -31,9 +31,9 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
 /* Applies an activation to x [.., N] -> [.., N]. A gated activation takes x [.., 2N] -> [.., N]. params may be NULL. */
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
-/* Returns te_activate(x) [.., N], each row multiplied by one number from permuted_probs [..] or [.., 1], computed in
- * f32 and rounded once. permuted_probs are the router probabilities of tokens that were permuted to their experts;
- * experts apply them before the second GEMM. permuted_probs are rounded to x's format first. Takes any activation
+/* Returns te_activate(x) [.., N], with each row multiplied by one number from permuted_probs [..] or [.., 1]. These
+ * are the router probabilities of tokens that were permuted to their experts; experts apply them before the second
+ * GEMM. They are first rounded to x's format. The product is computed in f32 and rounded once. Takes any activation
  * (TransformerEngine's te.ops has only the equivalents of TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU). params may be
  * NULL. TE_ERR_SHAPE unless there are as many probabilities as rows.
  * Source: transformer_engine.pytorch.ops.ScaledSwiGLU, ScaledSReLU, ScaledClampedQGeGLU
@@ -93,15 +93,15 @@ typedef struct te_rope_scaling {
     float low_freq_factor, high_freq_factor;  /* LLAMA3: low_freq_factor positive, high_freq_factor larger than it */
     float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
     float mscale, mscale_all_dim;             /* YARN: if both are given, attention_factor is m(mscale) /
-                                               * m(mscale_all_dim), with m(x) = 0.1 x ln(factor) + 1, or 1 for a factor
-                                               * up to 1; 0 => not given */
-    bool no_truncate;                         /* YARN: frequencies are interpolated between two pair numbers. true =>
-                                               * these may be fractions; false => they are rounded outwards to whole
-                                               * numbers */
-    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => a default: 1 if
-                                               * `factor` is at most 1. Otherwise it is, for YARN, the formula of
-                                               * mscale, or 0.1 ln(factor) + 1 without mscale, and for LONGROPE
-                                               * sqrt(1 + ln(factor) / ln(original)) */
+                                               * m(mscale_all_dim), with m(x) = 0.1 * x * ln(factor) + 1, or m(x) = 1
+                                               * if `factor` is at most 1; 0 => not given */
+    bool no_truncate;                         /* YARN: the pair numbers at which a pair makes beta_fast and beta_slow
+                                               * turns are the bounds of the interpolation. true => the bounds may be
+                                               * fractions; false => they are rounded outwards to whole numbers */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is
+                                               * at most 1. For a larger `factor`, 0 => LONGROPE uses
+                                               * sqrt(1 + ln(factor) / ln(original)). YARN uses the formula of mscale
+                                               * if both fields are given, else 0.1 * ln(factor) + 1 */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
@@ -114,14 +114,16 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
-    float rotary_percent;                       /* fraction of the head's channels that are rotated: the first dim =
-                                                 * floor(d * rotary_percent) channels, which may be none; 0 => 1 */
+    float rotary_percent;                       /* fraction of the head's d channels that are rotated; 0 => 1. `dim` is
+                                                 * the number of rotated channels, the first of the head:
+                                                 * floor(d * rotary_percent), which may be 0 */
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* positions are divided by this factor, if
                                                  * pretrained_max_position_embeddings is given too; 0 => not divided */
-    int64_t pretrained_max_position_embeddings; /* a length P: in sequences longer than P *
-                                                 * seq_len_interpolation_factor, positions are multiplied by P /
-                                                 * max_seqlen instead; 0 => positions stay as they are */
+    int64_t pretrained_max_position_embeddings; /* P, the context length in pretraining. If max_seqlen is larger
+                                                 * than seq_len_interpolation_factor * P, positions are multiplied
+                                                 * by P / max_seqlen and not divided by the factor. 0 => positions
+                                                 * stay as they are */
     te_rope_scaling scaling;                    /* changes frequencies for longer contexts; 0 => unchanged */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the
@@ -135,21 +137,20 @@ typedef struct te_rotary_desc {
      * has its angle at the position of its section, and leave `positions` NULL. freqs NULL => angles are computed from
      * the fields above. */
     te_tensor *freqs;
-    float attention_factor;                     /* with freqs: multiplies cosine and sine (an output of te_rope_freqs);
-                                                 * 0 => 1 */
+    float attention_factor;                     /* factor of cosine and sine with freqs; te_rope_freqs gives it. 0 => 1 */
     int cp_size, cp_rank;                       /* context parallelism: the input is chunks cp_rank and 2 cp_size - 1 -
                                                  * cp_rank of the 2 cp_size chunks of each sequence; 0 => whole
                                                  * sequences */
     te_tensor *cu_seqlens;                      /* TE_THD: i32 [b + 1], the row at which each sequence begins (borrowed
                                                  * for the call); modules set it to cu_seqlens of their call */
-    int64_t max_seqlen;                         /* length of the longest sequence; read with
-                                                 * pretrained_max_position_embeddings, TE_ROPE_DYNAMIC and
+    int64_t max_seqlen;                         /* length of the longest sequence; read if
+                                                 * pretrained_max_position_embeddings is set, and by TE_ROPE_DYNAMIC and
                                                  * TE_ROPE_LONGROPE. 0 => the number of tokens of a sequence in x (times
-                                                 * cp_size), and with the two rope types position_offset more; in
-                                                 * modules 0 => the call's max_seqlen */
+                                                 * cp_size); the two rope types add position_offset to it. In modules
+                                                 * 0 => the call's max_seqlen */
 } te_rotary_desc;
-/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may
- * be NULL. */
+/* Rotates x and returns a tensor of the same shape. `format` tells the layout of x: [s, b, H, d], [b, s, H, d] or, for
+ * TE_THD, [tokens, H, d]. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
 
 /* Options of te_attention; zero is causal attention without dropout. */
@@ -181,12 +182,13 @@ TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float sc
 /* Options of te_cross_entropy. */
 typedef struct te_cross_entropy_desc {
     float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
-    int64_t ignore_index;  /* rows with this target give no loss and no gradient; read if has_ignore_index, else -100 */
+    int64_t ignore_index;  /* rows with this target give no loss and no gradient; -100 if has_ignore_index is false */
     bool has_ignore_index; /* ignore_index was given */
     bool no_reduce_loss;   /* the result is the loss of each row, [M]; false => the mean over the rows that are not
                             * ignored, [1]. TransformerEngine's default is the loss of each row (reduce_loss=False) */
-    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): rank r has columns r V ..
-                                   * (r + 1) V - 1; NULL => this rank has all columns */
+    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): with logits [.., V] on
+                                   * each rank, rank r has columns r * V to (r + 1) * V - 1 of the vocabulary.
+                                   * NULL => this rank has all columns */
     bool inplace_backward; /* te_backward writes the gradient over the logits, so the caller can no longer read them */
 } te_cross_entropy_desc;
 /* Returns the cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids): f32 [1] or [M]. desc may be NULL.
@@ -199,12 +201,12 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 
 /* The backward function of a recorded node. It reads the gradients of the outputs; grad_outputs[i] is NULL if output i
- * got no gradient. If needs[i] is true, it sets grad_inputs[i] to a tensor with the shape and format of input i; one of
- * grad_outputs may be used. It leaves the other grad_inputs NULL. Nothing is recorded inside, unless the function calls
- * te_enable_grad_begin. Returns TE_OK or an error code. */
+ * got no gradient. If needs[i] is true, it sets grad_inputs[i] to a tensor with the shape and format of input i. This
+ * tensor may be one of grad_outputs. It leaves the other grad_inputs NULL. The tape records none of its calls unless it
+ * calls te_enable_grad_begin. Returns TE_OK or an error code. */
 typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved,
                                     te_tensor *const *grad_outputs, te_tensor **grad_inputs, const bool *needs);
-/* A call of a differentiable function of the user's. te_record copies the lists. */
+/* One call of a user's differentiable function, to be recorded on the tape. te_record copies the lists below. */
 typedef struct te_node_desc {
     const char *name;          /* name in messages; must outlive the tape (use a literal) */
     te_tensor *const *inputs;  /* [num_inputs]; an entry may be NULL */

@@ -1,10 +1,10 @@
 /* api/inference.h: the KV cache. It keeps the keys and values of earlier calls, for attention in later calls.
  *
  * The program gives each sequence a number, its id in the cache. Each step begins with te_inference_params_pre_step,
- * which lists the sequences of the step and the number of new tokens of each. Then comes a forward pass inside
- * te_no_grad_begin, with the cache in args->attention.inference_params. Its batch has the new tokens of these
- * sequences, in the order of the list: [longest, b, ..] or [b, longest, ..], where shorter sequences have padding at
- * the end, or packed one behind the other (TE_THD). In that pass every module with self attention adds its keys and
+ * which lists the sequences of the step and the number of new tokens of each. Then comes a forward pass without
+ * gradients (te_no_grad_begin), with the cache in args->attention.inference_params. Its batch has the new tokens of
+ * these sequences, in the order of the list: [longest, b, ..] or [b, longest, ..], where shorter sequences have padding
+ * at the end, or packed one behind the other (TE_THD). In that pass every module with self attention adds its keys and
  * values to the cache. New tokens are rotated by their positions in the whole sequence, and each query sees all keys up
  * to itself:
  *
@@ -82,8 +82,8 @@ typedef struct te_inference_step {
 } te_inference_step;
 /* Adds the step's keys and values, already rotated, to the cache of `layer`, and fills *step. Attention modules of the
  * user call this function; DotProductAttention calls it itself. `layer` may be any module; each module has its own part
- * of the cache. k and v are laid out as `format` says: [longest, b, heads, d], [b, longest, heads, d], or
- * packed. */
+ * of the cache. `format` tells the layout of k and v: [longest, b, heads, d], [b, longest, heads, d], or packed.
+ * `longest` is the largest number of new tokens of a sequence in the step. */
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
                                           te_qkv_format format, te_inference_step *step);
 /* Copies the keys and values of all sequences of a layer out of their pages. *k and *v become tensors [b,

@@ -51,8 +51,8 @@ typedef struct te_attn_stats {
     uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
     uint64_t fallback_mask;           /* calls of the original, because the mask is not causal */
     uint64_t fallback_scale_mismatch; /* calls of the original, because their scale is not the module's */
-    uint64_t fallback_other;          /* calls of the original, because the module has other heads, sizes or windows.
-                                       * In Automodel these calls fail, and are not counted */
+    uint64_t fallback_other;          /* calls of the original, because the module cannot take the call's heads,
+                                       * sizes, window or dropout. In Automodel these calls fail, and are not counted */
 } te_attn_stats;
 /* Returns the context's counters; zeros for NULL. The counters are logged (TE_LOG_INFO) whenever their sum is a
  * multiple of $AUTOMODEL_TE_STATS_EVERY, which te_ctx_create reads. */
@@ -76,8 +76,8 @@ typedef struct te_mask_check {
  * is negative, there is no window. If the result is true, *found (may be NULL) receives the window, or (-1, 0) if there
  * is none. A mask has 4 dimensions, the last two of equal size, and is u8, f32, f16 or bf16; for any other mask, and
  * for an empty one, the result is false, without an error. check may be NULL. The call reads one number from the
- * device, so it syncs. Inside a graph's capture the result is false for a mask without a kept result; between
- * te_warmup_begin and te_warmup_end it is true. Source: _detect_causal_mask. */
+ * device, so it syncs. A mask without a kept result gives false in a graph's capture, and true between te_warmup_begin
+ * and te_warmup_end. Source: _detect_causal_mask. */
 TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found);
 
 /* ---- a module's attention ---- */
@@ -157,9 +157,9 @@ TE_API void te_sdpa_patch_destroy(te_sdpa_patch *f);
  * does. With a mask it syncs, unless te_mask_check.cache has kept the result for this mask. */
 TE_API te_tensor *te_sdpa_patch_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* Makes te_scaled_dot_product_attention call te_sdpa_patch_call with f while m's forward runs. An earlier f of m is
- * replaced. f is borrowed until te_restore_attention, or until m is destroyed. If m has a forward function of
- * te_module_set_forward, it runs as m's forward (Automodel drops it). m's forward runs in a region of te_sdpa_begin,
- * which is closed even if the forward fails. Source: _patch_module_forward. */
+ * replaced. f is borrowed until te_restore_attention, or until m is destroyed. If te_module_set_forward has given m a
+ * forward function, that function still runs (Automodel drops it). m's forward runs in a region of te_sdpa_begin, which
+ * is closed even if the forward fails. Source: _patch_module_forward. */
 TE_API te_result te_patch_module_forward(te_module *m, te_sdpa_patch *f);
 /* Returns the counters of f alone; zeros for NULL. */
 TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f);
@@ -216,19 +216,19 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
  * If the module has a child `sdpa` of te_sdpa_create and no forward function of te_module_set_forward, the child's
  * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.
  *
- * Any other module gets a forward function around the one that it has. While it runs, te_scaled_dot_product_attention
- * calls te_sdpa_patch_call, whose `original` is the function that te_scaled_dot_product_attention calls when the
- * module is injected. (The user pointer of that function is borrowed until te_restore_attention, or until the module is
- * destroyed.) If the module's forward does not call te_scaled_dot_product_attention, it computes attention by itself,
- * and one warning says so. If the program later calls te_module_set_forward, the injection is lost. Source:
- * inject_te_attention_into_module. */
+ * Any other module gets a forward function around the one that it has. While this function runs,
+ * te_scaled_dot_product_attention calls te_sdpa_patch_call. Its fallback, te_make_te_sdpa_desc.original, is the
+ * function that te_scaled_dot_product_attention would have called at the time of the injection. (The user pointer of
+ * that function is borrowed until te_restore_attention, or until the module is destroyed.) If the module's forward does
+ * not call te_scaled_dot_product_attention, it computes attention by itself, and one warning says so. If the program
+ * later calls te_module_set_forward, the injection is lost. Source: inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);
 /* Returns why te_inject_te_attention_into_module would not inject, or TE_INJECT_OK if it would. Changes nothing. */
 TE_API te_inject_reason te_inject_check(te_module *self_attn, const te_inject_desc *desc);
 /* Returns the te_sdpa_patch that injection made for a module (borrowed), or NULL. */
 TE_API te_sdpa_patch *te_injected_sdpa(const te_module *self_attn);
 /* Undoes all injections below `model`: forward functions and attributes are as before. Returns the number of
- * injections. Tape nodes stay valid. */
+ * injections undone. Tape nodes stay valid. */
 TE_API int te_restore_attention(te_module *model);
 /* Returns whether `model`, or a module below it, is injected. */
 TE_API bool te_uses_te_attention(te_module *model);

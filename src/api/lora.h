@@ -7,14 +7,14 @@
  * so adapters do not change the outputs of a model at first. Other classes can have adapters, too:
  *
  *     LayerNormLinear    adapters read the output of the norm
- *     LayerNormMLP       adapters for both GEMMs: children fc1 and fc2, each with lora_A and lora_B. The module's own
- *                        path chooses both, "PATH.fc1" only the first
+ *     LayerNormMLP       adapters for both GEMMs: children fc1 and fc2, each with lora_A and lora_B. Its path
+ *                        in target_modules means both GEMMs, "PATH.fc1" means fc1 alone
  *     GroupedLinear      lora_A and lora_B are GroupedLinears with the same groups, and use the group sizes of the call
  *     Embedding          lora_A is an Embedding [num_embeddings, dim], which starts at zero; lora_B is a Linear from
  *                        dim to embedding_dim; no dropout
  *     Gate               only the gate of a CausalLM's experts; its adapters stay in high precision under every recipe
  *     experts            GroupedExperts, GroupedExpertsDeepEP, and the experts of a CausalLM. Adapters are stacks over
- *                        the experts of the rank, children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
+ *                        the rank's experts, in children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
  *                        lora_down_A [E, inter, r], lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter]) and
  *                        lora_down_B [E, r, dim]. The B stacks start at zero. Each linear layer adds (x A B) alpha / r,
  *                        in high precision under every recipe; no dropout, no DoRA. Source: GroupedExpertsLoRA
@@ -52,7 +52,7 @@ typedef enum te_lora_bias {
 /* Options of te_lora_apply: which modules get adapters, and of what kind (Automodel: PeftConfig). Zero-initialised;
  * lists are read during the call only.
  *
- * A name is a pattern for the whole path of a module below the model, as in Automodel: * (or .*) matches any
+ * A name in a list is a pattern for the whole path of a module below the model, as in Automodel: * (or .*) matches any
  * characters, and the rest is a regular expression of characters, . + ? classes in [], groups in (), | and escaped
  * punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, the name
  * "x|y" becomes the expression "^x|y$", in which "x" matches any path that begins with x: put alternatives into a
@@ -78,7 +78,7 @@ typedef struct te_lora_desc {
                                          * possible together with the two lists above */
     int dim;                            /* rank; 0 => 8 */
     float alpha;                        /* 0 => 32 */
-    /* DoRA (Liu et al. 2024, as in peft): y = x V^T * m / |V| + b with V = W + alpha / dim B A. m [out] is a third
+    /* DoRA (Liu et al. 2024, as in peft): y = x V^T * m / |V| + b with V = W + (alpha / dim) B A. m [out] is a third
      * trained child, lora_magnitude_vector, which starts as |V|, the norms of V's rows. The backward pass treats |V|
      * as a constant. Possible only for Linears whose weight is not sharded over ranks */
     bool use_dora;
@@ -89,7 +89,7 @@ typedef struct te_lora_desc {
                                          * another format are cast */
     bool moe_rank_scaling;              /* true => the rank of experts' adapters is dim / (experts per token), rounded
                                          * down with a warning. alpha does not change, so the adapters' outputs are
-                                         * multiplied by alpha / (this rank) */
+                                         * multiplied by alpha / (the reduced rank) */
     bool skip_freeze;                   /* true => parameters of modules without adapters stay trainable or frozen as
                                          * they are; false => all parameters but adapters are frozen */
     const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters; all their parameters are
@@ -115,7 +115,7 @@ typedef struct te_lora_desc {
  * TE_ERR_STATE in a graph's capture, and for modules of te_make_graphed_callables.
  * Source: apply_lora_to_linear_modules. */
 TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules);
-/* Merges all adapters into the weights and removes the adapters: adds alpha / dim B A to each weight, summed in f32
+/* Merges all adapters into the weights and removes the adapters: adds (alpha / dim) B A to each weight, summed in f32
  * and rounded once, or quantized anew by the weight's own quantizer. Under DoRA the rows are also scaled to their
  * magnitudes. modules_to_save and trained biases keep their trained values. Parameters stay frozen
  * (te_module_set_requires_grad). An optimizer of the adapters has nothing left to step: destroy it.
@@ -136,7 +136,7 @@ TE_API te_result te_lora_remove(te_module *model);
  *     PATH.lora_A.weight, PATH.lora_B.weight               in a LayerNormMLP, PATH.fc1 and PATH.fc2 stand in place of
  *                                                          PATH. For group N of a GroupedLinear, the name ends in
  *                                                          weightN. (peft has neither module)
- *     PATH.E.PROJ.lora_A.weight, PATH.E.PROJ.lora_B.weight for expert number E of experts PATH. PROJ is gate_proj,
+ *     PATH.E.PROJ.lora_A.weight, PATH.E.PROJ.lora_B.weight for expert E of the experts at PATH. PROJ is gate_proj,
  *                                                          up_proj or down_proj, or the name in a CausalLM's files;
  *                                                          gate and up have the same lora_A
  *     PATH.lora_embedding_A, PATH.lora_embedding_B         for an Embedding, [dim, num_embeddings] and [embedding_dim,

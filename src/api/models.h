@@ -41,21 +41,22 @@ typedef struct te_causal_lm_desc {
     int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding; size of a hidden state; inner size of
                                                          * the MLP */
     int num_hidden_layers;       /* at least 1 */
-    int num_attention_heads, num_key_value_heads;        /* heads of queries; heads of keys and values, a divisor of the
-                                                          * former, 0 => the same number */
+    int num_attention_heads, num_key_value_heads;        /* query heads; key and value heads, whose number divides
+                                                          * num_attention_heads; 0 => num_attention_heads */
     int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
     te_activation activation;    /* a gated activation, for the MLP; 0 => TE_SWIGLU */
     float rms_norm_eps;          /* 0 => 1e-5 */
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's projections */
     bool qk_norm;                /* an RMSNorm of each query and key head, before the rotation */
-    bool feedforward_norms;      /* true => a layer has four norms: in front of and behind the attention, and in front
-                                  * of and behind the MLP. The norms behind run before the residual is added */
+    bool feedforward_norms;      /* true => a layer has four norms: before and after the attention, and before and
+                                  * after the MLP. The norms after the attention and after the MLP run before the
+                                  * residual is added */
     bool tie_word_embeddings;    /* true => the model has no lm_head, and computes logits with the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to the rows' format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
-    float attn_logit_softcapping, final_logit_softcapping; /* cap of scores; cap of logits: x becomes
-                                                            * cap * tanh(x / cap); 0 => no cap */
+    float attn_logit_softcapping, final_logit_softcapping; /* cap of scores; cap of logits. Each value x
+                                                            * becomes cap * tanh(x / cap); 0 => no cap */
     float attention_dropout;     /* probability, in training; 0 => none */
     int64_t sliding_window;      /* number of keys that a query sees in a layer with a window, its own included; 0 => no
                                   * windows */
@@ -75,8 +76,8 @@ typedef struct te_causal_lm_desc {
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
 /* Creates a CausalLM. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b, s, vocab_size] in
- * params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all pointers NULL. NULL with
- * TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
+ * params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all pointers NULL. te_causal_lm_create
+ * returns NULL, with TE_ERR_INVALID, if sizes contradict each other. The caller owns the CausalLM. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* Allocates a KV cache for `max_length` positions of `batch` sequences, for all layers of a model
@@ -105,8 +106,8 @@ typedef struct te_hf_desc {
 } te_hf_desc;
 /* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
  * that model.safetensors.index.json lists. Its model_type is one of llama, mistral, mixtral, qwen2, qwen3, gemma,
- * gemma2, gemma3_text, gemma3, phi3, qwen3_moe. The result is a CausalLM (te_causal_lm_create); inside
- * te_quantized_model_init_begin the projections are stored quantized. desc may be NULL. Owned by the caller:
+ * gemma2, gemma3_text, gemma3, phi3, qwen3_moe. The result is a CausalLM (te_causal_lm_create). In a region of
+ * te_quantized_model_init_begin, its projections are stored quantized. desc may be NULL. Owned by the caller:
  * te_module_destroy. Allocates and syncs.
  *
  * For gemma3 (Gemma 3 with vision) only the text model is opened. The tensors of the vision tower and the projector
@@ -138,6 +139,6 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
  * no longer read. TE_ERR_INVALID for a model that te_hf_open did not make, or one with adapters. TE_ERR_STATE if a
  * module was removed whose parameter is a part of a joined tensor. Other errors as te_safetensors_write.
  *
- * te_lora_save names adapters by the parameters of the model. peft finds these names only in families whose files
- * have the same names. */
+ * te_lora_save names adapters after the parameters of the model. peft finds these names only if the opened files use
+ * the same names for the parameters. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);

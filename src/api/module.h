@@ -45,7 +45,7 @@ typedef struct te_forward_args {
     bool fp8_output, fp8_grad;         /* for Linear and LayerNormLinear in an enabled autocast region. fp8_output =>
                                         * `out` is quantized by the recipe. fp8_grad => the gradient of the GEMM's input
                                         * is quantized. If the GEMM's input is a leaf, its gradient is decoded. Modules
-                                        * take quantized tensors; for other functions call te_dequantize first.
+                                        * take quantized inputs; for other functions call te_dequantize first.
                                         * DotProductAttention takes fp8_output, but not fp8_grad, under a recipe with
                                         * fp8_dpa */
     te_microbatch
@@ -154,8 +154,8 @@ TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void
 /* Returns the number of elements of all parameters of the tree; a shared parameter counts once for each place where it
  * is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
-/* Gives all parameters of the tree new initial values, children in order, as the create functions would draw them from
- * the present random state. Parameters of TE_PARAMS_META get their memory here; they are stored quantized if the call
+/* Draws new initial values for all parameters of the tree, module by module, as the create functions would from the
+ * present random state. Parameters of TE_PARAMS_META get their memory here; they are stored quantized if the call
  * is between te_quantized_model_init_begin and te_quantized_model_init_end. (To read or train them before this call
  * gives TE_ERR_STATE or TE_ERR_INVALID.) On failure the random state is what it was before, and the call may be
  * repeated. TE_ERR_STATE inside a graph's capture. */

@@ -142,8 +142,8 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  *
  * parallel_mode splits each GEMM over ranks. As in TransformerEngine, the module itself does not communicate: the
  * caller's token dispatch moves rows between ranks. With splits by column, each rank gets its columns of the output and
- * its summand of the input's gradient. With splits by row, each rank gets its summand of the output; the caller adds
- * the bias after summing (no_bias, or return_bias).
+ * its summand of the input's gradient. With splits by row, each rank gets its summand of the output. The caller adds
+ * the bias after summing, so it must set no_bias or return_bias.
  * Source: transformer_engine.pytorch.GroupedLinear. */
 typedef struct te_grouped_linear_desc {
     int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */

@@ -1,8 +1,8 @@
 /* api/moe_backend.h: creates an MoE whose gate, experts and dispatcher are chosen by a te_moe_backend, as in NeMo
  * Automodel. */
 
-/* Returns a te_moe_backend. Fields that te_backend_config has too get their values from *config; all others are zero.
- * If config is NULL, all fields are zero. The caller sets the groups and world_size afterwards. */
+/* Returns a te_moe_backend. Fields that are also in te_backend_config get their values from *config; all others are
+ * zero. If config is NULL, all fields are zero. The caller sets the groups and world_size afterwards. */
 TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
 
 /* Creates an MoE: y = experts(x) [+ shared experts(x) [* sigmoid(x w)]]. Children: gate, experts, shared_experts (with

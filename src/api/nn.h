@@ -27,7 +27,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc);
  * Parameters: weight [hidden], bias [hidden] (LayerNorm). Source: transformer_engine.pytorch.LayerNorm, RMSNorm. */
 typedef struct te_norm_desc {
     int64_t hidden_size;   /* last size of x */
-    te_norm_options norm;  /* eps and zero_centered_gamma; normalization is not read, because the create function
+    te_norm_options norm;  /* eps and zero_centered_gamma; `normalization` is not read, because the create function
                             * decides the norm */
     te_dtype params_dtype; /* 0 => bf16. TransformerEngine's default is torch.get_default_dtype(), f32 unless the
                             * program sets another */
@@ -89,7 +89,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attn_options attention; /* kv_channels is needed: it has no default here */
-    te_parallel_options parallel; /* the ranks of tp_group share the heads, those of cp_group share the sequences */
+    te_parallel_options parallel; /* tp_group: each rank has a part of the heads; cp_group: a part of the sequences */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
 /* Creates a DotProductAttention, the core of attention without projections. */
@@ -99,7 +99,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
  * te_attention, without DotProductAttention's packed tensors, caches, lengths and FP8. A program can replace it by
  * another attention with te_module_set_forward. The forward reads args->input (the query, [s, b, H, d]), args->key and
  * args->value ([s_kv, b, G, d]), and sets args->outputs.out [s, b, H, d]. Another `format` changes the layout of all
- * four. args->attention may have attn_mask_type, window and checkpoint_core_attention. In a model of
+ * four. Of args->attention only attn_mask_type, window and checkpoint_core_attention may be set. In a model of
  * te_causal_lm_create attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT if a KV cache has keys of
  * earlier calls. All other settings come from this desc, which te_module_state returns. */
 typedef struct te_sdpa_desc {
@@ -115,10 +115,11 @@ typedef struct te_sdpa_desc {
  * a field of the rule is set that SDPA does not read. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
-/* Options of te_multihead_attention_create: attention with projections, of x [s, b, h], [b, s, h], or packed
- * [tokens, h]. Children in self attention: layernorm_qkv (with input_layernorm) or qkv. Children in cross attention:
- * layernorm_query (with input_layernorm) or query_layer, and key_value. Children in both: core_attention, proj and,
- * with qk_norm_type, q_norm and k_norm, which normalise each head. Outputs: out[, bias][, ln_out][, max_logit].
+/* Options of te_multihead_attention_create. The module is attention with projections. Its input x is [s, b, h], [b, s,
+ * h], or packed [tokens, h]. Children in self attention: layernorm_qkv (with input_layernorm) or qkv. Children in cross
+ * attention: layernorm_query (with input_layernorm) or query_layer, and key_value. Children in both: core_attention,
+ * proj and, with qk_norm_type, q_norm and k_norm, which normalise each head. Outputs: out[, bias][, ln_out][,
+ * max_logit].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -128,7 +129,7 @@ typedef struct te_multihead_attention_desc {
     te_parallel_options parallel; /* options of all children */
     te_init output_layer_init;    /* initial values of proj */
     bool input_layernorm;         /* a norm runs before the first projection */
-    bool return_layernorm_output; /* the output of the norm of input_layernorm is the output `ln_out` */
+    bool return_layernorm_output; /* the module has one more output, `ln_out`: the result of the norm in front */
     const char *name; /* copied; NULL => "self_attention" */
 } te_multihead_attention_desc;
 /* Creates a MultiheadAttention: projections to queries, keys and values, attention, and an output projection. */
@@ -158,8 +159,8 @@ typedef struct te_transformer_layer_desc {
     te_window enc_dec_window;  /* window of cross attention; zero => none */
     te_switch enc_dec_bottom_right_diagonal; /* as te_attn_options.bottom_right_diagonal, for cross attention */
     float hidden_dropout;      /* probability of dropout; 0 => none. TransformerEngine's default is 0.1 */
-    float drop_path_rate;      /* probability that self attention, or the MLP, is skipped; 0 => never. Each index of
-                                * the input's first dimension is drawn separately (te_drop_path) */
+    float drop_path_rate;      /* probability that self attention, or the MLP, is skipped; 0 => never. te_drop_path
+                                * decides separately for each index of the input's first dimension */
     bool apply_residual_connection_post_layernorm; /* true => the residual is the output of the norm; false => the input
                                                     * of the norm */
     bool output_layernorm;     /* true => a norm runs at the end of the layer and none before self attention; false =>
@@ -221,8 +222,9 @@ typedef struct te_embedding_desc {
 /* Creates an Embedding, which looks up rows of a table. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
-/* Options of te_activation_create. Activation and the modules below it, up to L2Normalization, compute one function
- * each. They serve as children of a Sequential. Only Bias has a parameter. Source: transformer_engine.pytorch.ops. */
+/* Options of te_activation_create. Activation and the next modules in this file, up to L2Normalization, compute one
+ * function each. They serve as children of a Sequential. Only Bias has a parameter. Source:
+ * transformer_engine.pytorch.ops. */
 typedef struct te_activation_desc {
     te_activation activation;               /* 0 => GELU; the last size of y is half that of x if the activation is
                                              * gated */

@@ -30,9 +30,9 @@
  *   split_accumulator  true => at intervals, partial sums are taken from the tensor core and added in f32 (with BLOCK
  *                      this is always so); false => the tensor core accumulates all of k
  * If tensor cores cannot read MXFP8 or NVFP4, the operands are decoded to bf16. Only bits below 2^-133, the smallest
- * bf16, are lost. This takes a workspace of up to 2 (m + n) k bytes, with rows rounded up; with small m or n and
- * both operands K-major it mostly takes none. On sm_90 an operand whose rows do not begin at multiples of 16 bytes may
- * first be copied into a workspace of its size. te_explain returns the workspace of a call.
+ * bf16, are lost. Decoding takes a workspace of up to 2 (m + n) k bytes, with rows rounded up. With small m or n and
+ * both operands K-major, most calls need no workspace. On sm_90 an operand whose rows do not begin at multiples of 16
+ * bytes may first be copied into a workspace of its size. te_explain returns the workspace of a call.
  * If k is 0, D becomes bias, or does not change with accumulate. If m or n is 0, only bias_gradient is written, as
  * 0. */
 typedef struct te_op_gemm_args {
@@ -136,7 +136,7 @@ typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
 
 /* The backward pass of a norm. Writes dx [M, N], and optionally dgamma [N] and dbeta [N] (LayerNorm only). Reads dy [M,
  * N] and the forward's x [M, N], gamma [N], rstd f32 [M] and mean f32 [M] (LayerNorm only).
- *   add         optional [M, N], added to dx in f32 before rounding; dx may be add or dy, in the same format
+ *   add         optional [M, N], added to dx in f32 before rounding. dx may be the same tensor as `add` or as dy
  *   rounded     dx is rounded also before `add` is added, as if two stored gradients were summed
  *   accumulate  dgamma and dbeta are added to what their tensors have; false => they replace it */
 typedef struct te_norm_bwd_args {
@@ -215,9 +215,9 @@ typedef struct te_op_act_bwd_args {
     bool rounded, unrounded_amax;
 } te_op_act_bwd_args;
 
-/* y [M, N] = act(x) * act_scales, in f32, rounded once. act_scales [M] has one factor for each row. x [M, N], or [M,
- * 2N] for a gated activation. All tensors have any float format. If the activation is not gated, y may be x. Source:
- * TransformerEngine, common/activation/scaled_activation.cu. */
+/* y [M, N] = act(x) * act_scales, in f32, rounded once. act_scales [M] has one factor for each row. x is [M, N], or [M,
+ * 2N] for a gated activation. Each tensor may have any float format. If the activation is not gated, y may be x.
+ * Source: TransformerEngine, common/activation/scaled_activation.cu. */
 typedef struct te_op_scaled_act_fwd_args {
     const te_tensor *x, *act_scales;
     te_tensor *y;
@@ -335,8 +335,8 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
  *   score_mod        a CUDA C++ expression: the new score, such as "score - aux0[h] * fabsf(q_idx - kv_idx)"
  *   score_mod_bprop  an expression for the backward pass: the derivative of the new score with respect to score
  *   mask_mod         an expression: true if query q_idx sees key kv_idx, such as "aux0[q_idx] == aux0[kv_idx]"
- *   additive         true => the derivative is 1, and no score_mod_bprop is needed. Without score_mod_bprop and
- *                    additive, a backward pass is refused
+ *   additive         true => the derivative is 1, and no score_mod_bprop is needed. If there is no score_mod_bprop and
+ *                    additive is false, a backward pass is refused
  *   aux              tensors that expressions read: f32, f16, bf16, i32, i64 or u8, contiguous; they get no gradients
  * Variables of expressions: score (float; not in mask_mod); b, h, q_idx, kv_idx (int; positions within the sequence);
  * aux0 .. aux3. aux0[i] is element i of aux[0], counted over all dimensions: a float, or an int for integer formats

@@ -106,8 +106,8 @@ typedef struct te_op_moe_unpermute_args {
  *   dx      [R, H], optional. The row of a copy becomes its token's row of dy times the probability of the copy. Rows
  *           without a copy become 0
  *   dprobs  optional, of any float format, in the shape of merging_probs. The entry of a copy becomes the dot product
- *           of its token's row of dy and its own row of x. An entry without a copy becomes 0. For dprobs several copies
- *           may name the same row
+ *           of its token's row of dy and its own row of x, which other copies may share. An entry without a copy
+ *           becomes 0
  *   x       needed for dprobs
  * row_id_map, pad_offsets, topk and merging_probs are the forward's. */
 typedef struct te_op_moe_unpermute_bwd_args {

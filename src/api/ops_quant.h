@@ -153,9 +153,9 @@ typedef struct te_op_block_dequantize_args {
  *   col        [M, ld], optional, in the format of row: the values of x scaled along the columns; not transposed
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
  *   swizzled   true: the scales have the same shapes, but the layout that Blackwell's tensor cores read: tiles of 128 x
- *              4 scales, 512 bytes each. Let i be the line (a row of x for `row`, a column of x for `col`), j the group
- *              along the contraction, and G the padded number of groups. The byte of that scale is ((i / 128) * (G / 4)
- *              + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + (j % 4)
+ *              4 scales, 512 bytes each. Let a line be a row of x for `row`, and a column of x for `col`, and G the
+ *              padded number of groups of a line. The scale of group j of line i is byte ((i / 128) * (G / 4) + j / 4)
+ *              * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + (j % 4)
  *   noop       optional f32 [1]: 1.0 => nothing is written
  * For each group, the scale's code e is RN(amax * RN(1 / fp8_max)) rounded up to E8M0; the amax ignores NaN. Then q =
  * saturate(RNE(x * 2^(127 - e))), and NaN stays NaN. The padding of codes and scales is written as 0. */
@@ -192,9 +192,9 @@ typedef struct te_op_mxfp8_dequantize_args {
  *             with `rht`). f32 [N]: the same for each column of x
  *   keep      true: the larger one of the new amax and the present value is stored; false: the new amax
  *   noop      optional f32 [1]: 1.0 => nothing is written
- *   groups    optional i32 [M]: the group of each row, as in te_op_amax; amax_row and amax_col are then f32 [n]. Groups
- *             must begin at multiples of 16 rows: the group of the first of each 16 rows is used for all 16. Not with
- *             noop */
+ *   groups    optional i32 [M]: the group of each row, as in te_op_amax. amax_row and amax_col are then f32 [n], one
+ *             amax for each group. Groups must begin at multiples of 16 rows: the group of the first of each 16 rows is
+ *             used for all 16. Not with noop */
 typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
@@ -209,20 +209,20 @@ typedef struct te_op_nvfp4_amax_args {
  * its 16 rows or columns. The last block may be short. Padding is written as 0.
  *   row        e2m1 [M, ld], optional; two codes a byte, the even column in the low half
  *   row_scale  e4m3 [round_up(M, 128), round_up(ceil(N / 16), 4)]
- *   amax_row   f32 [1], or f32 [M] for one amax in each row ("row-scaled"); read. May be NULL if row is NULL and
+ *   amax_row   input f32 [1], or f32 [M] for one amax in each row ("row-scaled"). May be NULL if row is NULL and
  *              amax_col is given
  *   col        e2m1 [N, ldc], transposed, optional. With rht it includes the codes of rows M .. round_up(M, 16) - 1, so
  *              ldc >= round_up(M, 16)
  *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
- *   amax_col   f32 [1], or f32 [N] for one amax in each column of x, which is a row of the copy ("row-scaled"); read.
+ *   amax_col   input f32 [1], or f32 [N] for one amax in each column of x, which is a row of the copy ("row-scaled").
  *              If NULL, amax_row is used, which must be [1] then
  *   two_dimensional   both copies use amax_row (or amax_col, if amax_row is NULL), which must be [1]. Not with rht if
  *                     col is given
  *   swizzled   true: the scales are in the layout of te_op_mxfp8_quantize with `swizzled`
- *   groups     optional i32 [M]: the group of each row, as in te_op_amax; amax_row and amax_col are then f32 [n]. For
- *              the column-wise copy, groups must begin at multiples of 16 rows: the group of the first of each 16 rows
- *              is used for all 16. Rows that belong to no group are quantized with the amax of group 0. Not with
- *              two_dimensional, `measure` or `noop`
+ *   groups     optional i32 [M]: the group of each row, as in te_op_amax. amax_row and amax_col are then f32 [n], one
+ *              amax for each group. For the column-wise copy, groups must begin at multiples of 16 rows: the group of
+ *              the first of each 16 rows is used for all 16. Rows that belong to no group are quantized with the amax
+ *              of group 0. Not with two_dimensional, `measure` or `noop`
  *   rht        true: the column-wise copy is transformed and rounded to bf16; its amax, scales and codes are those of
  *              the rounded values. Sums are taken as a tensor core takes them. Each product is truncated 25 bits below
  *              the leading bit of the largest product, the products are added exactly, and the sum is truncated to f32.
@@ -243,8 +243,8 @@ typedef struct te_op_nvfp4_amax_args {
  *                  E4M3(RN(b * 1.5)), and keeps this second d if its error is smaller. The error is the sum over the
  *                  block's elements, in order, of |e| or e * e. Here e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x),
  *                  every operation is rounded, and q is the code as it would be written. A tile has 16 such sums, one
- *                  for each of its rows in the copy; number i is added to i + 8, then i + 4, i + 2 and i + 1. Each copy
- *                  chooses separately, also for tiles */
+ *                  for each of its rows in the copy. Sum i + 8 is added to sum i, then sum i + 4, i + 2 and i + 1. Each
+ *                  copy chooses separately, also for tiles */
 typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *x;
     te_tensor *row, *row_scale, *col, *col_scale;
@@ -264,12 +264,12 @@ typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *groups;
 } te_op_nvfp4_quantize_args;
 
-/* Computes y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format. d is the block's number in
- * `scale` (e4m3). An amax of 0 counts as 6 F (so S = 1).
+/* Computes y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format. d is the scale of the block of q
+ * in `scale` (e4m3). An amax of 0 counts as 6 F (so S = 1).
  *   columnwise  true: q and scale are those of the column-wise copy. With rht the inverse transform (the transpose) is
  *               then applied, in f32
  *   amax        f32 [1] or [M]; with columnwise [1] or [N]
- *   groups      optional i32 [M], as in te_op_nvfp4_quantize; amax is then f32 [n] */
+ *   groups      optional i32 [M], as in te_op_nvfp4_quantize; amax is then f32 [n], one for each group */
 typedef struct te_op_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;

@@ -93,8 +93,8 @@ typedef enum te_cp_comm {
 /* Options of every module whose work ranks can share.
  *
  * Tensor parallelism. Sizes in a desc are those of the whole module, and each rank has a shard of the parameters. If
- * all ranks are seeded alike, a shard begins with the numbers that its rows or columns would have on one rank alone.
- * The ranks exchange:
+ * all ranks are seeded alike, the initial values of a shard are those that its rows or columns would have on one rank
+ * alone. The ranks exchange:
  *
  *     parallel_mode  sequence_parallel  forward                              backward
  *     column         off                nothing                              the input's gradient is all-reduced
@@ -111,14 +111,13 @@ typedef enum te_cp_comm {
  * If te_tensor_sequence_parallel is true for a parameter, its gradient is only this rank's part of the sum:
  * te_all_reduce it before the optimizer's step.
  *
- * Context parallelism. n ranks share each sequence. A sequence is divided into 2 n chunks of equal length. Rank r has
- * chunk r and chunk 2 n - 1 - r, one behind the other, so that all ranks have equal work under a causal mask
- * (te_get_batch_on_this_cp_rank brings a batch into this layout). So each sequence must be padded to a multiple of 2 n.
- * Every tensor of a call is this rank's part, with two exceptions: cu_seqlens and max_seqlen describe whole sequences,
- * and the columns of a bias are all keys in their order. Gradients of parameters, softmax_offset included, are this
- * rank's part of the sum: te_all_reduce them over the n ranks. max_logit is the maximum over all ranks. With
- * TE_CP_A2A_P2P, n is size(cp_group) * size(cp_p2p_group), and r is size(cp_group) * (rank in cp_p2p_group) + (rank in
- * cp_group).
+ * Context parallelism. n ranks share each sequence. A sequence is divided into 2 n chunks of equal length, so it must
+ * be padded to a multiple of 2 n. Rank r has chunk r and chunk 2 n - 1 - r, one behind the other, so that all ranks
+ * have equal work under a causal mask (te_get_batch_on_this_cp_rank brings a batch into this layout). Every tensor of a
+ * call is this rank's part, with two exceptions: cu_seqlens and max_seqlen describe whole sequences, and the columns of
+ * a bias are all keys in their order. Gradients of parameters, softmax_offset included, are this rank's part of the
+ * sum: te_all_reduce them over the n ranks. max_logit is the maximum over all ranks. With TE_CP_A2A_P2P, n is
+ * size(cp_group) * size(cp_p2p_group), and r is size(cp_group) * (rank in cp_p2p_group) + (rank in cp_group).
  *
  *     kind              exchanges                                         also supports
  *     TE_CP_P2P         keys and values, in a ring; memory grows with     TE_ATTN_BIAS_POST_SCALE, not with TE_THD
@@ -212,9 +211,9 @@ typedef struct te_inference_params te_inference_params; /* the keys and values o
 /* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the
  * call.
  *
- * The padding masks take the lengths of sequences from cu_seqlens_q and cu_seqlens_kv. If these are NULL, they take the
- * lengths from attention_mask and attention_mask_q, whose padding must lie behind the tokens of each sequence. Neither
- * way waits for the device. With other masks cu_seqlens are refused, and attention_mask is read only with
+ * With a padding mask, the lengths of sequences come from cu_seqlens_q and cu_seqlens_kv. If these two are NULL, the
+ * lengths come from attention_mask and attention_mask_q, whose padding must lie behind the tokens of each sequence.
+ * Neither way waits for the device. With other masks cu_seqlens are refused, and attention_mask is read only with
  * TE_MASK_ARBITRARY, as in TransformerEngine. In a TransformerLayer, self attention uses cu_seqlens_q for its keys too;
  * cross attention uses cu_seqlens_q and cu_seqlens_kv. */
 typedef struct te_attn_call {
@@ -243,18 +242,19 @@ typedef struct te_attn_call {
     bool checkpoint_core_attention;  /* the core (softmax and its two products) of this call runs again in the backward
                                       * pass */
     te_inference_params *inference_params; /* the cache of keys and values (borrowed), only for self attention and only
-                                            * inside te_no_grad_begin. The lengths come from the cache, and causal masks
-                                            * become padding_causal_bottom_right */
+                                            * between te_no_grad_begin and te_no_grad_end. The lengths come from the
+                                            * cache, and causal masks become padding_causal_bottom_right */
     const te_score_mod *score_mod;   /* the program's own formula for scores and masks; NULL => none. If the call runs
                                       * again in the backward pass, the source texts in score_mod must live until
                                       * then */
     /* Packed inputs of DotProductAttention. qkv_layer [.., 3, H, d] takes the place of input, key and value; with fewer
      * groups than heads it is [.., H + 2 G, d]. kv_layer [.., 2, G, d] takes the place of key and value. The kernels
-     * read packed tensors in place and write their gradients as one tensor. A call with a cache, in FP8 or over several
-     * ranks first copies q, k and v apart. */
+     * read packed tensors in place and write their gradients as one tensor. A call that has a cache, runs in FP8 or
+     * runs over several ranks first copies q, k and v into separate tensors. */
     te_tensor *qkv_layer, *kv_layer;
-    int qkv_interleave_dim;          /* which dimension of qkv_layer or kv_layer has size 3 or 2: -3, or -2 for [.., H,
-                                      * 3, d] (with fewer groups than heads it is [.., G, H / G + 2, d]); 0 => -3 */
+    int qkv_interleave_dim;          /* index, from the end, of the dimension that separates q, k and v. -3: the shapes
+                                      * above; -2: [.., H, 3, d] and [.., G, 2, d], or with fewer groups than heads
+                                      * [.., G, H / G + 2, d]; 0 => -3 */
 } te_attn_call;
 
 /* Options of a decoder's cross attention in one forward call, where they differ from those of its self attention. */

@@ -1,6 +1,6 @@
-/* api/patches.h: patches, which change functions of the library while a program runs. A patch is applied only to
- * library versions that need it, and only if its own test says that it is needed. Source:
- * nemo_automodel.shared.te_patches.
+/* api/patches.h: patches, which change functions of te.h while a program runs. A patch is applied only if the library
+ * version (the version of TransformerEngine that te.h's functions behave like) needs it, and only if its own test says
+ * that it is needed. Source: nemo_automodel.shared.te_patches.
  *
  *     te_apply_patches(te);                               before the first optimizer is made; may be called again
  *     opt = te_fused_adam_create(te, model, &adam);
@@ -57,8 +57,8 @@ TE_API bool te_patches_applied(const te_ctx *te);
 TE_API int te_num_patches(te_ctx *te);
 /* Returns patch number `index`. If there is no such patch, the name is NULL. */
 TE_API te_patch_info te_patch_at(te_ctx *te, int index);
-/* Sets the library version that te_patch.fixed_in is compared with. A program needs this if it has replaced functions
- * of the library (te_fused_adam_set_methods) by those of an older version. Versions are written and ordered as in PEP
- * 440 ("2.12.0.dev0" is older than "2.12"). NULL => TE_TRANSFORMER_ENGINE_VERSION; "" counts as "0.0.0". TE_ERR_INVALID
- * for any other string that is not a version. */
+/* Sets the library version: the version of TransformerEngine with which te_patch.fixed_in is compared. A program needs
+ * this if te_fused_adam_set_methods has replaced te.h's functions by functions that behave like an older version.
+ * Versions are written and ordered as in PEP 440 ("2.12.0.dev0" is older than "2.12"). NULL =>
+ * TE_TRANSFORMER_ENGINE_VERSION; "" counts as "0.0.0". TE_ERR_INVALID for any other string that is not a version. */
 TE_API te_result te_set_library_version(te_ctx *te, const char *version);

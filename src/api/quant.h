@@ -13,9 +13,9 @@
  *   - NVFP4's Hadamard transform of a NaN: in te.h the scales of the NaN's blocks become NaN in both copies, for any
  *     shape. TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0 does the same. Its kernels for other shapes
  *     leave the NaN out of the scale, so a NaN in a gradient is lost.
- *   - NVFP4's Hadamard transform of a tensor whose amax is infinite: te.h scales the tensor by 1, as
- *     TransformerEngine's kernels for other shapes do. TransformerEngine's kernel for M % 64 == 0 and N % 128 == 0
- *     scales it by 0. In both cases the tensor decodes to infinities and NaN.
+ *   - NVFP4's Hadamard transform of a tensor whose amax is infinite: te.h scales the tensor by 1. TransformerEngine's
+ *     kernel for M % 64 == 0 and N % 128 == 0 scales it by 0, and its kernels for other shapes by 1. In all cases the
+ *     tensor decodes to infinities and NaN.
  *   - te_quantize_master_weights with 128 x 128 blocks and fp32_scales, where fp8_max / amax is infinite in f32 (E4M3:
  *     an amax below 1.3166e-36): te.h takes the largest number of the weight's nominal dtype as the scale, for slices
  *     as for a whole weight. TransformerEngine takes this number for a whole weight, but FLT_MAX for slices
@@ -24,8 +24,8 @@
  *     four_over_six, and uses 448.
  *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH do nothing in te.h. In TransformerEngine they make
  *     NVFP4 less exact.
- * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, as in TransformerEngine. A NaN
- * decodes to 0x7fffffff in f32, and 0x7fff in bf16 and f16.
+ * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, as in TransformerEngine. An
+ * element that decodes to NaN becomes 0x7fffffff in f32, and 0x7fff in bf16 and f16.
  *
  * te.h also accepts inputs that TransformerEngine refuses. These are the transform of f32 and f16; row_scaled or
  * four_over_six together with the transform or with stochastic rounding; row_scaled with four_over_six in a column-wise
@@ -455,8 +455,8 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
 /* This rank's slices of master weights. The lists are read during the call. */
 typedef struct te_master_weights {
-    te_tensor *const *model_weights;  /* [count] quantized weights, which have a quantizer (te_quantize,
-                                       * quantized_model_init) and are whole on every rank */
+    te_tensor *const *model_weights;  /* [count] weights that te_quantize or a module has quantized, whole on every
+                                       * rank */
     te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight. An entry is NULL or
                                        * empty if this rank owns no part of that weight */
     const int64_t *start_offsets;     /* [count] index of the slice's first element in the flattened weight */

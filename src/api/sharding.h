@@ -2,10 +2,10 @@
  * gradients.
  *
  * A unit is a module whose gradients are exchanged together: those of all parameters below it, except parameters of
- * units further down. The exchange takes place at the end of each te_backward (with delay_wgrad_compute: of the
- * te_backward_dw that computes the last gradient). Each unit whose requires_gradient_sync is set sums its gradients
- * over its group, in f32 and rounded once, and divides them by the number of ranks. Other units keep their gradients,
- * and the next microbatch adds to them. So a step of several microbatches can exchange once:
+ * units further down. The exchange takes place at the end of each te_backward or, with delay_wgrad_compute, at the end
+ * of the te_backward_dw that computes the last gradient. Each unit whose requires_gradient_sync is set sums its
+ * gradients over its group, in f32 and rounded once, and divides them by the number of ranks. Other units keep their
+ * gradients, and the next microbatch adds to them. So a step of several microbatches can exchange once:
  *
  *     te_data_parallel(model, &(te_data_parallel_desc){ .group = group });
  *     for (int i = 0; i < n; i++) {
@@ -80,8 +80,8 @@ TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void
 TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on);
 /* Sets whether the two functions that prepare a step change the flags of the model's units; off by default. If `on` is
  * true (enable_fsdp_optimizations of te_backend_config), te_prepare_for_grad_accumulation sets the flags to false and
- * te_prepare_for_final_backward sets them to true. They then do this in place of the model's te_step_hooks. If `on` is
- * false, neither changes the flags. */
+ * te_prepare_for_final_backward sets them to true. For this the call replaces the te_step_hooks of `model`. If `on` is
+ * false, neither function changes the flags. */
 TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on);
 /* Exchanges the gradients of one unit now if its requires_gradient_sync is set. If the unit has a post_backward, that
  * function exchanges them. Then calls the unit's root_post_backward. TE_ERR_INVALID for a module that is not a unit. */
@@ -91,8 +91,8 @@ TE_API te_result te_fsdp_post_backward(te_module *unit);
  * two. */
 typedef enum te_backward_type {
     TE_BACKWARD_FULL = 0,  /* gradients of inputs and weights ("full") */
-    TE_BACKWARD_INPUT = 1, /* gradients of inputs ("input"). te_backward computes them; only modules with
-                            * delay_wgrad_compute leave the gradients of weights for later */
+    TE_BACKWARD_INPUT = 1, /* gradients of inputs ("input"). te_backward computes them. It also computes the gradients
+                            * of weights, except in modules with delay_wgrad_compute */
     TE_BACKWARD_WEIGHT = 2 /* the gradients of weights that were left for later ("weight"). te_backward_dw computes
                             * them */
 } te_backward_type;
@@ -109,7 +109,7 @@ typedef struct te_stage_backward_desc {
                                       * TE_BACKWARD_WEIGHT */
     bool last_backward;              /* this is the stage's last backward pass of the schedule */
     bool reduce_grad_per_microbatch; /* for a stage to which te_fsdp_unit was applied. true: its ranks exchange
-                                      * gradients in each microbatch; false: only in the last one */
+                                      * gradients in each microbatch; false: only in the last microbatch */
 } te_stage_backward_desc;
 /* Runs the backward pass, and decides whether gradients are exchanged. The first of these cases that applies decides:
  *

@@ -4,8 +4,8 @@
 
 /* Sets the microbatch that Linear and GroupedLinear assume in calls without is_first_microbatch; TE_MICROBATCH_NONE by
  * default. A value that the call gives takes precedence. The modules notice every write to a weight of which they keep
- * a quantized copy. So with TE_MICROBATCH_LATER after an optimizer's step they quantize the weight anew (Automodel
- * multiplies by the old copy). Source: IS_FIRST_MICROBATCH. */
+ * a quantized copy. After an optimizer's step they quantize the weight anew even with TE_MICROBATCH_LATER, where
+ * Automodel multiplies by the old copy. Source: IS_FIRST_MICROBATCH. */
 TE_API void te_step_set_is_first_microbatch(te_ctx *te, te_microbatch value);
 /* Returns the microbatch in force; TE_MICROBATCH_NONE for NULL. */
 TE_API te_microbatch te_step_get_is_first_microbatch(const te_ctx *te);

@@ -43,7 +43,8 @@ TE_API te_tensor *te_tensor_retain(te_tensor *x);
 TE_API void te_tensor_release(te_tensor *x);
 
 /* Returns a view of x in another shape with the same number of elements; one size may be -1 (inferred). x must be
- * contiguous. For e2m1 the number of bytes must not change, so an odd last size stays. Differentiable. */
+ * contiguous. For e2m1 the number of bytes must not change either: an odd last size must stay the same, and an even one
+ * must stay even. Differentiable. */
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape);
 /* Returns a view of elements start .. start + length - 1 of dimension `dim` (negative: counted from the end). It is
  * strided unless `dim` is the first dimension. Differentiable. Not e2m1. */

@@ -171,9 +171,9 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
  * te_op_adam and te_op_sgd have more options. */
 TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors,
                                        float scale, te_tensor *found_inf);
-/* Returns the norm of all elements of all tensors, f32 [1], added in a fixed order. If per_tensor is not NULL,
- * *per_tensor receives the norm of each tensor, f32 [num_tensors]. Both are new tensors of the innermost scope. Returns
- * NULL after an error. */
+/* Returns the Euclidean norm of all elements of all tensors, f32 [1]. The squares are added in a fixed order. If
+ * per_tensor is not NULL, *per_tensor receives the norm of each tensor, f32 [num_tensors]. Both are new tensors of the
+ * innermost scope. Returns NULL after an error. */
 TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors,
                                          te_tensor **per_tensor);
 /* Returns the same norms as te_multi_tensor_l2norm, but of the elements times inv_scale, f32 [1] on the device (NULL =>
@@ -193,9 +193,9 @@ typedef struct te_metadata {
  * ("optimizer/<path>.exp_avg" ...), the learning rates of the optimizer and of its groups, the scaling state of delayed
  * recipes, the random state, and `metadata`. A weight that is stored quantized has the codes and scales of each copy
  * ("<path>.row.data", ".row.scale", ".col.data" ...). The state of a te_grad_scaler is not written
- * (te_grad_scaler_get_state). A temporary file is written beside `path`, synced and renamed (see te_safetensors_write),
- * so after a failure the previous file is whole. Syncs. m and opt may be NULL. If the context has an error, nothing is
- * written and that error is returned. If writing fails, the error is TE_ERR_IO. */
+ * (te_grad_scaler_get_state). A temporary file is written beside `path`, flushed to disk and renamed (see
+ * te_safetensors_write), so after a failure the previous file is whole. Syncs. m and opt may be NULL. If the context
+ * has an error, nothing is written and that error is returned. If writing fails, the error is TE_ERR_IO. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
                                const te_metadata *metadata, int num_metadata);
 /* Reads a file of te_model_save into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all

@@ -53,9 +53,10 @@ static bool te__fields_same(const void *a, const void *b, const te__field *field
  * an operation, for example, T is for tensors and O for all other fields. */
 #define TE__UNCOUNTED(field)
 #define TE__COUNTED(field) +1
-/* Proves at compile time that LIST has all fields of the struct TE__TYPE in their order. Use this macro inside a
- * function. A gap between two fields of the list must be padding that is smaller than a pointer. On 32 bits padding may
- * be as large as a pointer, so only compilers for 64 bits check this. */
+/* Checks at compile time that LIST has all fields of the struct TE__TYPE in their order. Use this macro inside a
+ * function. A gap of 8 bytes or more between two fields of the list is an error, since padding is smaller: the list
+ * lacks a field there. Only compilers for 64 bits check this. No error arises if the lacking field leaves a smaller
+ * gap. */
 #define TE__WHOLE(LIST)                                                                                              \
     {                                                                                                                \
         enum { TE__LISTED_BEGIN = -1, LIST(TE__LISTED, TE__LISTED) TE__LISTED_END };                                 \

@@ -1,5 +1,5 @@
 /* base/text.c: a text that grows, and conversions of numbers to and from text that are the same in every locale. This
- * part may use the caller's allocator, and depends on nothing else. */
+ * file may use the caller's allocator, and depends on nothing else. */
 
 /* A text that grows; `te__text t = TE_ZERO;` is an empty one. Any bytes may be added, and a NUL always follows them. If
  * memory runs out, the text stays as it is, ignores further additions, and `oom` stays true. So one check at the end is

@@ -55,7 +55,8 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* keys are cut off at both ends. The bounds are shifted, since the diagonal now begins at first_key */
+    } else { /* keys are cut off at both ends. The window's bounds are shifted, since the diagonal now begins
+              * at first_key */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
         p.window.left = te__min(p.window.left, length); /* limited, since a window may have any size, and the sums below
                                                          * must not overflow */
@@ -545,8 +546,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     a->format = desc->format;
     a->rule = desc->rule;
     if (a->rule.window.left < 0) a->rule.window.on = false; /* the left bound is negative only in (-1, 0) with a causal
-                                                             * mask and in (-1, -1); these windows hide no further
-                                                             * keys */
+                                                             * mask and in (-1, -1); these windows hide only keys
+                                                             * that the mask hides */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);

@@ -17,7 +17,7 @@
  * ranks of a ring know whether any rank has failed. */
 
 typedef struct te__context {
-    te_group *heads, *ring; /* borrowed. The exchange is not needed if a group is NULL or has one rank */
+    te_group *heads, *ring; /* borrowed. A group that is NULL or has one rank exchanges nothing */
     bool gathers;           /* true: each rank gathers all keys and values at once; false: it passes them to the next
                              * rank */
     bool met;               /* the ranks have compared their calls */

@@ -364,8 +364,8 @@ static void te__buffer_release(te__buffer *b) {
     }
     te__arena_drop(te, b->arena);
     if (b->release) {
-        te__settle(te); /* some launches may still wait for the compilation of their kernels and then use this memory;
-                         * this call queues them first */
+        te__settle(te); /* launches whose kernels are still being compiled may use this memory; this call queues them
+                         * first */
         b->release(b->user);
     }
     te->live_buffers--;

@@ -49,8 +49,8 @@ static TE__NOINLINE bool te__plan_grow(te__plan *p) {
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
     if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
-        /* Out of memory: the last launch is overwritten, so that planning code needs no check. The plan will not
-         * run. */
+        /* There is no memory for another launch. The new launch takes the place of the last one, so that planning code
+         * always gets a launch to write to. The plan will not run. */
         if (p->result == TE_OK) p->result = TE_ERR_OUT_OF_MEMORY;
         p->num_launches--;
         if (p->launch[p->num_launches].args_on_heap)

@@ -5,8 +5,8 @@
 
 typedef struct te__block te__block; /* core/error.c: the header in front of each piece of host memory */
 
-/* A field of modules, groups, open files and all other objects that te_ctx_destroy must close if the program has not
- * closed them. Freeing the memory of such an object is not enough. */
+/* A list entry inside each module, group, open file or other object that te_ctx_destroy must close if the program has
+ * not closed it. Freeing the memory of such an object is not enough. */
 typedef struct te__closable {
     struct te__closable *next, **at; /* at: the address of the pointer that points to this struct; NULL: it is in no
                                       * list */
@@ -148,8 +148,8 @@ typedef struct te__var {
 /* The functions for a tensor that is not plain, such as a quantized one. The room (a part of the library above core/)
  * that made the tensor supplies them. */
 typedef struct te__form {
-    /* x consists of several plain tensors. Stores the address of x's pointer to each of them in `slot`, and returns the
-     * number of addresses. Some of the pointers may be NULL. */
+    /* x consists of several plain tensors and has one pointer to each of them. Writes the addresses of these pointers
+     * into `slot`, and returns their number. Some of the pointers may be NULL. */
     int (*parts)(te_tensor *x, te_tensor **slot[TE__MAX_PARTS]);
     te_tensor *(*decode)(te_tensor *x, te_dtype dtype); /* returns the value as a plain tensor, recorded on the tape */
     bool (*share)(const te_tensor *x, te_tensor *y);    /* makes y, a tensor without memory, share the value of x;
@@ -199,8 +199,8 @@ typedef struct te__launch {
     int num_options;
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
-    bool cooperative; /* all blocks must run at the same time, because they wait for each other (te_grid_wait); else the
-                       * launch fails */
+    bool cooperative; /* all blocks must run at the same time, because they wait for each other (te_grid_wait). If they
+                       * do not fit on the GPU, the launch fails */
     bool follows;     /* the kernel may start before the previous kernel ends, since it calls te_follow
                        * (cuda/kernels.c) */
     void *function;   /* cuda/launch.c: the kernel, once it is loaded */
@@ -263,8 +263,8 @@ typedef struct te__device {
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes); /* NULL: host memory */
     void *(*word)(te_ctx *te, int i); /* returns the address of word i (0 to 3) of four 8-byte words in device memory.
-                                       * The words are 0 at first, and exist until the context closes. NULL: the
-                                       * device uses host memory */
+                                       * The words are 0 at first, and exist until the context closes. The function is
+                                       * NULL if the device uses host memory */
     te_result (*run)(te_ctx *te, const te__op_info *op, const void *args); /* args are checked */
     te_result (*enter)(te_ctx *te, bool *entered); /* makes device calls cheaper until `leave` is called; NULL: not
                                                     * needed */
@@ -331,8 +331,8 @@ typedef struct te__node {
     void (*release)(te_ctx *te, void *state); /* or NULL */
     bool takes_quantized; /* the backward function accepts quantized gradients; if false, they are decoded first */
     te_saved_tensors_hooks hooks; /* the hooks that made `packed` */
-    void **packed;                /* [num_saved] for each saved tensor, the handle that the hooks returned, or NULL if
-                                   * they did not pack the tensor. `packed` is NULL if there are no hooks */
+    void **packed;                /* for each saved tensor, the handle that the hooks returned, or NULL if they did not
+                                   * pack the tensor. `packed` itself is NULL if there are no hooks */
     te__packed_as *packed_as;
 } te__node;
 
@@ -348,8 +348,8 @@ typedef struct te__segment {
 enum { TE__MAX_GRAD_REGIONS = 64, TE__MAX_HOOKS = 16 };
 typedef struct te__tape {
     te__segment root, *segment; /* segment: the innermost segment, which gets the nodes that are recorded */
-    int no_grad, hidden_no_grad; /* no_grad > 0: nothing is recorded. hidden_no_grad: how much of no_grad comes from the
-                                  * first runs of te_checkpoint */
+    int no_grad, hidden_no_grad; /* If no_grad > 0, nothing is recorded. te_checkpoint adds 1 to both numbers for the
+                                  * first run of a function, and subtracts it afterwards */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* for each open region of te_enable_grad_begin, the
                                                                 * value of no_grad outside of it */
     int plays; /* the number of calls of te_backward that have not returned yet */
@@ -376,18 +376,19 @@ typedef struct te__scope {
 
 /* ---- graphs ---- */
 
-/* Host state that changes with each launch of a graph, such as an optimizer's count of steps. Each function gets
- * `owner` and `data`. */
+/* Host state that changes with each launch of a graph, such as an optimizer's count of steps. */
 typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory that the graph owns */
     size_t bytes;
     bool random; /* true: a random state; false: a step of an optimizer */
-    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes the numbers of
-                                                                * the launch to g->word, and may run operations */
+    te_result (*before)(te_graph *g, void *owner, void *data); /* called before each launch: writes values that change
+                                                                * with each launch, such as the learning rate, to
+                                                                * g->word. It may run operations */
     void (*after)(te_graph *g, void *owner, void *data);
-    void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: takes back the steps
-                                                             * that the capture has counted */
+    void (*captured)(te_graph *g, void *owner, void *data); /* called when the capture has ended: undoes the changes
+                                                             * that recording made to `owner`, because the
+                                                             * recorded operations have not run */
 } te__graph_part;
 
 /* The size of a graph's state in 8-byte words. The state is an array of numbers in device memory that the host writes
@@ -429,8 +430,8 @@ typedef struct te__rng_tracker {
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* the largest number of open regions of te_rng_fork_begin */
-/* All random states of a context. Code that must restore the states, after a failed call or to repeat random numbers,
- * keeps a copy of this struct. Regions of te_rng_fork_begin refer to a named state by its index in `tracker`. */
+/* All random states of a context. Code that must restore the states later keeps a copy of this struct. Regions of
+ * te_rng_fork_begin refer to a named state by its index in `tracker`. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* used in copies only: the values of te->seed and te->rng_offset */
     uint64_t own_seed, own_offset; /* the context's own random state, while a named state is used in its place */
@@ -468,8 +469,8 @@ typedef struct te__room {
     te_result (*step_begins)(te_ctx *te);          /* called where a training step may begin, or already runs */
     te_result (*step_undone)(te_ctx *te);          /* called by te_clear_error; undoes a training step that has
                                                     * failed */
-    void (*reads)(te_ctx *te, te_tensor *x);       /* called in the first run of a checkpoint, when a function takes x
-                                                    * as an input; x may be NULL */
+    void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input while te_checkpoint
+                                                    * runs its function for the first time; x may be NULL */
     /* called when an outermost te_backward begins; it starts at the `count` tensors y and runs the nodes of segment s
      * backwards */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);

@@ -100,7 +100,7 @@ static inline te__stream *te__stream_create(te_ctx *te) {
     te->streams = s;
     return s;
 }
-/* Destroys a stream after its work has finished, so that no copy still reads or writes memory. */
+/* Waits until the copies on the stream have finished, then destroys the stream. */
 static void te__stream_destroy(te__stream *s) {
     te_ctx *te;
     te__stream **at;
@@ -156,7 +156,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
 static inline void te__pinned_give(te__pinned *p) {
     if (p) p->taken = false;
 }
-/* Waits on the host for the last copy to or from the block; then the host may read and write it. */
+/* Blocks the host until the last copy to or from the block has finished. Then the host may read and write the block. */
 static te_result te__pinned_wait(te__pinned *p) { return p->used ? te__event_synchronize(p->used) : TE_OK; }
 
 /* Frees the pinned blocks that are not taken, or every pinned block if `all` is true. */

@@ -104,9 +104,9 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* One or more plain tensors hold the value of *x. Stores the addresses of the pointers to them in `slot`, and returns
- * the number of addresses. If *x is plain, the only such pointer is *x itself. If *x is quantized, there are several,
- * and some of them may be NULL. */
+/* Writes the addresses of pointers to plain tensors into `slot`, and returns the number of addresses. Together these
+ * plain tensors hold the value of *x. If *x is plain, slot[0] is x and there is no other. If *x is quantized, there are
+ * several pointers, and some of them may be NULL. */
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     slot[0] = x;
     return (*x)->form ? (*x)->form->parts(*x, slot) : 1;
@@ -213,8 +213,8 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* The largest number of elements of a tensor. With elements of 64 bits, the number of bytes still fits into an
- * int64_t. */
+/* The largest number of elements of a tensor. Even with elements of 64 bits, the number of bits of such a tensor fits
+ * into an int64_t. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
 /* Returns a tensor without memory, which belongs to the innermost scope. */
@@ -408,8 +408,8 @@ static void te__frame_begin(te_ctx *te) {
  * `keep` may contain NULL. */
 static TE__NOINLINE void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     int first, i, k, kept;
-    /* Too many scopes were open, so te__frame_begin did not begin this frame. The live tensors belong to an enclosing
-     * frame. */
+    /* If too many scopes were open, te__frame_begin did not begin this frame, and the live tensors belong to an
+     * enclosing frame. */
     if (--te->num_scopes >= TE__MAX_SCOPES) return;
     first = kept = te->scopes[te->num_scopes].first_tensor;
     for (i = first; i < te->num_live; i++) {

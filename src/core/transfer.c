@@ -6,10 +6,10 @@
  *     te__await(x)                   makes later operations wait until te__copy_in has filled x
  *
  * A copy starts after all work that the context has queued so far, and after earlier copies of the same memory on any
- * stream. Neither the host nor an operation waits for a copy. The buffer of x and the pinned block both store the event
- * that was recorded after their last copy. x may be released at once: its memory is reused only after that event, or
- * after the context's own stream waits for that event (te__pool_release). A write to x (te__touch) waits on the device
- * for the copy. An operation that reads x between te__copy_in and te__await reads undefined bytes. */
+ * stream. The host does not wait for the copy. The buffer of x and the pinned block both store the event that was
+ * recorded after their last copy. x may be released at once, because no later use of its memory overtakes that event
+ * (te__pool_release). Operations that write x wait for the event on the device (te__touch). Operations that read x do
+ * not wait. So an operation that reads x between te__copy_in and te__await reads undefined bytes. */
 
 /* Queues a copy between b and p on the stream s, after all earlier work. Records an event after the copy, and stores
  * the event in b and p. */

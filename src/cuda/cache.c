@@ -194,8 +194,9 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* Reads the compiled kernel for a key from any cache folder. PTX text ends with a 0 byte. Returns false if there is no
- * valid entry. Sets *damaged to true if a damaged entry was found; the next te__cache_store replaces it. */
+/* Reads the compiled kernel for a key from any cache folder. Returns false if there is no valid entry. Sets *damaged to
+ * true if a damaged entry was found; the next te__cache_store replaces it. If the kernel is PTX, `image` ends with a 0
+ * byte. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];

@@ -1,6 +1,6 @@
 /* cuda/driver.c: the interface to libcuda: its functions, a context's device, memory, copies, errors and tensor maps.
- * This file may call the driver. It must not depend on kernels or on how they are compiled. te.h declares the driver's
- * types under its own names. So no CUDA header is needed, but a program may include one. */
+ * This file may call the driver. It must not depend on kernels or on how they are compiled. It declares the driver's
+ * types itself, under names that begin with te__cu_. So te.h needs no CUDA header, but a program may include one. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
@@ -335,7 +335,7 @@ static int te__cu_attribute(te__cu_device device, int attribute) {
     return value;
 }
 
-/* Sets c->context to the caller's CUcontext, or to the primary context of the device. */
+/* Sets c->context to cu_context, or to the primary context of the device if cu_context is NULL. */
 static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context) {
     te__cuda *c = te->cuda;
     te__cu_result code;
@@ -366,8 +366,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     return TE_OK;
 }
 
-/* Sets c->stream to the caller's stream, or to a new stream. The new stream synchronizes with the legacy default
- * stream, which callers without their own stream use. te's CUcontext must be current. */
+/* Sets c->stream to cu_stream, or to a new stream if cu_stream is NULL. The new stream synchronizes with the legacy
+ * default stream, because callers without their own stream use that one. te's CUcontext must be current. */
 static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     te__cuda *c = te->cuda;
     te__cu_handle owner = NULL;
@@ -526,7 +526,7 @@ static te_result te__cuda_stage_open(te_ctx *te) {
 
 /* Copies `src` to the device through a ring of pinned memory, so the caller may reuse `src` on return. The host waits
  * for earlier work on the stream only if the whole ring is in use. A copy of at most TE__SMALL_UPLOAD bytes does not
- * use the ring: its bytes lie on the stack, and the driver itself stages them. */
+ * use the ring, because the driver itself stages copies from pageable memory. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -655,8 +655,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver requires 64-byte
                                                                                          * alignment */
-    uint64_t starts = k->address; /* the bitwise OR of the address and all strides; its trailing zero bits are zero in
-                                   * every row address */
+    uint64_t starts = k->address; /* the bitwise OR of the address and all strides. A power of two that divides `starts`
+                                   * divides the address of every row */
     int i, promotion,
         swizzle = k->swizzle_bytes == 128  ? 3
                   : k->swizzle_bytes == 64 ? 2

@@ -1,5 +1,5 @@
 /* cuda/explain.c: describes plans without running them, and writes the report on drivers, GPUs and the compiler. This
- * part may use plans, the driver and the cache. It must not depend on which operations exist. */
+ * file may use plans, the driver and the cache. It must not depend on which operations exist. */
 
 /* ---- explanations ---- */
 

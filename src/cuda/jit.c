@@ -59,8 +59,8 @@ typedef struct te__jit_user {
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE is the largest dynamic shared memory, in bytes, that needs no function attribute. Without the
- * attribute the driver allows 48 KB, minus the static shared memory of the kernel. */
+/* For at most TE__SHARED_FREE bytes of dynamic shared memory, no function attribute is set. Without the attribute the
+ * driver allows 48 KB for static and dynamic shared memory together. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;

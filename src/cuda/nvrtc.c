@@ -104,11 +104,11 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     return state > 0 ? &te__nvrtc_of_process : NULL;
 }
 
-/* Writes to `name` the target that NVRTC compiles for, given a GPU of architecture `sm`. The target is for example
- * "sm_90a", with the features that only this architecture has. If the GPU is newer than NVRTC, the target is PTX that
- * the driver then compiles, for example "compute_90". If `n` is NULL, because there is no NVRTC, writes the target that
- * NVRTC would have for this GPU; the disk cache may have cubins of it. Returns false if NVRTC has no suitable
- * architecture. */
+/* Writes to `name` the compilation target for a GPU of architecture `sm`. If NVRTC knows the architecture, the target
+ * is a cubin for exactly this architecture, such as "sm_90a". If the GPU is newer than NVRTC, the target is PTX, such
+ * as "compute_90", which the driver then compiles. If `n` is NULL, there is no NVRTC. Then `name` is used only to look
+ * for cubins in the disk cache, so it is written as if NVRTC knew the architecture. Returns false if NVRTC has no
+ * suitable architecture. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;

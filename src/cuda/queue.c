@@ -203,7 +203,8 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
  * waits for such kernels and launches all entries. te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
-    /* A log function that is called below may call te_ok. While `sending` is true, te__queue_settle does nothing. */
+    /* A log function that is called below may call te_ok, and te_ok calls te__queue_settle, which calls this function.
+     * While `sending` is true, te__queue_settle does nothing. */
     q->sending = true;
     while (q->first) {
         te__queued *e = q->first;

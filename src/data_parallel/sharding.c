@@ -485,8 +485,8 @@ static te_result te__units_exchange_chosen(te_ctx *te) {
     }
     return result;
 }
-/* The backward pass of this rank has failed. Informs the other ranks, which wait in the exchange of the first chosen
- * unit. */
+/* Called when the backward pass of this rank has failed. Tells this to the other ranks, which wait in the exchange of
+ * the first chosen unit. */
 static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
     te__dp_unit *u, *first = NULL;
     for (u = te__sharding_of(te)->units; u; u = u->next) {

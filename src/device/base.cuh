@@ -45,9 +45,10 @@ typedef long long te_i64;
 // of its own at the top level of a kernel. Only work that needs no memory may come before it. A kernel that contains
 // this call is launched early: its blocks may become resident while the previous kernel ends (programmatic dependent
 // launch). Before the call, the kernel must not access device memory other than its arguments.
-// A kernel of at most 64 blocks then lets the next kernel become resident at once, instead of near its own end. With
-// more blocks, the waiting blocks would slow down the running ones (tests/bench/notes.md). The order of kernels stays
-// safe: the next kernel waits for this one, and this one has already waited for all earlier ones.
+// After the wait, a kernel of at most 64 blocks lets the next kernel become resident at once. A larger kernel does so
+// only near its own end. Otherwise its blocks would be slowed down by the waiting blocks of the next kernel
+// (tests/bench/notes.md). The order of kernels stays safe: the next kernel waits for this one, and this one has already
+// waited for all earlier ones.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

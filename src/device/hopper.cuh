@@ -263,7 +263,7 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 //   types  the instruction's shape and types, such as "k16.f32.bf16.bf16"
 //   flags  ", 1, 1"; for 16-bit types also ", trans-a, trans-b", where 1 means MN-major
 //   keep   0: D = A B; otherwise D += A B
-//   out    "+f"; or "=f" if keep is always 0: then the compiler knows that the old D is not read
+//   out    "+f", or "=f" if keep is always 0. "=f" tells the compiler that the old D is not read
 #define TE_WGMMA_64(types, flags, d, a, b, keep) TE_WGMMA_TO_64("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_96(types, flags, d, a, b, keep) TE_WGMMA_TO_96("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_128(types, flags, d, a, b, keep) TE_WGMMA_TO_128("+f", types, flags, d, a, b, keep)
@@ -300,8 +300,8 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 //   a[0]        two neighbouring columns of row g
 //   a[1]        the same columns of row g + 8
 //   a[2], a[3]  the same two rows, 8 columns further
-// The accumulators of two neighbouring groups of eight columns, rounded to 16 bits, have this order. `flags` is ", 1,
-// 1, trans-b".
+// The accumulators of 16 neighbouring columns have the same order. So after rounding to 16 bits they can be passed as
+// A. `flags` is ", 1, 1, trans-b".
 #define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
 #define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                 \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                        \

@@ -80,8 +80,9 @@ TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first
 
 // ---- sums of a tile's columns ---------------------------------------------------------------------------------------
 
-// Adds the 2n sums of two lanes whose numbers differ in the bit lane_bit. Each lane keeps n of the results: the upper n
-// if this bit of its lane number is set, else the lower n.
+// Two lanes whose numbers differ in the bit lane_bit have 2n sums each in v. The function adds v[i] of the one lane to
+// v[i] of the other. Each lane keeps n of the 2n results: the upper n if this bit of its lane number is set, else the
+// lower n.
 template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll

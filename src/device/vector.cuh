@@ -180,8 +180,8 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Keeps the compiler from moving earlier loads down past this call. Otherwise it moves each load to the first use of
-// its elements, and the loads wait for one another.
+// Keeps the compiler from moving earlier loads down past this call. If each load stood right before the first use of
+// its elements, the loads would run one after another instead of at the same time.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
 // ---- maxima ---------------------------------------------------------------------------------------------------------

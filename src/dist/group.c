@@ -458,7 +458,7 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
 /* ---- aborting ---- */
 
 /* This function does not write to the context, because another thread may be inside a collective of this group. The
- * only exception is a group without an abort function. */
+ * only exception is a group without an abort function, for which it sets an error. */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;

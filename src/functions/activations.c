@@ -84,8 +84,8 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
                       te__shape_text(x, text));
 }
 
-/* Returns the activation of x, quantized if `spec` is given. For current scaling and NVFP4, the amax is the amax of the
- * unrounded f32 result, as in TransformerEngine's kernels. Otherwise the result is quantized as in te__norm. `spec`,
+/* Returns the activation of x, quantized if `spec` is given. The result is quantized as in te__norm, except that
+ * current scaling and NVFP4 take the amax of the unrounded f32 result, as in TransformerEngine's kernels. `spec`,
  * `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {

@@ -523,8 +523,8 @@ static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) 
     return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset);
 }
 
-/* Computes the gradients of q, k and v. The gradients of a packed tensor are written to one gradient with the same
- * layout. */
+/* Computes the gradients of q, k and v. If one tensor holds several of these, one tensor with the same layout holds
+ * their gradients. */
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                         te_tensor **dx, const bool *needs) {
     const te__attention_state *s = (const te__attention_state *)state;
@@ -613,10 +613,10 @@ static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
 
 /* Runs te_attention on q, k and v.
  * If p is NULL, `parts` are the separate tensors q, k and v.
- * Otherwise one tensor is packed: parts[0] holds queries, keys and values, or, if p->keys is true, parts[1] holds keys
- * and values. `parts` is then overwritten by views of that tensor, so nothing is copied. The result has all heads
- * [.., H, d]. Queries with two strides (te__packing_spreads) need a te_attn_rule that is the same for all sequences and
- * heads. */
+ * Otherwise one tensor is packed. If p->keys is false, this is parts[0], with queries, keys and values. If p->keys is
+ * true, it is parts[1], with keys and values, and parts[0] is q. The function puts views of the packed tensor into
+ * `parts`, so nothing is copied. The result has all heads [.., H, d]. Queries with two strides (te__packing_spreads)
+ * need a te_attn_rule that is the same for all sequences and heads, because each group is viewed as a sequence. */
 static te_tensor *te__attention_run(te_tensor *parts[3], const te__packing *p, const te_attn_desc *desc) {
     const te__packing apart = TE_ZERO;
     te__attention_state state;

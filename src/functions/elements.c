@@ -43,7 +43,7 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
 }
 
 /* Checks that the operand `with` belongs to the same context as x. If `with` is NULL, returns `optional` and sets no
- * error, because the call that returned NULL has already set one. */
+ * error: a required operand is NULL only after a call that has failed and has set the error. */
 static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
     if (!with) return optional;
     return te__same_ctx(with, x->te, function);

@@ -68,8 +68,8 @@ typedef struct te__linear_call {
 typedef struct te__linear_state {
     bool quantize_grad; /* false: the gradient of y stays in high precision */
     bool fp8_grad;      /* the gradient of x is quantized */
-    int quantize_x;     /* 0: the backward pass uses saved[0] as it is; otherwise it quantizes saved[0], and this is the
-                         * usage (TE_ROWWISE, TE_COLUMNWISE) of the quantized copy */
+    int quantize_x;     /* usage (TE_ROWWISE, TE_COLUMNWISE) of the quantized copy that the backward pass makes of
+                         * saved[0]; 0: it uses saved[0] as it is */
     te_epilogue act_epilogue; /* 0: dx[0] is the gradient of x; otherwise dx[0] is the gradient of saved[2], the input
                                * of the activation whose result is x */
     te_dtype act_bias_dtype;
@@ -155,8 +155,8 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* Returns dy as the two products read it: quantized if needed, and gathered from all ranks. Computes the bias gradient
- * in *db from the unquantized dy, as TransformerEngine does. */
+/* Returns dy as the products dy W and dy^T x read it: quantized if needed, and gathered from all ranks. Computes the
+ * bias gradient in *db from the unquantized dy, as TransformerEngine does. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
@@ -484,8 +484,8 @@ static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     return result;
 }
 
-/* Records the tape node of a product. The gradient of y may arrive quantized. Then it comes from the activation after
- * y, or from the next product if that has fp8_grad. */
+/* Records the tape node of a product. The activation after y, or a next product with fp8_grad, may give the gradient of
+ * y quantized. */
 static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in,
                                     te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;

@@ -10,7 +10,7 @@ enum { TE__JSON_MAX_NESTING = 32 };
 typedef struct te__json {
     te_ctx *te;
     const char *path; /* file name, for messages */
-    const char *part; /* the part of the file that is parsed, for messages, such as "the header" or "the text" */
+    const char *part; /* name of the parsed part of the file, for messages: "the header" or "the text" */
     char *begin, *at, *end; /* `begin` and `end` are the ends of the text, and `at` is the current position; *end is 0.
                              * Strings are unescaped in place, which only shortens them. */
     bool failed;

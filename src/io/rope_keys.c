@@ -72,8 +72,8 @@ static bool te__hf_yarn(const te__json *j, const te__hf_rope *r, te_rope_scaling
         "rope_type is \"yarn\", beta_fast %g and beta_slow %g (0: missing, 32 and 1); the first must be the larger one",
         (double)s->beta_fast, (double)s->beta_slow);
 }
-/* Reads the two lists that only LongRoPE has; each must have `pairs` numbers, one per pair of channels. *s points to
- * the lists of *r. */
+/* Reads the two lists that only LongRoPE has; each must have `pairs` numbers, one per pair of channels. Afterwards *s
+ * points to the lists of *r. */
 static bool te__hf_longrope(const te__json *j, const te__hf_rope *r, int64_t pairs, te_rope_scaling *s) {
     int i;
     if (r->num_short_factors != pairs || r->num_long_factors != pairs)

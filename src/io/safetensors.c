@@ -334,7 +334,7 @@ TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *
     return found ? found->value : NULL;
 }
 
-/* Returns the entry `name` if te.h has tensors of its format. Otherwise returns NULL and sets an error. */
+/* Returns the entry `name` if te.h supports its dtype. Otherwise returns NULL and sets an error. */
 static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) {
     const te__st_entry *x = te__st_find(f, name);
     if (!x) {

@@ -26,7 +26,7 @@ typedef struct te__decoder_attention {
 } te__decoder_attention;
 
 /* Projects args->input with the child `proj` and returns heads [b, s, n, d]. Normalizes the heads if `norm` is not
- * NULL, and rotates them if `rotary` is not NULL. For values the caller passes NULL for both. */
+ * NULL, and rotates them if `rotary` is not NULL. Both are NULL for v_proj. */
 static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm,
                                     int n, const te_rotary_desc *rotary) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
@@ -272,7 +272,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
                  model->cls->name, (long long)batch, (long long)max_length);
         return NULL;
     }
-    /* the cache gets the dtype of the embedding table, because a cast of the model may have changed the dtype */
+    /* takes the dtype of the embedding table, because params_dtype is out of date if the model has been cast */
     table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight");
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;

@@ -41,7 +41,7 @@ typedef struct te__lm_config {
     bool *slides, *dense;    /* [num_hidden_layers]; the te_causal_lm_desc points to them as sliding_layers and
                               * dense_layers. NULL: not allocated */
     bool quantized, per_layer; /* quantized: the file has "quantization_config"; per_layer: it has "per_layer_config" */
-    size_t inner_at;           /* the offset in the text of the value of "text_config"; 0: missing */
+    size_t inner_at;           /* the value of "text_config" begins at text + inner_at; 0: missing */
     struct te__lm_config *rows; /* [TE__LM_ROWS] the parsed JSON texts of the family; char * fields of this struct may
                                  * point into these texts */
 } te__lm_config;

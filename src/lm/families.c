@@ -9,9 +9,9 @@
  * te_hf_save applies the same rule in reverse.
  *
  * In a name, "@" stands for any text, which is the same in `file` and `model`. "*" stands for a number. If `file` and
- * `model` both have "*", the number is the same. If only one of them has it, it takes the values 0, 1, 2 ..., and the
- * tensor on the other side has an additional first dimension with one entry for each value. If several tensors of a
- * file make up one parameter, they have equal sizes. */
+ * `model` both have "*", the number is the same. If only one of them has "*", the number takes the values 0, 1, 2 ...,
+ * and the tensor on the other side has an additional first dimension with one entry for each value. If several tensors
+ * of a file make up one parameter, they have equal sizes. */
 typedef struct te__lm_rule {
     const char *file[3], *model[3];
     bool transposed; /* the tensor in the file is the transpose of the parameter */

@@ -268,8 +268,8 @@ static bool te__hf_write_carried(te_ctx *te, const te__carried_file *file, const
 
 /* ---- names and shapes ---- */
 
-/* Chooses one of the family's layouts, which are lists of rules for tensor names. It is the layout that matches the
- * most tensor names in the files. */
+/* Chooses the one of the family's layouts that matches the most tensor names in the files. A layout is a list of rules
+ * for tensor names. */
 static void te__hf_choose_names(te__hf_folder *f) {
     int64_t most = -1;
     int l, i, k;

@@ -1,5 +1,5 @@
-/* lm/kv_cache.c: the KV cache of a language model: the keys and values of each layer for all positions so far. This
- * part must not depend on what a model computes. */
+/* lm/kv_cache.c: the KV cache of a language model. It holds the keys and values of each layer for all positions so far.
+ * This file must not depend on what a model computes. */
 
 typedef struct te__kv_layer {
     te_tensor *k, *v; /* [b, max_length, G, d] */

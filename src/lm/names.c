@@ -4,15 +4,15 @@
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
 
-/* A group is a rule applied to one name. It is a set of tensors of a file, together with the parameters that these
- * tensors make up. */
+/* A group is a set of tensors of a file, together with the parameters that one rule makes of them. */
 typedef struct te__lm_group {
     const te__lm_rule *rule;
     char text[TE__LM_NAME]; /* the text that "@" stands for */
     int64_t number;         /* the number that "*" stands for if both sides have "*" */
     int count[2];           /* count[TE__LM_FILE]: number of tensors of the file; count[TE__LM_MODEL]: number of
                              * parameters */
-    bool stacked[2];        /* [TE__LM_FILE or TE__LM_MODEL] true: only this side of the rule has "*" */
+    bool stacked[2];        /* stacked[TE__LM_FILE]: only `file` of the rule has "*"; stacked[TE__LM_MODEL]: only
+                             * `model` has "*" */
 } te__lm_group;
 
 /* ---- patterns ---- */

@@ -124,7 +124,7 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
         return true;
     return false;
 }
-/* Checks that moe_rank_scaling gives the experts m a rank of at least 1. Warns if the rank is rounded down. */
+/* Checks that moe_rank_scaling gives the experts module m a rank of at least 1. Warns if the rank is rounded down. */
 static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char *path) {
     const int chosen = te__experts_chosen(m);
     if (!c->desc->moe_rank_scaling) return true;
@@ -154,7 +154,7 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     }
     return n;
 }
-/* Adds the site of the experts m to the list if the options choose it. Options without target names choose only
+/* Adds the site of the experts module m to the list if the options choose it. Options without target names choose only
  * experts of moe/block.c (the experts of a CausalLM). */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;

@@ -1,8 +1,8 @@
 /* lora/experts.c: the parameters of adapters of MoE experts. This file may use experts. It must not depend on how
  * adapters are chosen, or on files.
  *
- * Each linear layer (up, down) of all experts has two stacks of adapters, as in NeMo Automodel's GroupedExpertsLoRA;
- * gate and up share lora_A. The stacks are children of the experts module, each with a parameter "weight":
+ * The adapters of all experts are stacked in four tensors, as in NeMo Automodel's GroupedExpertsLoRA; gate and up share
+ * lora_A. Each stack is the parameter "weight" of a child of the experts module:
  *
  *     lora_gate_and_up_A [E, dim, r]    lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter])
  *     lora_down_A [E, inter, r]         lora_down_B [E, r, dim]
@@ -79,8 +79,8 @@ static te_module *te__product_owner(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_find(te__block_expert(m, expert), te__experts_state(m)->proj[proj]) : m;
 }
-/* Returns the weight [out, in] of Linear number n. It is a parameter, or a view of a part of a stack. NULL if it has no
- * memory. */
+/* Returns the weight [out, in] of Linear number n. It is a parameter or a view into one. Sets an error and returns NULL
+ * if a view is needed, but the parameter has no memory or is quantized. */
 static te_tensor *te__product_base(te_module *m, int n) {
     int proj, expert = te__product_expert(m, n, &proj);
     return te__is_block(m) ? te_module_parameter(te__product_owner(m, n), "weight")

@@ -1,5 +1,5 @@
 /* lora/load.c: te_lora_load reads a folder of the peft library (adapter_config.json, adapter_model.safetensors). This
- * part may use adapters, the parameters trained in addition, and files. It must not depend on what adapters compute.
+ * file may use adapters, the parameters trained in addition, and files. It must not depend on what adapters compute.
  * The files are not trusted: the model is changed only after all names, shapes and options are checked. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
@@ -95,7 +95,7 @@ static bool te__peft_parse_saved(te__peft *p) {
     }
     return !p->j.failed;
 }
-/* Returns true if the next value is JSON's null or false, or an empty list or object. Reads such a value. */
+/* If the next value is JSON's null or false, or an empty list or object, reads it and returns true. */
 static bool te__peft_is_nothing(te__json *j) {
     int word;
     te__json_space(j);
@@ -562,7 +562,7 @@ static int te__peft_ranks(te__peft *p, const te__lora_site *s, const char *path)
     }
     return ranks;
 }
-/* Checks that all Linears of a site's experts have one alpha, because a site has one scaling factor. */
+/* Checks that all Linears of a site's experts have the same alpha, because a site has one scaling factor. */
 static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
     char path[TE__PEFT_NAME];
     const float alpha = te__peft_alpha_of(p, te__peft_module(p, s, 0, path));

@@ -179,8 +179,8 @@ static bool te__lora_has_sites(const te_module *m, int *sites) {
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
            te__is_grouped(m) || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
-/* Finds a Linear of experts by its `path`, for instance "PATH.3.w1". Sets *s to the site of the experts and *product to
- * the number of the Linear. Returns false if there is none. */
+/* Finds a Linear of an expert by its `path`. For instance "PATH.3.w1" is w1 of expert 3 of the module at PATH. Sets *s
+ * to the site of that module and *product to the number of the Linear. Returns false if there is none. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
     char above[TE__TREE_PATH];
     size_t n = strlen(path);
@@ -218,11 +218,11 @@ typedef struct te__lora_shape {
     int64_t in, out;         /* numbers of input and output features of all ranks together; Embedding: `in` is the
                               * number of rows of the table, `out` the size of a row */
     te_parallel_mode mode;   /* how ranks share the weight */
-    const te__sharding *rows; /* the blocks into which the rows of the weight are sharded; NULL if there is one block */
+    const te__sharding *rows; /* the blocks of the weight's rows; each block is sharded by itself; NULL: one block */
     int products;            /* number of weight matrices: groups of GroupedLinear, Linears of experts, otherwise 1 */
     int parts;               /* number of parameters whose rows together make one weight matrix */
-    int weights;             /* the site has products * parts weights, in adjacent entries of the owner; this is the
-                              * index of the first one */
+    int weights;             /* index of the site's first weight among the entries of the owner; the site has products *
+                              * parts weights, which are adjacent there */
 } te__lora_shape;
 
 /* Returns the shape of a site. `product` matters only for experts: their Linears differ in size. */

@@ -2,8 +2,8 @@
  * in lists of modules. This file works on text alone. It must not depend on modules.
  *
  * A pattern is compiled to a program with one step for each character or operator (Thompson 1968). Matching reads the
- * text once and keeps a list of all steps at which the program can be, so there is no backtracking. Its time is at most
- * text length times program length. */
+ * text once and keeps a list of all steps at which the program can be, so there is no backtracking. The time of a match
+ * is at most text length times program length. */
 
 enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* maximum bytes of a pattern; maximum nesting of groups */
 
@@ -368,7 +368,7 @@ static bool te__name_list_match(te__name_list *l, const char *path, bool *plain)
     int i;
     if (plain) *plain = false;
     for (i = 0; i < l->n; i++) {
-        /* a name without operators also matches a path that ends in a dot and this name */
+        /* a name without operators also matches a path that ends in "." followed by the name */
         const bool is_plain = !strpbrk(l->names[i], "*+?[](){}|^$\\");
         if (!(is_plain && te__path_ends_in(path, l->names[i])) && !te__pattern_matches(&l->patterns[i], path)) continue;
         any = true;

@@ -1,8 +1,8 @@
-/* lora/trained.c: parameters that are trained in addition to adapters: biases, and all parameters of the modules in
- * modules_to_save. This file may use adapters and parameters. It must not depend on files.
+/* lora/trained.c: parameters that are trained in addition to adapters. These are biases, and all parameters of the
+ * modules in modules_to_save. This file may use adapters and parameters. It must not depend on files.
  *
- * Training changes a copy of such a parameter. The module keeps the original tensor, and te_lora_remove puts it
- * back. */
+ * Training changes a copy of each of these parameters. The module keeps the original tensor, and te_lora_remove puts
+ * it back. */
 
 #define TE__TRAINED "te.lora.trained"
 
@@ -93,7 +93,8 @@ static te__trained *te__trained_open(te_module *m) {
     te__trained_free(t);
     return NULL;
 }
-/* Makes all parameters of m trained (`whole` is true), or only its biases. Skips those that are trained already. */
+/* Makes all parameters of m trained if `whole` is true, otherwise only its biases. Skips those that are trained
+ * already. */
 static te_result te__trained_give(te_module *m, bool whole) {
     te__trained *t = NULL;
     te_result result = TE_OK;
@@ -180,7 +181,7 @@ static bool te__trained_forget_one(void *user, te_module *m) {
     return true;
 }
 /* Ends the training of additional parameters in a tree. If `keep` is true, the trained values stay; otherwise the
- * original tensors come back. Freezes all these parameters. */
+ * original tensors come back. In both cases the parameters are frozen. */
 static void te__trained_forget(te_module *model, bool keep) { te_module_visit(model, te__trained_forget_one, &keep); }
 
 /* ---- freezing ---- */

@@ -1,6 +1,6 @@
 /* model/attention.c: attention modules chosen by the name of a backend (te, sdpa, flex, eager). The table
  * te__attn_backends has one entry for each backend; the field `core` of an entry implements the attention core. This
- * part may use DotProductAttention and te_attention. It must not depend on the models that call it. */
+ * file may use DotProductAttention and te_attention. It must not depend on the models that call it. */
 
 /* Features that a backend supports. */
 enum {

@@ -1,6 +1,6 @@
 /* model/formats.c: chooses the tensors of a model to cast, and their dtypes. A tensor stays in f32 if its path contains
  * one of the words of te_module_set_keep_in_fp32. te_fp32_scope_open casts the whole model to f32 for some time. This
- * part may use modules and paths. It must not depend on how model/recast.c casts a tensor in place. */
+ * file may use modules and paths. It must not depend on how model/recast.c casts a tensor in place. */
 
 /* ---- words ---- */
 
@@ -71,7 +71,7 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
 }
 
 /* Appends the words of w to `keywords`, which has room for `room` words. Leaves out repeats, and words that are in
- * `outer`. Increases *n by 1 for each of the other words, even for those that do not fit. */
+ * `outer`. Increases *n by 1 for each word that is not left out, even if the word does not fit. */
 static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
@@ -185,7 +185,7 @@ typedef struct te__cast {
     int count;                   /* number of keywords */
     bool buffers_alone;
     const te_cast_model_desc *desc; /* options of te_cast_model_to_dtype, or NULL */
-    const te_fp32_scope *scope;     /* the scope that ends, which has the old dtypes of the tensors; NULL: none ends */
+    const te_fp32_scope *scope;     /* the scope that is being closed, with the tensors' old dtypes; otherwise NULL */
 } te__cast;
 
 static te__cast te__cast_of(te_module *m, te_dtype dtype) {
@@ -255,8 +255,8 @@ static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) 
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     return te__recast_run(&c->list, te__cast_walk(c, visit));
 }
-/* Warns if the model is sharded and the root has words with `strict` false (te_module_set_keep_in_fp32): in a sharded
- * model such words keep no parameters in f32. */
+/* Warns if the model is sharded and its root has words that te_module_set_keep_in_fp32 has set with `strict` false. In
+ * a sharded model these words keep no parameters in f32. */
 static void te__cast_warn(const te__cast *c, const char *who) {
     const char *first = NULL;
     int n = 0;

@@ -119,8 +119,8 @@ static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__sdpa_fails(f);
     return false;
 }
-/* Converts x [b, heads, s, d] to [b, s, kept, d]. In x each head occurs heads / kept times in a row; keeps it
- * once. */
+/* Converts x [b, heads, s, d] to [b, s, kept, d]. In x each head has heads / kept adjacent copies; the result has one
+ * of them. */
 static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
     const int64_t step = x->shape[1] / kept;
     int64_t shape[5];
@@ -327,7 +327,7 @@ static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, cons
     if (ranks.cp_group) ranks.cp_comm_type = p->window_size.on ? TE_CP_ALL_GATHER : TE_CP_P2P;
     m = te__dpa_create(te, core, &ranks, NULL);
     if (!m || !sinks) return m;
-    learns = sinks->requires_grad; /* saved, because te_module_add_parameter sets requires_grad of the model's tensor */
+    learns = sinks->requires_grad; /* saved, because te_module_add_parameter changes requires_grad of `sinks` */
     if (!te_module_add_parameter(m, "softmax_offset", sinks)) {
         te_module_destroy(m);
         return NULL;
@@ -414,8 +414,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f));
 }
 
-/* Forward of an injected module without a child `sdpa`: runs the module's own forward between te_sdpa_begin and
- * te_sdpa_end. Also closes all regions of te_sdpa_begin that the module's own forward has left open. */
+/* The forward of an injected module without a child `sdpa`. Runs the module's own forward in a region of te_sdpa_begin.
+ * Then closes this region, and all regions that the module's own forward has left open. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_sdpa_patch *f = te_injected_sdpa(m);
     const int depth = te__sdpa_of(m->te)->depth;
@@ -453,7 +453,7 @@ static void te__eject(te_module *m) {
     else te_module_remove_attribute(m, TE__ATTN_MODULE);
 }
 
-/* Sets te__injected_forward as m's forward, which wraps the forward that m had. */
+/* Replaces m's forward by te__injected_forward, which calls the replaced forward (f->before). */
 static void te__patch_forward(te_module *m, te_sdpa_patch *f) {
     f->before = m->own_forward;
     m->own_forward = te__injected_forward;

@@ -1,5 +1,5 @@
-/* model/patches.c: the list of patches of a context. It registers, applies and undoes them. This file may use the
- * replaceable methods of FusedAdam. It must not depend on what an optimizer does with the methods. */
+/* model/patches.c: registers, applies and undoes the patches of a context. This file may use the replaceable methods of
+ * FusedAdam. It must not depend on what an optimizer does with the methods. */
 
 typedef struct te__patch {
     te_patch patch; /* its strings are copies, owned by the list */

@@ -1,6 +1,6 @@
-/* model/recast.c: casts the tensors of a model in place, all of them or none. The handles stay valid; the memory is
- * new. This file may use tensors and everything else that refers to their memory. It must not depend on which tensors
- * are cast, or why. */
+/* model/recast.c: casts the tensors of a model in place, all of them or none. In place means that the te_tensor handles
+ * stay valid; their memory is new. This file may use tensors and everything else that refers to their memory. It must
+ * not depend on which tensors are cast, or why. */
 
 typedef struct te__recast_item {
     te_tensor *x;

@@ -73,8 +73,8 @@ static te_tensor *te__mask_turned(te_tensor *mask) {
     return one && x ? te__copied(te__axpby(x, one, -1.0f, 1.0f), TE_U8) : NULL;
 }
 
-/* Sets the masks of the rule *x. If `masked` (u8, 1 for a masked key) is NULL, the rule gets a causal mask (`causal` is
- * true) or none. `added`, which may be NULL, is added to the scores. */
+/* Sets the masks of the rule *x. `masked` is u8, 1 for a masked key. If it is NULL, the rule gets a causal mask if
+ * `causal` is true, otherwise no mask. `added`, which may be NULL, is added to the scores. */
 static void te__rule_masks(te_attn_rule *x, bool causal, te_tensor *masked, te_tensor *added) {
     x->mask = masked ? TE_MASK_ARBITRARY : causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     x->attention_mask = masked;
@@ -198,8 +198,8 @@ static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask
     }
     return NULL;
 }
-/* Returns true if the elements of the mask are those of a causal mask. A kernel compares them, and the function
- * waits for it. */
+/* Returns true if the elements of the mask are those of a causal mask. A kernel checks this, and the function waits
+ * for the kernel. */
 static bool te__mask_is_causal(te_tensor *mask, te_window window, bool strict) {
     te_ctx *te = mask->te;
     te_op_detect_causal_mask_args a = TE_ZERO;

@@ -36,7 +36,7 @@ static te_tensor *te__fp32_copy_of(te_tensor *x) {
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
 }
 typedef struct te__snapshotting {
-    te__cast walk; /* must be the first field, because te__cast_walk hands a pointer to it to te__cast_fn functions */
+    te__cast walk; /* must be the first field, because te__snapshot_visit casts its address to te__snapshotting * */
     te_fp32_snapshots *s;
     const char *const *keywords[2]; /* indexed by te_entry_kind */
     int count[2];

@@ -5,7 +5,7 @@
 #define TE__MODEL_FACTS "te.model"
 typedef struct te__model_facts {
     const char *folder; /* the folder that the model was opened from, or NULL */
-    const char *table;  /* path of the embedding whose weight is also that of the output (tied weights), or NULL */
+    const char *table;  /* path of the embedding whose weight the output layer uses too (tied weights), or NULL */
 } te__model_facts;
 
 /* Facts about an attention with projections. */
@@ -15,7 +15,7 @@ typedef struct te__head_facts {
     int64_t head_dim;
 } te__head_facts;
 
-/* Returns the embedding whose weight is also that of the model's output (tied weights), or NULL. */
+/* Returns the embedding whose weight the model's output layer uses too (tied weights), or NULL. */
 static te_module *te__tied_table(const te_module *model) {
     const te__model_facts *f = (const te__model_facts *)te__attribute_of(model, TE__MODEL_FACTS);
     return f && f->table ? te_module_find((te_module *)(uintptr_t)model, f->table) : NULL;

@@ -7,8 +7,8 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The fields of te_outputs, as X(field, name in ONNX files, passes). `passes` is 1 if a Sequential may go on after a
- * child that returns this output. */
+/* The fields of te_outputs, as X(field, name in ONNX files, passes). `passes` is 0 if only the last child of a
+ * Sequential may return this output. */
 #define TE__OUTPUT_LIST(X)                                                                                           \
     X(out, "out", 1)                                                                                                 \
     X(bias, "output_bias", 0)                                                                                        \

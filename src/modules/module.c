@@ -35,16 +35,16 @@ typedef struct te__gone {
 typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
-    void (*ungraph)(te_module *m); /* frees `graphed`. run_graphs launches the graphs. Both functions are set together
-                                    * with `graphed` */
+    void (*ungraph)(te_module *m); /* frees `graphed`; run_graphs launches its graphs. Both functions are set
+                                    * together with `graphed` */
     te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;
     bool named;      /* true: the creator gave the name; false: the default name of the class */
     bool numbered;   /* its Sequential has given it a number as name */
     te_module *parent;
-    te_module *maker; /* only during creation: the module whose create function makes this one and becomes its parent;
-                       * otherwise NULL */
+    te_module *maker; /* during creation the future parent, if its create function creates this module; otherwise
+                       * NULL */
     te_module **children; /* in the order of their places */
     int num_children, cap_children;
     int64_t place, places; /* place: the position among the children of the parent; places: the position that the next
@@ -63,8 +63,8 @@ struct te_module {
     bool awaits_group; /* the parameters have no memory until te_set_tensor_parallel_group, because this rank's shards
                         * are not known before */
     te__parallel parallel; /* the ranks that share the module's work */
-    unsigned met;          /* one bit for each product; set after the ranks have compared the operands of that
-                            * product */
+    unsigned met;          /* one bit for each product; set after the ranks have checked that they agree on the shapes,
+                            * dtypes and recipe of that product */
     struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
     te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the autocast region has the recipe */
     bool recipe_off;
@@ -170,8 +170,8 @@ static te__gone *te__gone_take(te_module *m, const char *name) {
     te__modules_of(m->te)->num_gone--;
     return x;
 }
-/* Removes m from the children of its parent. If the class of the parent runs m, the parent gets the record that m is
- * gone (m->mark). */
+/* Removes m from the children of its parent. If the class of the parent runs m, m->mark moves to the parent's list
+ * `gone` and records there that m is gone. */
 static void te__module_leave(te_module *m) {
     te_module *parent = m->parent;
     int i = 0;
@@ -578,7 +578,7 @@ static bool te__forget_grad(void *user, te_module *m, const char *path, te_tenso
     te_tensor_zero_grad(x);
     return true;
 }
-/* `owner` is the te__scaling of deferred work. Returns true if its module is in the tree whose root is `user`. */
+/* Returns true if the module of `owner`, a te__scaling, is in the tree whose root is `user`. */
 static bool te__scaling_below(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     while (m && m != (const te_module *)user) m = m->parent;

@@ -201,8 +201,8 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
     return te__refuse(d->group, TE__ALL_REDUCE,
                       te_error_code(te)); /* others wait in the all-reduce */
 }
-/* Sums the experts' output y to the results [T, dim] of this rank's tokens, in y's dtype. y is NULL if this rank
- * failed; then the rank still joins the collective. */
+/* Sums the copies of each token in y, the experts' output. Returns the sums [T, dim] of this rank's tokens, in y's
+ * dtype. y is NULL if this rank failed; then the rank still joins the collective. */
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
     te_dtype dtype = y ? y->dtype : TE_F32;
     if (d->ranks == 1) return te__sum_copies(d, y, weighted);
@@ -346,8 +346,8 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     if (r->sizes && ids) r->ids = te__ids_of_sizes(te, r->host, d->local);
     return r->sizes && (!ids || r->ids) ? TE_OK : te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
 }
-/* Sums the experts' output y to the results [T, cols] of this rank's tokens, in `dtype`. y is NULL if this rank failed;
- * then the rank still joins the exchange. */
+/* Sums the copies of each token in y, the experts' output. Returns the sums [T, cols] of this rank's tokens, in
+ * `dtype`. y is NULL if this rank failed; then the rank still joins the exchange. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
     y = te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order);
     return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);

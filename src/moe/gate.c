@@ -95,7 +95,7 @@ typedef struct te__gate_module {
     te_tensor *load;       /* f32 [E]: number of tokens counted for each expert since the last bias update */
     uint64_t load_cleared; /* version of `load` after it was last cleared; `load` is 0 while it has this version */
     float *master;         /* [E]: the bias in f32 if its buffer has another dtype; NULL before the first update */
-    uint64_t master_of;    /* version of the bias buffer after `master` was last rounded to it */
+    uint64_t master_of;    /* version of the bias buffer after an update last wrote the rounded `master` to it */
 } te__gate_module;
 
 /* Returns the router arguments of a gate. `bias` is the tensor e_score_correction_bias, or NULL. */

@@ -342,8 +342,7 @@ static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int
     return result;
 }
 
-/* Fills *g with the sizes of a grouped GEMM. Clears *g with memset, because te_onnx_export also compares the padding
- * bytes. */
+/* Sets the sizes, the output and split_accumulator of a grouped GEMM in *g. All other fields become 0. */
 static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows,
                                 int64_t cols, int64_t inner, bool split) {
     memset(g, 0, sizeof(*g));

@@ -1,6 +1,6 @@
 /* moe/grouped_experts.c: the modules GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE. The experts of
- * moe/block.c use their forward function, too. This file may use dispatchers and the GEMMs of experts. It must not
- * depend on gates. */
+ * moe/block.c share the forward function of these modules. This file may use dispatchers and the GEMMs of experts. It
+ * must not depend on gates. */
 
 enum { TE__EXPERTS_UP, TE__EXPERTS_DOWN, TE__EXPERTS_PRODUCTS }; /* the two linear layers of an expert */
 

@@ -171,7 +171,8 @@ static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     return te__not_ok(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
 }
 
-/* Replaces in_features or out_features of *d by the size of this rank's shard. Returns false with an error recorded. */
+/* Replaces in_features or out_features of *d by the size of this rank's shard. Returns false, with an error recorded,
+ * if *d is invalid. */
 static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
     const te_parallel_mode mode = d->parallel.parallel_mode;
     if (!te__parallel_open(m, &d->parallel, mode)) return false;

@@ -95,8 +95,8 @@ static void te__attn_core_rule(te_module *m, const te_attn_call *c, te_attn_rule
     if (c->score_mod) x->score_mod = *c->score_mod;
 }
 
-/* Checks that the enum values and the dropout probability of a description are in range. Returns false with an error
- * recorded. */
+/* Returns true if the enum values and the dropout probability of a description are in range. Otherwise records an error
+ * and returns false. */
 static bool te__attn_core_ok(te_ctx *te, const te__attn_impl *impl, const te_sdpa_desc *d) {
     const te_attn_rule *x = &d->rule;
     const char *const *names = impl->names;

@@ -39,9 +39,9 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
                : te__recipe_has(&q->recipe, TE__BLOCKS_IN_ATTENTION);
 }
-/* Checks that the quantizers of a factory fit together. If q, k and v use MXFP8, all other tensors except S and dP must
- * use MXFP8, too. Otherwise all quantizers must be per-tensor, and S and dP must use delayed scaling. All quantizers
- * except those of S and dP must reduce amaxes over the same group. */
+/* Checks that the quantizers from the factory of a custom recipe fit together. If q, k and v use MXFP8, all other
+ * tensors except S and dP must use MXFP8, too. Otherwise all quantizers must be per-tensor, and S and dP must use
+ * delayed scaling. All quantizers except those of S and dP must reduce amaxes over the same group. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -170,7 +170,8 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
-        /* in a forward pass the other ranks must not wait for this rank's amax of o */
+        /* In a forward pass the other ranks would wait for this rank's amax of the output o, so te__refuse informs
+         * them. */
         if (!y[i])
             return backward ? te_error_code(x[0]->te)
                             : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
@@ -285,7 +286,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     te_op_attn_fwd_args *args = &state.args;
     te__quant_spec spec;
     bool ready;
-    /* If a factory chose MXFP8 for q, k and v, the output is not quantized, even if te__hands_fp8 returned true. */
+    /* If the quantizer factory of a custom recipe chose MXFP8 for q, k and v, the output is not quantized, even if
+     * te__hands_fp8 returned true. */
     fp8_output = fp8_output && !(blocks && te__asks_factory(&call->recipe));
     te__frame_begin(te);
     ready = te__attention_open(parts, desc, args) && (!blocks || te__attention_blocks_fit(args) == TE_OK);

@@ -10,7 +10,7 @@ typedef struct te__gated_mlp {
 } te__gated_mlp;
 
 /* Returns one block of memory for the outputs of `gate` and `up`, so that the activation reads both without a copy.
- * Returns NULL if each output must get its own memory, as in an export to ONNX (any_rows). */
+ * Returns NULL if each output must get its own memory, as in an export to ONNX, which sets any_rows. */
 static te_tensor *te__gated_mlp_halves(te_module *m, const te_tensor *x) {
     const te__gated_mlp *s = (const te__gated_mlp *)m->state;
     te_module *gate = s->gate ? te_module_find(m, s->gate) : NULL;

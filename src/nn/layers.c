@@ -117,8 +117,9 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
 }
 
 /* Returns true if an operation can quantize its own result for slot `slot`, or can compute the amax of the result. It
- * can quantize if the scale is known before, as in delayed scaling. Returns false if the backward pass reads operands
- * in high precision, or if a factory gives the quantizers, as in TransformerEngine. */
+ * can quantize if the scale is known before the operation runs, as in delayed scaling. As in TransformerEngine, returns
+ * false if the backward pass reads operands in high precision, or if the factory of a custom recipe makes the
+ * quantizers. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
@@ -163,7 +164,7 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     return c;
 }
 
-/* Returns y quantized as an output, for the GEMMs that read it. The gradient passes through unchanged. */
+/* Quantizes the output y for the GEMMs that read it. The gradient passes through unchanged. */
 static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
     te_tensor *q;
     te__frame_begin(y->te);
@@ -366,7 +367,7 @@ static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor
                     te__norm_is_rms(n) ? NULL : te_module_parameter(m, n->bias), &n->options, n->rounded, spec);
 }
 
-/* Runs the norm. If it quantizes its result while te.h inspects tensors, runs the norm again without quantization, and
+/* Runs the norm. If it quantizes its result while te_quant_inspect is on, runs the norm again without quantization, and
  * inspects both results as the input of GEMM `gemm`. */
 static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
                                    const te__quant_call *q, int gemm) {
@@ -414,8 +415,8 @@ static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation acti
     return grad;
 }
 
-/* Returns c->x, the output of the norm, for the output `ln_out`. If `gathered` is true, first gathers the rows of c->x
- * from all ranks, for the caller and for the GEMM. */
+/* Returns c->x, the output of the norm, which becomes the output `ln_out` of the call. If `gathered` is true, first
+ * gathers the rows of c->x from all ranks, for the caller and for the GEMM. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);

@@ -304,9 +304,9 @@ static te_parallel_options te__child_parallel(const te_module *m, const te_paral
 }
 
 /* Adds a projection to m, with a norm before it if `norm` is true. blocks[] has the numbers of rows of the weight for
- * queries, keys and values; 0 if the projection does not make them. Without interleaving, each of the three blocks is
- * divided among the ranks separately, so that rank r has the r-th part of the heads. With no_fuse_qkv_params, each
- * block is a parameter of its own. */
+ * queries, keys and values. A number is 0 if the projection does not make that tensor. If the three blocks are not
+ * interleaved, each block is divided among the ranks separately, so that rank r has the r-th part of the heads. With
+ * no_fuse_qkv_params, each block is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -340,7 +340,7 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
                    : te__linear_create(m->te, &l, &sharding));
 }
 /* Adds the norms of queries and keys. All heads share the parameters of a norm. If ranks divide the heads, each rank
- * computes only a part of the parameters' gradients. */
+ * computes only a part of the parameters' gradients, so the parameters are marked as sequence parallel. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
@@ -417,8 +417,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
 
 /* ---- TransformerLayer ---- */
 
-/* Returns residual + dropout(y + bias). In training, `path` is the probability that an index of the first
- * dimension gets only the residual (drop path). */
+/* Returns residual + dropout(y + bias). In training, each index of the first dimension gets only the residual with
+ * probability `path` (drop path). */
 static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     bool training = te_module_is_training(m);
@@ -488,7 +488,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
                 cross.rotary = &rotary;
             }
             if (!te__run_child(m, "inter_attention", &cross)) return te_error_code(m->te);
-            /* TransformerEngine does not use drop_path_rate here, so this part does not either */
+            /* TransformerEngine does not use drop_path_rate here, so te.h does not either */
             h = te__residual(m, &cross.outputs, cross.outputs.ln_out ? cross.outputs.ln_out : h, 0.0f);
         }
         mlp.input = h;

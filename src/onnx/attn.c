@@ -38,9 +38,9 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     int64_t column[4] = {1, 1, 1, 1};
     int v, order[2] = {1, 0};
     column[r->batch_first ? 1 : 0] = -1;
-    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* There are more positions than tokens of a
-                                                                     * sequence, so they are [b, s]. In the second run b
-                                                                     * is always more than 1. */
+    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* The positions are [b, s] and not [s]. They are
+                                                                     * counted in the second run, in which b is always
+                                                                     * more than 1. */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;

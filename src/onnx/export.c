@@ -11,8 +11,7 @@ typedef struct te__onnx_call {
                           * exists only during the call. */
     size_t inv_freq_bytes;
     uint64_t begin, end; /* the counter te->writes before and after the call */
-    te_tensor *foreign;  /* An input of the call that was written during the run by something other than an operation;
-                          * NULL: none. */
+    te_tensor *foreign;  /* an input that a collective or the host wrote last, after the run began; NULL: none */
 } te__onnx_call;
 typedef struct te__onnx_run {
     te_ctx *te;
@@ -199,8 +198,7 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
-/* Sets *user to true if m is an Attention module. In such a module the batch is always the first dimension, even if no
- * operation of its eager backend shows this. */
+/* Sets *user to true if m is an Attention module. In such a module the batch is always the first dimension. */
 static bool te__onnx_look_for_backends(void *user, te_module *m) {
     if (strcmp(te_module_get_class(m)->name, "Attention") == 0) *(bool *)user = true;
     return true;
@@ -273,7 +271,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_FREQS_KV: {
         const int keys = s->axes == TE__ONNX_FREQS_KV ? te__onnx_keys(g, x->shape[0], cross) : TE__ONNX_SEQUENCE;
         if (axis == 1 && x->ndim == 4 && x->shape[1] > 1) return TE__ONNX_BATCH;
-        /* A table with more rows than tokens has all positions, so its size is fixed. */
+        /* If freqs has more rows than there are tokens, it has all positions, and its size is fixed. */
         return axis == 0 && x->shape[0] == g->symbol[keys].first ? keys : -1;
     }
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
@@ -553,8 +551,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* The tensors after a list are not compared, because te__onnx_opaque refuses
-                                         * calls that write a list. */
+        if (l.arg[k].list) return true; /* The export makes no nodes from a call that takes a list of
+                                         * tensors, so the rest is not compared. */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -673,7 +671,7 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
                                         : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
 }
 
-/* Runs the module and makes the graph. The tensors that this function creates belong to the caller's frame. */
+/* Runs the module and makes the graph. The caller's te__frame_end releases the tensors that this function creates. */
 static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first,
                                te__onnx_run *second) {
 #define TE__ONNX_NAME(field, onnx, passes) onnx,

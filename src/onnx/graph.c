@@ -475,8 +475,8 @@ static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text_free(&tensor);
 }
 
-/* Writes the part of the model that comes before the content of its graph to `head`. Writes the opset, which comes
- * after the graph, to `tail`. */
+/* `head` receives the part of the model that comes before the content of its graph. `tail` receives the opset, which
+ * comes after the graph. */
 static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_bytes) {
     te__text opset = TE_ZERO;
     char version[32];

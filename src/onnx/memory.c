@@ -84,8 +84,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    /* Strides count whole bytes, so they cannot describe FP4 codes. Comparing the buffers is enough, because FP4 codes
-     * always have a buffer of their own. */
+    /* An FP4 code has only half a byte, so strides cannot describe it. Comparing the buffers is enough, because FP4
+     * codes always have a buffer of their own. */
     if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true;
     te__span_of(x, &s);
     te__span_of(y, &t);
@@ -357,8 +357,8 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
 
 /* ---- reading and writing ---- */
 
-/* Adds memory that no call has written as a constant of the graph. Fails unless it has the same content in both
- * runs. */
+/* No call has written this tensor, so it becomes a constant of the graph. Fails unless the tensor has the same content
+ * in both runs. */
 static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     char name[64], a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     size_t bytes = te_tensor_bytes(first);
@@ -413,8 +413,8 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
     return te__onnx_refuse(g, "it reads %s, a result of %s that has no form in ONNX", te__shape_text(&x->first, text),
                            g->writes[i].by ? g->writes[i].by : "no operation");
 }
-/* Returns an item with the value of a tensor in the shape of x: f32, or 64-bit integers if the tensor has integers.
- * `first` and `second` are the tensor in both runs. */
+/* Returns an item with the value of a tensor, reshaped to the shape of x. The item is f32, or 64-bit integers if the
+ * tensor has integers. `first` and `second` are the tensor in both runs. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
     int found;
     return te__onnx_find(g, x, (te_tensor *)first, (te_tensor *)second, &found);

@@ -1,5 +1,5 @@
 /* onnx/moe.c: translates MoE routers, and the operations that permute rows by expert, into nodes of an ONNX graph. This
- * part uses the args of operations and their formulas. It must not depend on modules.
+ * file uses the args of operations and their formulas. It must not depend on modules.
  *
  * The graph has the content of a row_id_map as vectors (te__onnx_map) with one element for each copy of a token. They
  * are the source row, the index in the flattened probabilities [T, E] or [T, topk] (`place`), the expert, and the
@@ -149,9 +149,10 @@ static void te__onnx_moe_index_map(te__onnx *g, const te_op_moe_index_map_args *
     m.destination = te__onnx_range(g, kept);
     te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
-/* Sets *m to the te__onnx_map of the row_id_map `map`. If `pad` is not NULL, adds to each destination row the padding
- * in front of its expert's rows. `topk` is the number of experts per token that the caller expects, 0 for a mask map.
- * Returns false with an error recorded if `topk` is not that of the map, or if no recorded call wrote the map. */
+/* Sets *m to the te__onnx_map of the row_id_map `map`. If `pad` is not NULL, it holds the padding in front of each
+ * expert's rows, and the destination rows move by this padding. `topk` is the number of experts per token that the
+ * caller expects, 0 for a mask map. Returns false with an error recorded if `topk` is not that of the map, or if no
+ * recorded call wrote the map. */
 static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad,
                             const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
     te__onnx_pair x = te__onnx_pair_of(map, map2);
@@ -222,7 +223,7 @@ static void te__onnx_moe_unpermute(te__onnx *g, const te_op_moe_unpermute_args *
 }
 
 /* Computes the group of each row: the number of groups that end before the row, or -1 for rows after the last group.
- * Translates only chunk maps with chunk_numbers. Other chunk maps only move rows in training. */
+ * Translates only chunk maps with chunk_numbers. Operations that read other chunk maps are refused. */
 static void te__onnx_moe_chunk_map(te__onnx *g, const te_op_moe_chunk_map_args *a, const te_op_moe_chunk_map_args *b) {
     te__onnx_pair map = TE__ONNX_PAIR(row_id_map);
     int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));

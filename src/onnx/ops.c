@@ -46,8 +46,8 @@ static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_a
     }
     TE__ONNX_STORE(out, v);
 }
-/* Reshapes `numbers`, which has one number for each row of the tensor `of`. The result has the shape of that tensor,
- * but its last dimension is 1. */
+/* `numbers` has one number for each row of a tensor, `of`. Returns them in the shape of that tensor, but with a last
+ * dimension of 1. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];
     te__onnx_dims(of, shape);
@@ -159,8 +159,8 @@ static int te__onnx_clip(te__onnx *g, int x, float limit) {
     return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit));
 }
 
-/* Splits a gated input into its two halves of n columns. If `block` is not 0, blocks of `block` columns of both halves
- * alternate. */
+/* Splits a gated input into its two halves of n columns. If `block` is not 0, the halves alternate in blocks of `block`
+ * columns. */
 static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
     int h, blocks = x;
     if (block == 0 || block == n) {
@@ -189,8 +189,8 @@ static int te__onnx_gate(te__onnx *g, te_activation act, const te_activation_par
     }
     return TE__ONNX_FAILED;
 }
-/* Returns the result of an activation of the value v. On entry *from has the shape of v, on return the shape of the
- * result. */
+/* Applies an activation to the value v and returns the result. On entry *from has the shape of v. On return it has the
+ * shape of the result. */
 static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act,
                               const te_activation_params *p) {
     const int last = from->first.ndim - 1;
@@ -223,8 +223,7 @@ static void te__onnx_scaled_act_fwd(te__onnx *g, const te_op_scaled_act_fwd_args
 
 /* ---- softmax ---- */
 
-/* The sizes of attention scores, and which of them are masked. With a padding mask each sequence has its own
- * lengths. */
+/* The sizes and the masks of attention scores. With a padding mask each sequence has its own lengths. */
 typedef struct te__onnx_scores {
     te__onnx_size s_q, s_kv;
     bool padded;

@@ -6,9 +6,9 @@
  * current scaling. Otherwise the graph computes the scale from the tensor. The graph's value for a tensor of codes is
  * always the decoded numbers, so GEMMs multiply plain numbers.
  *
- * This opset cannot express scales of blocks. If a parameter is quantized in blocks, the file stores its decoded codes.
- * If another tensor is quantized in blocks, the graph does not quantize it, and GEMMs use the numbers before
- * quantization. */
+ * The opset of the file (TE__ONNX_OPSET) cannot express scales of blocks. If a parameter is quantized in blocks, the
+ * file stores its decoded codes. If another tensor is quantized in blocks, the graph does not quantize it, and GEMMs
+ * use the numbers before quantization. */
 
 /* ---- codes with one scale per tensor ---- */
 
@@ -138,8 +138,8 @@ static void te__onnx_scale_from_amax(te__onnx *g, const te_op_scale_from_amax_ar
     TE__ONNX_STORE(scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v));
 }
 
-/* Returns the amax for a cast under current scaling, without dimensions. It is x_amax if the operation that made x
- * computed it. Otherwise the graph computes the amax from x. */
+/* Returns the amax for a cast under current scaling, as a scalar. If the operation that made x computed x_amax, returns
+ * that. Otherwise the graph computes the amax from x. */
 static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
     te_tensor left, left2;
     te__onnx_pair amax;
@@ -277,8 +277,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     return i;
 }
 
-/* Stores the result of a call that quantized x in blocks. If x is a parameter, the result is its decoded codes,
- * otherwise x itself. */
+/* Stores the graph's value for the result of a call that quantized x in blocks. If x is a parameter or a constant, the
+ * value is the decoded codes. Otherwise the value is x, which the graph does not quantize. */
 static void te__onnx_blocks(te__onnx *g, te__onnx_codes c, const te_tensor *x, const te_tensor *x2,
                             const te_tensor *row2) {
     const te__onnx_write *w = te__onnx_constant_of(g, x, x2);

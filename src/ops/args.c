@@ -686,8 +686,8 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
                     out->name, allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
 /* Returns true if the address ranges of an output and another argument overlap. If `lists` is true, it looks only at
- * pairs in which at least one is a list, otherwise only at pairs without a list. Of two outputs, the first in the list
- * of arguments must be `out`, so that the pair counts once. */
+ * pairs in which at least one is a list, otherwise only at pairs without a list. If both are outputs, `out` must come
+ * before `other` among the arguments, so that the pair counts once. */
 static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
     return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) &&
            (!(other->flags & TE__OUT) || out < other);

@@ -119,9 +119,9 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_given(te, op, "scale", scale) : r;
 }
 
-/* Checks one rank's part of a vocabulary: `part` lines from line `start` on must lie within the *size lines of the
- * whole vocabulary. If *size is 0, it is first set to `part`. `has` and `lines` are words of the message, such as "the
- * logits have" and "columns". */
+/* Checks that one rank's part of a vocabulary lies within the whole vocabulary. The part has `part` entries from number
+ * `start` on, and the whole has *size entries. If *size is 0, it is first set to `part`. `has` and `lines` are words of
+ * the message, such as "the logits have" and "columns". */
 static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,
                                      int64_t *size, int64_t start) {
     if (*size == 0) *size = part;
@@ -130,8 +130,9 @@ static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has
                     "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op,
                     (long long)start, has, (long long)part, lines, (long long)*size, lines);
 }
-/* Checks that every id is in lowest .. bound - 1, or equal to *but; `but` may be NULL. `which` is the entry of
- * TE__OUTSIDE_LIST for the message. Only the CPU calls this function, since a check of each id costs little there. */
+/* Checks that every id is in lowest .. bound - 1. One other id, *but, is allowed unless `but` is NULL. `which` is the
+ * entry of TE__OUTSIDE_LIST for the message. Only the CPU calls this function, since a check of each id costs little
+ * there. */
 static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound,
                                  const int64_t *but) {
     int64_t n = te__numel(ids), i;

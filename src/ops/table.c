@@ -1,6 +1,6 @@
 /* ops/table.c: the operation table. It has one entry for each operation of TE_OP_LIST. The function te__run runs
  * every call: it fills in defaults, checks the arguments, calls the trace hook, and runs the operation on the device.
- * This file may use every family of operations. It must not depend on what operations compute. */
+ * This file may use all operations. It must not depend on what they compute. */
 
 /* The functions of each operation take their own type of arguments. This macro wraps them into functions that take a
  * void pointer, so that one table can hold the functions of all operations. */

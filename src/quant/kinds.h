@@ -24,8 +24,8 @@ typedef struct te__quant_spec {
     const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    te_tensor *x_amax; /* current scaling: the argument x_amax of te_op_fp8_quantize, f32 [2]. It has the amax of the
-                        * input (borrowed). NULL: the cast measures the amax */
+    te_tensor *x_amax; /* current scaling: the argument x_amax of te_op_fp8_quantize, f32 [2] (borrowed). Its first
+                        * number is the amax of the input. NULL: the cast measures the amax */
     te_tensor *bias_grad; /* delayed and current scaling: receives the column sums of the input; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled,
         e4m3_max_256;
@@ -142,8 +142,9 @@ enum {
     TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; without this bit they are decoded before a product */
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the transpose of the row-wise one, provided that each scale
                                * belongs to a square block or to the whole tensor */
-    TE__BOTH_FROM_SLICES = 64, /* a weight that is quantized slice by slice is cast into both copies: neither copy can
-                                * be made from the other. The tiles of the column-wise copy are transposed */
+    TE__BOTH_FROM_SLICES = 64, /* a weight that is quantized slice by slice is cast into both copies, because neither
+                                * can be made from the other. A tile of the column-wise copy has slice_tile[1] rows and
+                                * slice_tile[0] columns */
     TE__EXACT_CODES = 128,    /* a code times its block's scale is exact in bf16 */
     TE__TAKES_AMAX = 256,     /* the operation that made a tensor can hand the amax of the tensor to the cast, in
                                * spec->amax or spec->x_amax */

@@ -45,7 +45,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
-/* Checks `shard`, the tensor that receives the codes of a slice instead of the weight. An empty slice needs no
+/* Checks `shard`. The codes of a slice are written to this tensor, and not to the weight. An empty slice needs no
  * shard. */
 static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start,
                                         int64_t n) {
@@ -202,8 +202,8 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* Computes scale_inv = RN(1 / scale). te_op_fp8_quantize writes scale_inv while it casts a single zero. So scale_inv
- * has the same bits as after any other cast. */
+/* Computes scale_inv = RN(1 / scale). For this it casts a single zero by te_op_fp8_quantize, which also writes
+ * scale_inv. So scale_inv has the same bits as after any other cast. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;

@@ -1,6 +1,6 @@
-/* quant/product.c: a product of two matrices, each plain or quantized. If the kernels can multiply a quantized copy of
- * the first matrix by one of the second, they get these copies. Otherwise both matrices are decoded. This file may use
- * the copies. It must not depend on recipes, modules or the tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized. If the kernels can multiply quantized copies of
+ * the two matrices, they get these copies. Otherwise both matrices are decoded. This file may use the copies. It must
+ * not depend on recipes, modules or the tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 

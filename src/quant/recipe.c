@@ -37,7 +37,7 @@ enum {
     TE__SPLITS_ALWAYS = 1,  /* products never use fast accumulation: split_fprop, split_dgrad and split_wgrad are always
                              * on */
     TE__ACT_IN_ONE_KERNEL = 2, /* TransformerEngine computes an activation's gradient, its codes and dbias in one
-                                * kernel */
+                                * kernel. te__act_grad_of rounds as this kernel does */
     TE__IN_ATTENTION = 4    /* the options fp8_dpa and fp8_mha are possible */
 };
 /* The table entry of one kind of recipe, with the properties of that kind. Other files read these properties instead of
@@ -174,8 +174,8 @@ static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
     return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
 }
 
-/* Returns the spec that quantizes operand `slot` of a product. For a delayed recipe it has no scale yet. Must not be
- * called for custom recipes. */
+/* Returns the spec that quantizes operand `slot` of a product. For a delayed recipe the spec has no scale yet. Must not
+ * be called for custom recipes. */
 static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
     const te__recipe_class *row = te__recipe_class_of(r);
     te__quant_spec s;

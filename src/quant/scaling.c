@@ -1,6 +1,6 @@
 /* quant/scaling.c: the state that modules keep for recipes: the scales and amax histories of delayed scaling, the
- * quantizers that a custom recipe's factory has chosen, and the last inspection. This file may use quantizers. It must
- * not depend on what modules compute. */
+ * quantizers that a custom recipe's factory has chosen, and the latest measurements of quantization errors. This file
+ * may use quantizers. It must not depend on what modules compute. */
 
 /* The delayed scales of a module for one direction, forward or backward. A slot is one operand of one product; there
  * are n slots. scale is f32 [n] and history is f32 [L, n]. slot_scale[i] and slot_amax[i] are f32 [1] views of scale[i]
@@ -22,8 +22,8 @@ typedef struct te__custom_slot {
     bool own_scale; /* a delayed slot that uses the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* the quantizers for another recipe. They stay, because a backward pass uses the
-                                    * quantizers of its forward pass */
+    struct te__custom_slots *next; /* the quantizers of another recipe. If the recipe changes after a forward pass,
+                                    * the backward pass still uses the quantizers of the forward pass */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
     te_format format; /* te_recipe.format; slots with own_scale have codes of this format */

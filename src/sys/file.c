@@ -50,8 +50,8 @@ static inline size_t te__path_name_at(const char *path) {
     while (n > 0 && !te__is_slash(path[n - 1])) n--;
     return n;
 }
-/* Returns the length of the folder part of a path, not counting the last slash. Examples: 0 for "a", 1 for "/a", 3 for
- * "b/c/d". */
+/* Returns the length of the folder part of a path. It is 0 for "a" and 3 for "b/c/d", without the slash after the
+ * folder. It is 1 for "/a", where the slash is the folder. */
 static inline size_t te__path_dir_length(const char *path) {
     size_t n = te__path_name_at(path);
     return n > 1 ? n - 1 : n;
@@ -326,8 +326,8 @@ static inline const char *te__path_other_kind(const char *path) {
  * behind. The next process that opens or writes FILE removes it.
  *
  * The process id does not tell whether the writer still runs, since ids are reused and differ between containers. So a
- * writer locks its temporary file (flock). The system drops the lock when the writer ends, for whatever reason. If the
- * file can be locked, its writer on this host has ended. Some file systems do not share locks between hosts. So a file
+ * writer locks its temporary file (flock). The system drops the lock when the writer ends, for whatever reason. If a
+ * file of this host can be locked, its writer has ended. Some file systems do not share locks between hosts. So a file
  * of another host is removed only if it was also last written more than an hour ago. Where locks do not work, temporary
  * files stay. Windows does not let a process remove a file that a writer has open. */
 
@@ -355,8 +355,8 @@ static inline bool te__temp_parse(const char *name, const char *base, size_t bas
 }
 
 typedef struct te__temp_search {
-    const char *file; /* path of the file whose temporary files are searched; its first `dir` characters name the
-                       * folder */
+    const char *file; /* path of the file whose temporary files are looked for; the first `dir` characters of the
+                       * path name the folder */
     size_t dir;
     te__text path; /* path of the candidate */
 } te__temp_search;

@@ -220,8 +220,8 @@ static bool te__lib_in_toolkit(te__lib_search *s, const char *dir) {
 #endif
 }
 
-/* Searches one of the packages that pip installs, such as site-packages/nvidia/cuda_nvrtc or site-packages/nvidia/cu13.
- * pip puts each library into a package of its own. */
+/* Searches one of the packages that pip installs, such as site-packages/nvidia/cuda_nvrtc or
+ * site-packages/nvidia/cu13. */
 static bool te__lib_in_package(te__lib_search *s, const char *dir) {
 #ifdef _WIN32
     return te__lib_visit_below(s, dir, "bin/x86_64", te__lib_in_dir) ||

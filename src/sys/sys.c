@@ -227,8 +227,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* A counter of forks, which starts at the first te__watch_forks. A child process adds 1 to its own copy, so it has
- * another number than its parent. The counter is always 0 on Windows, which has no fork. */
+/* Counts the forks after the first te__watch_forks. A child process adds 1 to its own copy, so parent and child have
+ * different numbers. The counter is always 0 on Windows, which has no fork. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}

@@ -1,6 +1,6 @@
 /* tape/access.c: views and conversions of tensors, with their backward functions, and the functions that read
- * properties of tensors. This file may use the tape, and the operations of the families math and cast. It must not
- * depend on modules. */
+ * properties of tensors. This file may use the tape, and the operations of ops/math and ops/cast. It must not depend on
+ * modules. */
 
 /* ---- views with history ---- */
 

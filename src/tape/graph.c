@@ -205,8 +205,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
                  "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
-    if (te->rng.fork) { /* an error: a random fork is still open. The offsets of the context's own state and of the
-                         * named state return to their values from before the capture */
+    if (te->rng.fork) { /* a random fork is still open, which is an error. The random offsets of the context and of
+                         * the fork return to their values from before the capture */
         te->rng.own_offset = g->rng_begin;
         te->rng_offset = g->tracker_begin[te->rng.fork - 1];
     } else {
@@ -260,8 +260,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    /* te__ask_step saves what must be restored if a training step fails. A graph with an optimizer does not need this,
-     * because if its launch fails, no work of the step has run. */
+    /* te__ask_step saves what must be restored if a training step fails. A graph with an optimizer does not need this:
+     * if its launch fails, nothing of the step has run, so there is nothing to restore. */
     if (!te__graph_steps(g)) result = te__ask_step(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);

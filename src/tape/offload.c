@@ -198,8 +198,9 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* A node that is recorded inside a backward pass needs its
-                                                  * saved tensors again soon. A warm-up only compiles kernels. */
+    if (te->playing || te->warming) return NULL; /* Nothing is copied to the host. A node that is recorded
+                                                  * inside a backward pass needs its saved tensors again soon. A
+                                                  * warm-up only compiles kernels. */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -249,7 +250,7 @@ static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     return TE_OK;
 }
 
-/* Copies the entries that the backward pass needs next back to the device. Begins with the newest entry that is not in
+/* Copies entries back to the device before the backward pass needs them. Begins with the newest entry that is not in
  * device memory, and stops before the window would exceed o->window bytes. */
 static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;

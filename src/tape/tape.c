@@ -255,7 +255,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
     node->release = desc->release; /* set last: after a failure te__record_always releases the state, so
-                                    * te__node_free must not */
+                                    * te__node_free must not release it */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -412,9 +412,9 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     return result;
 }
 /* Ends a te_backward whose leaves are in te->tape.fresh from index `first` on. If `result` is TE_OK, calls te__leaf_own
- * for each of these leaves. Otherwise drops their gradients. If a backward function called this te_backward, leaves
- * that were made outside of backward functions stay in te->tape.fresh. If the outer te_backward fails later, it drops
- * their gradients too. */
+ * for each of these leaves. Otherwise drops their gradients. A backward function may call te_backward itself. After
+ * this inner te_backward, the leaves that no backward function made stay in te->tape.fresh. If the outer te_backward
+ * fails later, it drops their gradients too. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);

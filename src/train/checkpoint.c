@@ -151,8 +151,8 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* A tensor of scaling state in the file, for a module that has not run yet. The module lacks this buffer, so the loaded
- * tensor becomes the buffer. */
+/* A tensor of the file, for a module that has not run yet. Such a module lacks the buffers of its scaling state. The
+ * loaded tensor becomes one of them. */
 typedef struct te__ckpt_new {
     te_module *m;
     const char *entry; /* name in the file */

@@ -89,8 +89,8 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     te__quant_of(te)->num_optimizers++;
     return opt;
 }
-/* Adds the groups, the parameters and their states to `opt`, and returns it. If keep_started is true, files will hold
- * the `started` flags of the parameters. On an error destroys `opt` and returns NULL. */
+/* Adds the groups, the parameters and their states to `opt`, and returns it. If keep_started is true,
+ * checkpoint files hold the `started` flags of the parameters. On an error destroys `opt` and returns NULL. */
 static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
@@ -150,8 +150,8 @@ static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
     if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
-/* Returns true if a module with postponed work has a parameter of an optimizer. `owner` is the scaling state of the
- * module. `user` is the optimizer. */
+/* Returns true if the optimizer `user` has a parameter of the module whose scaling state is `owner`. te__deferred_take
+ * calls this for each postponed weight gradient. */
 static bool te__opt_steps_owner(const void *owner, const void *user) {
     const te_module *m = ((const te__scaling *)owner)->module;
     const te_optimizer *opt = (const te_optimizer *)user;

@@ -111,8 +111,8 @@ struct te_optimizer {
     const te_tensor **grads; /* [num_params], in the order of `order` */
     te_tensor *norm, *clip;  /* f32 [1] each: the norm of the gradients, and the clipping factor; NULL without
                               * clipping */
-    te_tensor *started;      /* u8 [num_params]: a copy of the flags `started` of all parameters, for files; NULL if no
-                              * step depends on these flags */
+    te_tensor *started;      /* u8 [num_params]: a copy of the flags `started` of all parameters, for saving and
+                              * loading; NULL if no step depends on these flags */
     uint8_t *flags;          /* [num_params]: the flags of `started` on the host, for saving and loading; or NULL */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
@@ -228,8 +228,8 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Returns true if te.h's own operations quantize this parameter. They keep no reference to the tensor that they read. A
- * user's function may keep one. */
+/* Returns true if te.h's own operations quantize this parameter. These operations keep no reference to the tensor that
+ * they read, so several parameters can share this tensor. A user's function may keep a reference. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;

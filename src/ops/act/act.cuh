@@ -18,8 +18,8 @@
                                                    // only once
 #endif
 
-// Two tables: the form and the nonlinearity of each activation. A table is a 64-bit integer with four bits for each
-// activation.
+// te_act_form and te_act_f look up the form and the nonlinearity of an activation in a table. Each table is a 64-bit
+// integer with four bits for each activation.
 #define TE__ACT_FORM_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__ACT_##form << 4 * TE_##name
 #define TE__ACT_F_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__F_##f << 4 * TE_##name
 static_assert(TE_ACTIVATION_COUNT <= 16 && TE__F_COUNT <= 16, "four bits each of 64");

@@ -27,8 +27,8 @@ struct te_act_place {
     }
 };
 
-// Loads four rows of eight elements each from p [.., ld], beginning at element `at`. Only the first `rows` rows and the
-// first `there` columns exist. All other elements become 0.
+// Loads four rows of eight elements each from p [.., ld], beginning at element `at`. `rows` is the number of rows that
+// exist, and `there` is the number of columns that exist. All other elements become 0.
 template <int FORMAT>
 TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector,
                         te_raw<FORMAT> v[4]) {
@@ -49,7 +49,8 @@ TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, t
 #endif
 }
 
-// Stores eight FP8 codes of a row to the address `to`. Only the first `there` of them exist and are stored.
+// Stores up to eight FP8 codes of a row to the address `to`. `there` is the number of columns that the row has from
+// `to` on.
 TE_DEV void te_act_store_codes(te_u8 *to, te_i64 there, bool vector, const te_u32 code[2]) {
     if (vector && there >= 8) {
         *(uint2 *)to = make_uint2(code[0], code[1]);

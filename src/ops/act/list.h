@@ -6,7 +6,7 @@
 
 /* X(f, s, value, slope, name, also): one nonlinearity. `value` is f(x) and `slope` is f'(x). `s` is a sigmoid that
  * `value` and `slope` use as the variable s. It is 0 if they do not need it. `name` and `also` are the names in
- * transformers; `also` is "" if there is no second name. The host and the kernels each define
+ * Hugging Face transformers; `also` is "" if there is no second name. The host and the kernels each define
  *     TE__ACT_SIGMOID(k, x)         sigmoid(k x)
  *     TE__ACT_SIGMOID3(k1, k3, x)   sigmoid(k1 x + k3 x^3)
  *     TE__ACT_MAX0(x)               max(x, 0); 0 for NaN

@@ -96,7 +96,7 @@ TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
     return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f;
 }
 
-// Option X_MOD: the user's rule for scores and masks. 0: there is none. Otherwise it is the id of the rule's text (see
+// Option X_MOD is 0 if the user has no rule for scores and masks. Otherwise it is the id of the rule's text (see
 // score_mod.cuh).
 #ifndef X_MOD
 #define X_MOD 0
@@ -342,9 +342,10 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
-    // Each bit of the word has a 16-bit random number. The bit is 1 if this number is at least the threshold. A lane
-    // draws only four bits of each number. Where they are equal to the threshold's bits, the lower bits decide.
-    // from_less is the word if all lower bits are less than the threshold's, and from_more is the word if they are not.
+    // Each bit of the word belongs to a 16-bit random number. The bit is 1 if this number is at least the threshold.
+    // Each lane of a quad draws four of the 16 bits, for all 32 numbers. Where these four bits equal the threshold's,
+    // the lower bits decide. from_less assumes that the lower bits are always less than the threshold's, and from_more
+    // that they never are.
     te_u32 bits[4], from_less, from_more;
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
@@ -363,8 +364,8 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     }
     return threshold >> 16 ? 0u : from_more;
 }
-// Returns the dropout bits of four rows for key j0 + lane. Bit number r is 1 if row first + r keeps the key. j0 must be
-// a multiple of 32.
+// Returns the dropout bits of four rows for key j0 + lane. Bit r is 1 if row number `first` + r keeps the key. j0 must
+// be a multiple of 32.
 TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first, int j0) {
     const int lane = threadIdx.x & 31;
     const te_u32 word = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, first + (lane >> 2 & 3)) + j0 / 32);
@@ -375,8 +376,8 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
 }
 // Returns the dropout bits of a lane's four elements of an accumulator fragment. The fragment's 16 rows are keys, and
 // its 8 columns are queries. `key` is the first key of the fragment, a multiple of 16. `word` is the result of
-// te_attn_keep_quad for query number lane / 4 of the fragment. Bits 0 and 1 of the result are for the lane's upper key
-// and two queries, bits 2 and 3 for its lower key and the same queries.
+// te_attn_keep_quad for query number lane / 4 of the fragment. A lane's elements belong to two keys and two queries.
+// Bits 0 and 1 of the result are for the first key, and bits 2 and 3 for the second key, 8 rows further down.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
     const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at,

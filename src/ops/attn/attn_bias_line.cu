@@ -1,6 +1,6 @@
-// ops/attn/attn_bias_line.cu: runs before Hopper's forward kernel with X_KEYS, which is for a bias that all queries
-// share. The bias is [b|1, h|1, 1, s_kv] of any format and strides. This kernel turns it into operand B of a matrix
-// product that adds the bias to S.
+// ops/attn/attn_bias_line.cu: prepares a bias that all queries share, for Hopper's forward kernel with X_KEYS. The bias
+// is [b|1, h|1, 1, s_kv] of any format and strides. This kernel turns it into operand B of a matrix product that adds
+// the bias to S.
 //
 // For each key a thread writes eight bf16 numbers: hi, mid, lo and five zeros. hi + mid + lo is the bias times
 // te__attn_line_kargs.factor, so it can be added to Q K^T. Each of the three has 8 bits of the fraction, so together

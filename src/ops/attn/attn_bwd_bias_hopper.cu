@@ -127,8 +127,8 @@ struct te_producer {
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
-    // Sends the messages for a tile of the gradient, or for one part of its sum. First comes a message for each pair in
-    // order, then a message to store the sum.
+    // Sends the messages for a tile of the gradient, or for one part of its sum. First comes one PAIR message for each
+    // pair of tiles, in a fixed order. Then comes the PUT message, to store the sum.
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;

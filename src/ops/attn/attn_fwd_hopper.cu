@@ -110,8 +110,8 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    // true: the same loop handles all blocks of keys, whether they need comparisons with the mask or not. These
-    // variants have too much code or too few registers for two loops.
+    // true: one loop handles all blocks of keys, whether they need comparisons with the mask or not. The kernel then
+    // has too much code or too few registers for two loops.
     ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) ||
         CAP,
     THREADS = 128 * (WAVES + 1),
@@ -367,7 +367,7 @@ TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
 #undef TE__PRODUCT
 }
 
-// Consumer warpgroup w. It has the state that the consumer keeps, and one function for each step of a tile.
+// The state of consumer warpgroup w, with one function for each step of a tile.
 struct te_consumer {
     const te__attn_fwd_hopper_kargs &a;
     const te_u32 smem, bar;
@@ -440,7 +440,7 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // load_before and load_behind load the bias of block n to registers. load_before issues its loads before the
+    // Either load_before or load_behind loads the bias of block n to registers. load_before issues its loads before the
     // products, so that the loads overlap with the products. load_behind runs after the products have been issued. With
     // TILES it reads the bias from a tile in shared memory.
     TE_DEV void load_before(int n) {
@@ -691,7 +691,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                // Every thread of the consumers and every thread that loads reads the description of a tile.
+                // All threads of the consumers read the description of a tile, and so do the threads that issue loads.
                 te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES);
             }
         if (TILES)

@@ -7,8 +7,8 @@
  *   Bias B: S_ij = scale q_i k_j + c B_ij; dB = c dS, summed over the dimensions along which B repeats.
  *   Offset a of the softmax: its denominator has the additional term e^a; da = - sum_i e^(a - lse_i) D_i.
  *   FP8: drop(P) and dS are rounded to codes where they are multiplied by V, dO, K and Q, and in dB. Since O comes from
- *   rounded P, D_i is sum_j P_ij dP_ij. With a soft cap the dS of dB is not rounded, because the FP8 scale is that of
- *   dS times the cap's derivative.
+ *   rounded P, D_i is sum_j P_ij dP_ij. With a soft cap the dS of dB is not rounded, because the FP8 scale belongs to
+ *   the product of dS and the cap's derivative.
  *
  * Query rows are processed in blocks of 32. Their scores are [keys, 32], so that the scores of one key are a vector.
  * Every product is computed by te__attn_madd. A task has all query heads of one head of K and V, so K and V are decoded
@@ -91,8 +91,8 @@ typedef struct te__attn_work {
     te__attn_kargs a;
     const te_score_mod *mod; /* the user's rule for scores */
     int64_t keys, d, d_v; /* s_kv, d and d_v, rounded up as in te__attn_scratch */
-    int64_t splits;       /* forward: a task is one sequence, one head of keys, and one of `splits` shares of the query
-                           * rows */
+    int64_t splits;       /* forward: a task is one of `splits` shares of the query rows, for one sequence and one head
+                           * of keys */
     int64_t tasks, workers;
     bool backward, table; /* table: this is the pass that makes only dB */
     double *dsink;        /* [batch, heads] */
@@ -331,8 +331,8 @@ static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
 }
 
 /* Applies the user's rule to the scores s [keys, BLOCK], where a row sees the key. In the backward pass the derivative
- * of the rule is stored in `factor`. If `capped` is true, `factor` has the derivative of the soft cap, and is
- * multiplied by the derivative of the rule. */
+ * of the rule is stored in `factor`. If `capped` is true, `factor` already has the derivative of the soft cap. It is
+ * then multiplied by the derivative of the rule. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;

@@ -22,9 +22,9 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Finds rows of a tensor that may lie in pages. away() returns the distance in bytes from the address that a row would
-// have in a contiguous sequence to its real address. With PAGED 1 the rows are keys, which may lie in pages. With PAGED
-// 0 the distance is 0.
+// Finds rows of a tensor that may lie in pages. away() returns, in bytes, the row's address minus the address that it
+// would have in a contiguous sequence. With PAGED 1 the rows are keys, which may lie in pages. With PAGED 0 the result
+// is 0.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
@@ -92,7 +92,7 @@ template <int D> struct te_reader {
         lane_at = rows_first ? te_tile<D>::piece(lane & 15, lane >> 4)
                              : te_tile<D>::piece((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
     }
-    // Returns the address for the fragment of rows row .. row + 15 and channels 16 * step .. 16 * step + 15.
+    // Returns the address for the fragment of 16 rows from `row` on and 16 channels from 16 * step on.
     TE_DEV te_u32 at(te_u32 tile, int row, int step) const { return tile + lane_at + te_tile<D>::piece(row, 2 * step); }
 };
 

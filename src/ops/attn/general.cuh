@@ -1,7 +1,7 @@
 // ops/attn/general.cuh: the tiles of the general attention kernels. These support any float format, any head size up to
 // 1024 and any strides, and compute in f32.
 //
-// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV). Each warp has four of them. The
+// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV). Each warp has four rows. The
 // block goes through the rows of the other side, 32 at a time. For scores, each lane has one of the 32 rows and the
 // four rows of its warp. For sums over the 32 rows, each lane has channels lane + 32 t.
 //
@@ -69,9 +69,9 @@ TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
 // negative.
 TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
-// Does what te_attn_products does, for wide heads. One operand has 16 rows of x: rows first .. first + 15 of head hx.
-// The other has 32 rows of y: rows other .. other + 31 of head hy. `mine` and `theirs` are shared memory for one chunk
-// of x and one chunk of y.
+// Does what te_attn_products does, for wide heads. The first operand is 16 rows of x, from row `first` of head hx on.
+// The second is 32 rows of y, from row `other` of head hy on. `mine` and `theirs` are shared memory for one chunk of x
+// and one chunk of y.
 TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
                                        int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
                                        int b, int d, const te__attn_extra *paged = 0) {
@@ -92,8 +92,8 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
         for (int r = 0; r < TE_MINE; r++) out[r] += part[r];
     }
 }
-// Copies a chunk of y to `theirs` in shared memory: channels c .. c + n - 1 of rows other .. other + 31 of head hy.
-// te_attn_gather reads this chunk.
+// Copies channels c .. c + n - 1 of 32 rows of y, from row `other` of head hy on, to `theirs` in shared memory.
+// te_attn_gather reads them there.
 TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n,
                                const te__attn_extra *paged = 0) {
     __syncthreads();

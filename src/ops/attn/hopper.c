@@ -1,7 +1,7 @@
 /* ops/attn/hopper.c: tensor maps, the order of tiles, and launches of the attention kernels of sm_90a. This file may
  * use te__plan. It must not depend on the driver. */
 
-/* Returns the smallest head size from d on for which the Hopper kernels are compiled. */
+/* Returns the smallest head size >= d for which the Hopper kernels are compiled. */
 static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
 /* Finds the head sizes that the kernels use: *d for q and k, *d_v for v and o. Both are the same, except for the pair
  * 192 and 128 of multi-head latent attention. */

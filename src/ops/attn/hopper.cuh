@@ -4,8 +4,8 @@
 // A matrix of 16-bit channels is in shared memory as TMA writes it: in panels of 64 channels, with rows of 128 bytes
 // and the 128-byte swizzle. If the head size is not a multiple of 64, only a part of the last panel is read.
 //
-// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, and of v and o: 64, 96, 128, 192, 256; if that is more
-//          than the heads have, the rest are zeros), X_BLOCKS (1: there is a block mask; default 0).
+// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, and of v and o: 64, 96, 128, 192, 256; if the heads
+//          have fewer, the other channels are zeros), X_BLOCKS (1: there is a block mask; default 0).
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"
@@ -99,7 +99,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, 
     }
     return begin - 1;
 }
-// Returns the same number as the function above, without `full`. The other threads of the warp need not call it.
+// Returns the same number as the function above, without `full`. A single thread of a warp can call this function.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
     for (; end > begin; end -= 8) { // eight loads at a time
         te_u32 seen = 0;
@@ -112,7 +112,7 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
     return begin - 1;
 }
 
-// A tile of BM queries of a head, and the blocks of keys that any of these queries sees: the blocks of BN keys with the
+// A tile of BM queries of a head, and the blocks of BN keys that any of these queries sees. These blocks have the
 // numbers begin .. end - 1. The producer finds a tile, and passes it to the consumers through shared memory.
 //
 // Tiles are numbered so that the thread blocks that run at the same time work on `together` heads, whose keys stay in
@@ -283,8 +283,8 @@ template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
 
 // Stores 64 rows of a gradient from a warpgroup's accumulators. A thread's upper row is multiplied by by[0], its lower
 // row by by[1]. A factor of 0 gives 0, even if the accumulator is NaN. The rows go through shared memory at address
-// `from` to rows row .. row + 63 of the view. Only the first `rows` of them belong to the sequence; the others are
-// written only if the tensor is not packed. `named` is the number of a named barrier for the warpgroup.
+// `from` to 64 rows of the view, the first of which is `row`. Only the first `rows` of them belong to the sequence. The
+// others are written only if the tensor is not packed. `named` is the number of a named barrier for the warpgroup.
 template <int N>
 TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
                               const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,

@@ -1,8 +1,8 @@
 // ops/attn/hopper_dropout.cuh: which elements of P dropout keeps, for the attention kernels of sm_90a. This file
 // depends on the layout of fragments of S. It must not depend on a kernel's pipeline.
 //
-// Options: X_DROPOUT: 0: there is no dropout; 1: dropout's bits lie in memory (attn_dropout_bits.cu); 2: the bits would
-//          not fit in memory, so the kernels draw them.
+// Option X_DROPOUT is 0 if there is no dropout. It is 1 if dropout's bits lie in memory (attn_dropout_bits.cu). It is 2
+// if the bits would need too much memory. Then the kernels draw them.
 #pragma once
 #include "ops/attn/hopper_scores.cuh"
 

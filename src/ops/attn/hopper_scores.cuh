@@ -192,9 +192,9 @@ template <int N> struct te_bias_rows {
 };
 
 // Sets a thread's fragment of S to ALiBi's part of the scores: -slope times the distance between query and key. With
-// ADD it adds this part to the fragment instead. `at` is the signed distance for the thread's first element, `least`
-// the least signed distance in the warp. Along a row the distance grows by 1 to the next element, and by 8 to the next
-// eight columns. In the thread's second row, 8 rows below, it is less by 8.
+// ADD it adds this part to the fragment instead. `at` is the signed distance for the thread's first element, and
+// `least` is the least signed distance in the warp. Along a row the distance grows by 1 to the next element, and by 8
+// to the next eight columns. In the thread's second row, 8 rows below, the distance is less by 8.
 template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
     const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
     if (rising || falling) { // the distance is linear along a row, so it changes by constants
@@ -212,9 +212,9 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 }
 
 // ALiBi as an additional matrix product. The rows of S are queries. On one side of the diagonal ALiBi is linear along a
-// row: tilt (at + column). The tensor cores add tilt * column to S. The softmax adds tilt * at, which is the same for a
-// whole row and is called `shift`. tilt is the sum of three bf16 numbers, hi, mid and lo. Column numbers are exact in
-// bf16, and so is the result.
+// row: tilt * (at + column), where `at` is the signed distance (key - query) at column 0. The tensor cores add
+// tilt * column to S. The softmax adds tilt * at, which is the same for a whole row and is called `shift`. tilt is the
+// sum of three bf16 numbers, hi, mid and lo. Column numbers are exact in bf16.
 //
 // The product is used only with CUDA up to 13.0. The compiler of 13.5 finds no registers for a product that takes A
 // from registers and adds to S. It then makes all products wait for each other. With newer compilers an addition to
@@ -252,8 +252,8 @@ struct te_line {
         return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
     }
     // Writes operand B to shared memory at address `to`. All of the `threads` threads must call this function. B has n
-    // rows of eight elements. Three of the elements are the row's number, the others 0. Eight rows of zeros follow,
-    // because the product reads them as the second half of k for the last rows.
+    // rows of eight elements. Three of the elements are the row's number, the others 0. Eight rows of zeros follow. The
+    // product has 16 elements along k. For elements 8 to 15 of row r it reads row r + 8, so at the end it reads zeros.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;

@@ -24,8 +24,8 @@ typedef struct te__attn_table {
  * right. */
 typedef struct te__attn_extra {
     int on;                    /* 1: an option other than the causal mask, the diagonal and the window is used */
-    int causal, bottom_right;  /* causal: 1: the mask has a diagonal. bottom_right: 1: the diagonal ends at the last row
-                                * and the last key; 0: it begins at row 0 and key 0. */
+    int causal, bottom_right;  /* `causal` is 1 if the mask has a diagonal. If bottom_right is 1, the diagonal ends at
+                                * the last row and the last key. If it is 0, the diagonal begins at row 0 and key 0. */
     int left, right;           /* the window: how many keys a row sees to the left and to the right of the diagonal; -1:
                                 * no bound */
     int packed_q, packed_kv;   /* 1: sequences are stored one after the other, without a batch dimension (TE_THD) */
@@ -200,8 +200,8 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) +                                                       \
      (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
 /* Bytes of shared memory that ALiBi needs in addition, for the numbers of the columns (te_line). Together with the 256
- * bytes of barriers they are a multiple of 1024, because O follows them. For 65 to 128 channels the kernel then uses
- * all TE__ATTN_SHARED_MAX bytes. */
+ * bytes of barriers they are a multiple of 1024, so that O, which follows them, is aligned. For 65 to 128 channels the
+ * kernel then uses all TE__ATTN_SHARED_MAX bytes. */
 #define TE__ATTN_LINE_BYTES(d) ((d) > 64 && (d) <= 128 ? 2816 : 3840)
 /* Shared memory of attn_fwd_hopper.cu with tiles of a bias (X_TILES). O takes the place of Q. The tiles have two stages
  * if they fit, otherwise one. TE__ATTN_SHARED_MAX is the number of bytes that a block can have. */

@@ -68,9 +68,9 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
     }
 }
 
-// Copies to shared memory the keys of the entries k0 .. k0 + tile - 1 of a query's list. An entry without a key
-// becomes 0. If no entry has a key, nothing is copied. Otherwise there is one barrier before the copy and one after it.
-// Returns the number of this lane's key, or -1.
+// Copies the keys of the entries k0 .. k0 + tile - 1 of a query's list to dst in shared memory. An entry without a key
+// gets a row of zeros. If no entry has a key, nothing is copied. Otherwise there is one barrier before the copy and one
+// after it. Returns the index of the key of entry k0 + lane, or -1.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;

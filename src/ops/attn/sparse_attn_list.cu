@@ -1,5 +1,5 @@
-// ops/attn/sparse_attn_list.cu: makes a list for each key of sparse attention: the queries that read the key,
-// ascending. With such a list the gradient of a key is always summed in the same order. The queries of a sequence are
+// ops/attn/sparse_attn_list.cu: for each key of sparse attention, lists the queries that read the key, in ascending
+// order. With such a list the gradient of a key is always summed in the same order. The queries of a sequence are
 // cut into chunks. There are three launches, which differ in `step`:
 //   0  One block for each chunk. It counts in cursor[key] how often the chunk's queries name the key.
 //   1  One block for each sequence. It sets start[key] to the sum of the counts of all smaller keys. It sets each

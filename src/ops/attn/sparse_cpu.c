@@ -1,9 +1,9 @@
 /* ops/attn/sparse_cpu.c: sparse attention on the CPU by the formulas of api/ops_model.h, with sums in double. It
- * converts number formats only through cpu/rows.c. These are the formulas of the backward pass for one query and head;
- * k counts the keys in the query's list:
+ * converts number formats only through cpu/rows.c. These are the formulas of the backward pass for one query and head,
+ * where kv_k is the key of entry k in the query's list:
  *
  *   dP_k = dO . kv_k      D = dO . O      dS_k = P_k (dP_k - D)      dQ = scale sum_k dS_k kv_k
- *   dKV_j = sum of scale dS_k q + P_k dO over all queries, heads and k for which the list names key j
+ *   dKV_j = sum of scale dS_k q + P_k dO over all queries and heads, and over the entries k that name key j
  *   dsink = - sum over queries of e^(sink - lse) D
  *
  * A task of the first pass is a query. A task of the second pass is a key with the list of the queries that read it.

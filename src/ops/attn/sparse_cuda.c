@@ -1,8 +1,8 @@
 /* ops/attn/sparse_cuda.c: chooses the kernels of sparse attention and their tiles. This file may use te__plan. It must
  * not call the CUDA driver. */
 
-/* Returns the bytes of shared memory that a block needs. It holds eight heads of q and o (in the backward pass: of q,
- * dO and dQ), a tile of keys, and the tile's scores. */
+/* Returns the bytes of shared memory that a block needs, for eight heads of q and o (in the backward pass: of q, dO and
+ * dQ), a tile of keys, and the tile's scores. */
 static int64_t te__sparse_shared(const te__sparse_attn_kargs *a, bool backward) {
     return 4 * (TE__SPARSE_ROWS * ((backward ? 2 : 1) * TE__ATTN_ROW(a->d) + TE__ATTN_ROW(a->d_v)) +
                 (int64_t)a->tile * TE__ATTN_LANE_ROW(a->d) + (int64_t)TE__SPARSE_ROWS * a->tile);

@@ -6,8 +6,8 @@ typedef struct te__block_quantize_kargs {
     const void *x;               /* [m, n] */
     void *row;                   /* [m, ld], or NULL */
     void *col;                   /* [n, ldc], or NULL */
-    float *row_scale, *col_scale; /* [.., ld_row_scale], [.., ld_col_scale]; row_scale (col_scale) is NULL if row (col)
-                                   * is */
+    float *row_scale, *col_scale; /* [.., ld_row_scale], [.., ld_col_scale]. row_scale is NULL if `row` is NULL, and
+                                   * col_scale is NULL if `col` is NULL */
     const float *noop;           /* [1], or NULL */
     long long m, n, ld, ldc, ld_row_scale, ld_col_scale;
     float epsilon, limit; /* limit: the scale to use if fp8_max / amax overflows f32 */

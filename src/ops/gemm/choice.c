@@ -37,8 +37,8 @@ typedef struct te__gemm_side {
     bool k_major; /* neighbours along k are neighbours in memory */
 } te__gemm_side;
 typedef struct te__gemm_problem {
-    const te_op_gemm_args *args; /* With groups, these are the arguments of one product that has the rows of all
-                                  * groups. With along_k it has the values of k of all groups. */
+    const te_op_gemm_args *args; /* With groups, these are the arguments of one product whose m is the sum over
+                                  * all groups. With along_k, k is this sum instead. */
     const te_op_grouped_gemm_args *groups; /* NULL: one product, no groups */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
@@ -46,8 +46,8 @@ typedef struct te__gemm_problem {
     bool aligned; /* whether gemm_prepare has copied an operand to aligned rows */
 } te__gemm_problem;
 
-/* Returns the number of bm x bn tiles of D. If groups divide the rows of D, it is an upper bound, since the last tile
- * of each group may not be full. */
+/* Returns the number of bm x bn tiles of D. If groups divide the rows of D, the result is an upper bound, since each
+ * group may have one tile that is not full. */
 static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
     const te_op_gemm_args *a = q->args;
     int64_t down = !q->groups           ? te__div_up(a->m, bm)
@@ -139,7 +139,7 @@ static bool te__gemm_skips(double cost) {
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
-/* No choice is stored or reused while a caller counts the alternatives (it sets `count` to 0 before the search). */
+/* A caller that counts the alternatives sets `count` to 0 before the search. Its choice is not stored or reused. */
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0)
 #else
 #define TE__GEMM_SKIPS(cost) false

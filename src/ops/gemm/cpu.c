@@ -102,8 +102,8 @@ typedef struct te__gemm_operand {
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
     int64_t task;      /* number of lines in one tile of D; a task decodes this many */
-    int64_t block;     /* number of lines that are decoded at a time, a multiple of `task`. Together they have at most
-                        * TE__GEMM_PACKED elements, unless `task` lines have more */
+    int64_t block;     /* number of lines that are decoded at a time, a multiple of `task`: as many as have at most
+                        * TE__GEMM_PACKED elements, but at least `task` */
     float fp8[256];    /* value of each fp8 code */
     te_scaling scaling;
     const void *scale; /* the scales of MXFP8, NVFP4 or block scaling; NULL for other operands */
@@ -226,8 +226,8 @@ typedef struct te__gemm_job {
     te__gemm_operand a, b;
     int64_t ldd, ldaux;
     float scale, factor_a, factor_b;
-    const float *amax_a, *amax_b; /* amaxes of each row of A and each column of B, or NULL. amax_a times factor_a, and
-                                   * amax_b times factor_b, are the scales */
+    const float *amax_a, *amax_b; /* amaxes of each row of A and each column of B, or NULL. The scale of row i is
+                                   * amax_a[i] * factor_a, that of column j is amax_b[j] * factor_b */
     te__gemm_micro_fn micro;
 } te__gemm_job;
 
@@ -307,8 +307,8 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
 }
 
 /* Handles the scale of one operand. If the operand has one scale for the whole tensor, multiplies job->scale by it and
- * returns NULL. If each line has its own amax, returns these amaxes and sets *factor; amax * *factor is the scale of a
- * line. */
+ * returns NULL. If each line has its own amax, returns these amaxes and sets *factor. The scale of a line is its amax
+ * times *factor. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);

@@ -1,15 +1,16 @@
-/* ops/gemm/cuda.c: chooses the kernels and launches of single matrix products and of products by groups. This file may
- * make plans and tensor maps. It must not use the rest of the CUDA driver.
+/* ops/gemm/cuda.c: chooses the kernels and launches of matrix products and of grouped GEMMs. This file may make plans
+ * and tensor maps. It must not use the rest of the CUDA driver.
  *
- * There are five kernels. Any of them except gemv_k needs MXFP8 and NVFP4 operands as bf16: gemm_prepare decodes them
- * into the workspace first. A line is a row of op(A) or a column of op(B).
+ * There are five kernels. gemv_k reads the codes of MXFP8 and NVFP4. For the other kernels, gemm_prepare first decodes
+ * these codes into bf16 in the workspace. A line is a row of op(A) or a column of op(B).
  * - gemm_hopper: wgmma, sm_90a.
  * - gemm_mma: mma.sync, sm_80 and later.
  * - gemv_k: at most sixteen lines times a K-major operand.
  * - gemv_mn: at most eight lines times an operand that is not K-major.
  * - gemm_naive: any product on any GPU.
- * Products by groups (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. Only the device knows the sizes
- * of groups along rows. So a launch has as many blocks as there can be tiles, and blocks without a tile end at once. */
+ * Grouped GEMMs (te_op_grouped_gemm) run on gemm_hopper, gemm_mma or gemm_naive. If the groups divide the rows, only
+ * the device knows their sizes. So a launch has as many blocks as there can be tiles, and blocks without a tile end at
+ * once. */
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -82,8 +83,8 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (q->groups) te__gemm_fill_groups(k, q);
 }
 
-/* If k is split, makes the kernel write its partial sums to the workspace in place of D: plain f32, one matrix [m, ldd]
- * for each split. Returns false if there is no workspace. */
+/* If k is split, makes the kernel write its partial sums to the workspace in place of D. The sums of each split are one
+ * f32 matrix [m, ldd]. Returns false if there is no workspace. */
 static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice *c) {
     if (c->splits == 1) return true;
     k->k_split = c->k_split;
@@ -144,9 +145,9 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     const te_op_gemm_args *a = q->args;
     const te__gemm_side *x = i ? &q->b : &q->a;
     bool decoded = a->scaling_a >= TE_SCALING_MXFP8;
-    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* bytes of an element; 1 if
-                                                                                      * decoded, since s.columns and
-                                                                                      * s.ld then count codes */
+    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* s.columns and s.ld
+                                                                                      * count codes if `decoded`,
+                                                                                      * otherwise bytes */
     te__gemm_prepare_side s = TE_ZERO;
     s.from = (const unsigned char *)x->data;
     s.rows = x->k_major ? lines : a->k;
@@ -165,8 +166,8 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     return s;
 }
 
-/* Returns whether gemm_prepare can count the pieces of A and B in 32 bits; a piece is 16 elements. The limit is below
- * 2^32 because the loop of gemm_prepare may count one step beyond the last piece. */
+/* Returns whether gemm_prepare can count the pieces of A and B in 32 bits. A piece is 16 bytes, or 16 codes of
+ * MXFP8 or NVFP4. The limit is below 2^32 because the loop of gemm_prepare may count one step beyond the last piece. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
@@ -213,8 +214,8 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
  * up. If `sums` is NULL, D itself is summed. Returns false if there is no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
-    enum { SHORT = 1024 }; /* the most rows for column_sum_short. Its one block is faster than several blocks for so few
-                            * rows */
+    enum { SHORT = 1024 }; /* the most rows for column_sum_short. It has one block for each 32 columns. For so few rows
+                            * this is faster than several blocks */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= SHORT) {
         te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
@@ -252,7 +253,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     static const te__gemm_tile_kind kinds[] = {
         {128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
-    /* groups along k may start at any element within the rows of K-major operands */
+    /* if the groups divide k, a group may start at any element of a row of a K-major operand */
     bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major);
     bool aligned = te__gemm_is_aligned(q) && !within_rows,
          promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
@@ -319,7 +320,8 @@ static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_sid
                                    : 64,
                         stack, x->ld * rows);
 }
-/* Encodes the tensor map of D or aux. Its third dimension is the split of k, or the group if groups run along k. */
+/* Encodes the tensor map of D or aux. Its third dimension is the split of k, or the group if the groups
+ * divide k. */
 static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
     int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements
                                                                              : k->splits > 1   ? k->d_split
@@ -328,8 +330,8 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
 }
 
 /* Returns the TE__GEMM_STORE_... bits of the epilogue. TMA stores D under these conditions:
- * - TMA may store the rows of D and aux. For the partial sums of splits it always may, since nothing lies between
- *   their rows in the workspace.
+ * - The rows of D and aux start and end at multiples of 16 bytes, or k is split. With splits, the kernel stores partial
+ *   sums to the workspace, where TMA may also write the padding behind a row.
  * - No row or column has a scale of its own.
  * - D is not f32 with dGELU.
  * - D is not 16 bits with both `accumulate` and aux. */
@@ -368,9 +370,9 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    /* `speed` has three pairs: for a single product, for groups along rows, and for groups along k. The second number
-     * of each pair is for products with promoted sums. With groups along rows, the tiles of a cluster share A, because
-     * tiles in the same rows belong to one group. */
+    /* `speed` has three pairs: for a single product, for groups that divide the rows, and for groups that divide k. The
+     * second number of each pair is for products with promoted sums. If the groups divide the rows, the tiles of a
+     * cluster share A, because tiles in the same rows belong to one group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
@@ -444,8 +446,8 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
  * the long operand.
  *
  * gemv_k takes at most sixteen lines of the short operand. If lines are not aligned or blocks have scales, it takes at
- * most eight, because registers are scarce. It cannot split k. So it leaves products with k > 16384 and fewer than four
- * blocks for each multiprocessor to other kernels.
+ * most eight, because registers are scarce. It cannot split k. So other kernels take products with k > 16384 and fewer
+ * than four blocks for each multiprocessor.
  *
  * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one.
  *
@@ -470,7 +472,7 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* the least number of values of k in a split. Each of a block's sixteen warps then
-                               * multiplies at least four times 16 values of k */
+                               * multiplies at least 64 values of k */
     const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
     int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0, warps;
     int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;

@@ -1,6 +1,6 @@
-// ops/gemm/decode.cuh: multiplies MXFP8 and NVFP4 codes by their scales, with bf16 results. The results are exact:
-// codes and E4M3 scales have at most 4 significant bits each, and bf16 has 8. bf16 also has the exponents of f32, so
-// only bits below 2^-133 are lost.
+// ops/gemm/decode.cuh: multiplies MXFP8 and NVFP4 codes by their scales, with bf16 results. Codes and E4M3 scales
+// have at most 4 significant bits each, and bf16 has 8. So the results are exact, except that bits below 2^-133 (the
+// smallest positive bf16) are lost.
 #pragma once
 #include "device/mma.cuh"
 

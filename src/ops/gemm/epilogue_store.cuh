@@ -49,7 +49,7 @@ struct te_tma_store_path {
     static const bool tall = true;
 #endif
 
-    // Two functions: they return the row and the column of a chunk within the warpgroup's part of a tile. Chunk numbers
+    // row_of and col_of return the row and the column of a chunk within the warpgroup's part of a tile. Chunk numbers
     // run down the rows first, then along the columns.
     static TE_DEV constexpr int row_of(int chunk) { return chunk % SUMS * STEP; }
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }

@@ -54,11 +54,11 @@
 // loaded together with the slab, to shared memory behind the slots. With BLOCK = 4, the first column of B lies up to
 // seven columns after the start of a block. So the last eight of the 128 columns of a tile may lie in two blocks.
 //
-// GROUPED: te_grouped_gemm, with groups along rows (1) or along k (2). gemm_groups has computed the offsets and the
-// tiles of the groups. It has also made tensor maps that end with a group. Along rows these are maps of D and aux, so
-// that the last tile of a group does not write the rows of the next group. Along k they are maps of A and B, so that
+// GROUPED: te_op_grouped_gemm, whose groups divide the rows (1) or k (2). gemm_groups has computed the offsets and the
+// tiles of the groups. It has also made tensor maps that end with a group. In case 1 these are maps of D and aux, so
+// that the last tile of a group does not write the rows of the next group. In case 2 they are maps of A and B, so that
 // the last slab of a group ends in zeros. In all other respects tiles are ordinary: rows (or k) are counted through all
-// groups. Along rows, strips of 64 rows of a tile belong to the two consumers in turn, and clusters always share A.
+// groups. In case 1, strips of 64 rows of a tile belong to the two consumers in turn, and clusters always share A.
 // Rows beyond the end of the group are not multiplied. If they are a whole half of the tile (WAVES = 2), they are not
 // loaded either.
 //
@@ -67,12 +67,12 @@
 // get the description of a tile together with its first slab. The second block of a cluster gets the number through its
 // shared memory.
 //
-// Along k with BLOCK = 1, each 128 values of k have scales of their own, so every group begins with a whole block of
+// In case 2 with BLOCK = 1, each 128 values of k have scales of their own, so every group begins with a whole block of
 // 128. An empty group has one slab of zeros, which uses the scales of the last block.
 //
-// TMA loads start at multiples of 16 bytes. If a group along k starts between such multiples, within a row of memory,
-// the load starts at the multiple before. The elements of the previous group are then set to 0 before the first slab is
-// multiplied.
+// TMA loads start at multiples of 16 bytes. If the groups divide k, a group may start between such multiples, within a
+// row of memory. Then the load starts at the multiple before, and the elements of the previous group are set to 0
+// before the first slab is multiplied.
 //
 // Options:
 //          A_DT, B_DT  te_dtypes: both bf16, both f16, or FP8 formats, but not e5m2 for both
@@ -228,7 +228,7 @@ struct te_ring {
 // + 16  The te_work whose first slab is in slot i. The consumers read it here, so they load nothing from device memory.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
-// Two functions: they return the number of tiles along m and along n. Two tiles that share an operand count as one. A
+// te_tiles_m and te_tiles_n return the number of tiles along m and n. Two tiles that share an operand count as one. A
 // work item is one split of a tile, or of two tiles that share an operand.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
@@ -238,7 +238,7 @@ TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n
 // block takes its items in ascending order, so their groups ascend too.
 struct te_work {
     int row, col, rows_end, slabs, k0;
-    int split;  // the third coordinate in D's tensor map: the split, or the group if groups lie along k
+    int split;  // the third coordinate in D's tensor map: the split, or the group if the groups divide k
     int before; // elements of the first slab that belong to the group before
     int group;  // -1: there is no more work
     TE_DEV explicit te_work(te_u32 entry) {
@@ -310,7 +310,8 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
     }
 }
 
-// Returns the number of the block of k whose scales belong to the slab at k.
+// Returns which block of 128 values of k holds the slab at k. The slab of an empty group lies behind the last block and
+// counts as a part of it.
 TE_DEV te_i64 te_block_of(const te__gemm_kargs &a, int k) {
     int block = k / 128;
     return GROUPED == 2 && k >= a.k ? (int)((a.k - 1) / 128) : block;
@@ -510,7 +511,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             continue;
         }
         int row = w.row + rows, col = w.col + columns;
-        // Sets the elements that belong to another group to 0, in a slab that has arrived.
+        // Clears the elements of another group in `slab`, which must have arrived.
         auto clear = [&](int slab) {
             if (!INSIDE || slab || !w.before) return;
             char *slot = base + ring.slot * SLOT;

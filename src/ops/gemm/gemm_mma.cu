@@ -33,7 +33,7 @@
 //          ALIGNED     1: A, B and their rows start at multiples of 16 bytes
 //          PROMOTE     1: in FP8, the sums of each 128 values of k are added up in f32
 //          BLOCK       te__gemm_block_kind, for FP8; 0 if left out
-//          GROUPED     1: te_grouped_gemm, along rows or along k. groups.cuh finds the group and the tile of a block;
+//          GROUPED     1: te_op_grouped_gemm in both forms. groups.cuh finds the group and the tile of a block;
 //                      the rest is an ordinary product. 0 if left out
 //
 // Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.

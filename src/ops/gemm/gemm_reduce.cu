@@ -2,7 +2,7 @@
 // + D. `partial` is f32 [splits, m, ld], where ld is n rounded up to a multiple of 8. The sum runs over s in ascending
 // order, so the bits do not depend on which block ran first.
 //
-// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. Any
+// Launch: block 256, any one-dimensional grid. A thread computes eight columns at a time, in a grid-stride loop. Any
 //         alignment is allowed.
 //
 // te:arch 80

@@ -83,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // row: the first row of this lane. line: the first line of this lane. by: the number of lines by which the warp's
-    // lines start before the block's, so that loads are aligned.
+    // A row of X in memory holds all lines for one value of k. `row` is this lane's first row, and `line` is its first
+    // line. The lines of the warp start `by` lines before those of the block, so that loads are aligned.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);

@@ -1,4 +1,4 @@
-/* ops/gemm/grouped_cpu.c: products by groups on the CPU, with one te_op_gemm for each group. This file may use tensors.
+/* ops/gemm/grouped_cpu.c: grouped GEMMs on the CPU, with one te_op_gemm for each group. This file may use tensors.
  * It must not depend on CUDA. */
 
 /* Returns a `rows` x `cols` part of x, which is seen as a matrix [M, N]. The part begins at element (row, col). The

@@ -1,6 +1,6 @@
-// ops/gemm/groups.cuh: functions of kernels for products by groups. They find the group and the tile of a block from
-// sizes in device memory. They turn the arguments of the whole call into the arguments of the group's single product.
-// Every warp computes this for itself, and adds up the sizes of 32 groups in five steps.
+// ops/gemm/groups.cuh: device functions for grouped GEMMs. They find the group and the tile of a block from the sizes
+// in device memory. They turn the arguments of the whole call into the arguments of one group's product. Every warp
+// repeats this computation. It adds up the sizes of 32 groups in five steps.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
@@ -60,7 +60,7 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
         g.a = te_gemm_at(g.a, begin * (g.a_t ? g.lda : 1), g.a_dt);
         g.b = te_gemm_at(g.b, begin * (g.b_t ? 1 : g.ldb), g.b_dt);
         g.d = (void *)te_gemm_at(g.d, group * a.groups.b_elements, g.d_dt);
-#if !defined(BLOCK) || BLOCK == 1 // BLOCK: gemm_mma's option; groups along k have no other blocks
+#if !defined(BLOCK) || BLOCK == 1 // BLOCK: gemm_mma's option; groups that divide k have no other blocks
         g.block_a += (begin >> 7) * g.ld_block_a; // groups begin with a block
         g.block_b += (begin >> 7) * g.ld_block_b;
 #endif

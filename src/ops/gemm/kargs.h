@@ -1,12 +1,12 @@
 /* ops/gemm/kargs.h: the arguments of the gemm kernels. The host's compiler and the kernels' compiler both read this
  * file, so it has plain structs alone. */
 
-/* How the operands of a product by groups lie in memory. Groups along rows: A and D have the rows of all groups, one
- * group behind the other, and B is a stack with one matrix for each group. Groups along k: A and B have the values of k
- * of all groups, one group behind the other, and D is a stack. */
+/* How the operands of te_op_grouped_gemm lie in memory. If the groups divide the rows, A and D hold the groups
+ * one after the other, and B is a stack with one matrix for each group. If the groups divide k, A and B hold the groups
+ * one after the other along k, and D is a stack. */
 typedef struct te__gemm_grouping {
     const void *sizes;     /* [count], or [count + 1] offsets */
-    long long b_elements;  /* elements of B (along k: of D) from one group to the next */
+    long long b_elements;  /* elements from one group to the next in B, or in D if the groups divide k */
     long long block_b;     /* scales of B from one group to the next */
     int count;             /* number of groups; 0: one product */
     int dt;                /* dtype of sizes: i32 or i64 */
@@ -25,8 +25,8 @@ typedef struct te__gemm_kargs {
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a [m], with columns_b [n] */
     const float *block_a, *block_b; /* block scales (see te_op_block_quantize): [lines / 128, k / 128] for 2-D blocks,
-                                     * [k / 128, lines] for 1-D blocks. For gemv_k: also the scales of MXFP8 and NVFP4,
-                                     * as bytes */
+                                     * [k / 128, lines] for 1-D blocks. gemv_k also gets the scales of MXFP8 and NVFP4
+                                     * here, as bytes */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 8] */
     float *row_sums;                /* gemm_hopper: sums of D's columns, one for each 16 rows: [m / 16 rounded up, n] */
     long long m, n, k;        /* in a grouped GEMM, m (or k, if the groups divide k) is the sum over all groups */
@@ -42,13 +42,14 @@ typedef struct te__gemm_kargs {
     int vector; /* whether rows of D and aux start at multiples of 8 elements and of 16 bytes */
     int rows_a, columns_b; /* whether scale_a has one number for each row of D, and scale_b one for each column */
     int block;             /* te__gemm_block_kind; 0: no block scales */
-    int phase, phases, first_b; /* in gemm_hopper with BLOCK = 4, row i of A has scale number phase + i * phases. There,
-                                 * and also in gemv_k, column j of B has the scale of column first_b + j */
+    int phase, phases, first_b; /* gemm_hopper with BLOCK = 4: row i of A has scale number phase + i * phases.
+                                 * gemm_hopper with BLOCK = 4, and gemv_k: column j of B has the scale of column
+                                 * first_b + j of the whole B (see te__gemm_has_phases) */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
-/* The shapes of the blocks of A (first) and B (second): 1D is 1 x 128 and 2D is 128 x 128. SHIFTED: B does not begin at
- * the start of a block. */
+/* A name has the shape of the blocks of A, then that of the blocks of B. 1D is 1 x 128 and 2D is 128 x 128. With
+ * SHIFTED, B does not begin at the start of a block. */
 typedef enum te__gemm_block_kind {
     TE__GEMM_1D_1D = 1,
     TE__GEMM_1D_2D = 2,
@@ -57,7 +58,7 @@ typedef enum te__gemm_block_kind {
 } te__gemm_block_kind;
 
 /* One operand of gemm_prepare. The kernel either moves its bytes, or decodes codes of MXFP8 or NVFP4 into bf16. Rows of
- * the copy start at multiples of 16 elements. */
+ * the copy start at multiples of 16 bytes, or of 16 bf16. */
 typedef struct te__gemm_prepare_side {
     const unsigned char *from;   /* NULL: there is nothing to do, and rows is 0 */
     const unsigned char *scale;  /* the scales of codes; else NULL */
@@ -91,24 +92,25 @@ enum {
  * buffers of the epilogue, block scales and barriers. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
-/* One group of a product by groups, as the kernel gemm_groups finds it: the rows of the group and its tiles. */
+/* The rows and the tiles of one group of a grouped GEMM, as the kernel gemm_groups computes them. */
 typedef struct te__gemm_group_row {
     int begin, end;                    /* rows, or values of k */
     unsigned tiles_begin, tiles_end;   /* the group has the tiles tiles_begin .. tiles_end - 1, counted through all
-                                        * groups; in clusters, these are pairs of tiles */
+                                        * groups. With clusters, a pair of tiles counts as one */
 } te__gemm_group_row;
 typedef struct te__gemm_groups_kargs {
     unsigned long long map[2][16]; /* tensor maps of all groups together, to be copied */
-    int dim[2];                    /* for each of the two maps, the dimension that ends where the group ends: 0 or 1; -1
-                                    * if there is no such map */
+    int dim[2];                    /* dim[i] is the dimension of map[i] that ends where the group ends (0 or 1). It is
+                                    * -1 if there is no map[i] */
     te__gemm_grouping groups;
     long long total;               /* rows, or values of k, of all groups */
-    unsigned per_row;              /* number of tiles side by side in one row of tiles; along k: number of all tiles of
-                                    * a group */
+    unsigned per_row;              /* if the groups divide the rows, the number of tiles side by side in one row of
+                                    * tiles; if they divide k, the number of all tiles of a group */
     int bm;
-    int skip_empty;                /* along k: empty groups have no tiles */
+    int skip_empty;                /* if the groups divide k: whether empty groups have no tiles */
     int pad;
-    te__gemm_group_row *rows;      /* output: [count], and one more, whose `begin` is a counter that is set to 0 */
+    te__gemm_group_row *rows;      /* output: [count + 1]. The last element is no group; its `begin` is a counter, set
+                                    * to 0 */
     unsigned long long *maps;      /* output: [count][2][16] */
 } te__gemm_groups_kargs;
 
@@ -122,8 +124,9 @@ typedef struct te__gemm_groups_kargs {
 typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
     te__gemm_kargs g;
-    const te__gemm_group_row *rows; /* by groups: what gemm_groups wrote */
-    const unsigned long long *maps; /* tensor maps of each group: of D and aux (along rows), or of A and B (along k) */
+    const te__gemm_group_row *rows; /* in a grouped GEMM: the output of gemm_groups */
+    const unsigned long long *maps; /* tensor maps of each group: of A and B if the groups divide k, else of D and
+                                     * aux */
     unsigned long long pad[1];      /* fills up to a multiple of 64 bytes, so that both compilers see the same size */
 } te__gemm_hopper_kargs;
 /* checked for 64-bit pointers alone, the only ones that CUDA has */

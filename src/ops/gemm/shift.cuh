@@ -1,5 +1,5 @@
 // ops/gemm/shift.cuh: loads sixteen bytes from an address of any alignment. It loads the aligned words that hold these
-// bytes, and shifts the bytes out of the words.
+// bytes, and combines the bytes by shifts.
 #pragma once
 #include "device/base.cuh"
 

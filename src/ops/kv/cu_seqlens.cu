@@ -1,5 +1,5 @@
-// ops/kv/cu_seqlens.cu: counts the tokens of each sequence. In the mask, 0 marks a token. It writes the cumulative
-// counts, which say where each sequence begins.
+// ops/kv/cu_seqlens.cu: counts the tokens of each sequence. Each 0 in the mask is a token. The kernel writes the
+// cumulative counts, which say where each sequence begins.
 //
 //   cu[0] = 0,  cu[b + 1] = cu[b] + number of zeros in mask[b, 0 .. length - 1]
 //

@@ -2,7 +2,7 @@
  * file, so it has plain structs alone. */
 
 /* The arguments of cross_entropy_fwd. It computes loss[m] and lse[m], or only `parts` if `parts` is not NULL. The
- * logits [m, v] are the columns from `start` on of a vocabulary with `vocab` entries. */
+ * vocabulary has `vocab` entries. The logits [m, v] are those of entries `start` to `start` + v - 1. */
 typedef struct te__cross_entropy_fwd_kargs {
     struct te__outside *outside;
     const void *logits;

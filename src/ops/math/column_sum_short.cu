@@ -6,8 +6,8 @@
 //      |  warp w adds rows w, w + 8, w + 16 ...  then the eight warps are added in order
 //      +-----------+
 //
-// Another kernel has just written x, so x is in the L2 cache. Most of the time is the launch and the latency of this
-// cache. So a thread issues 16 loads before it adds the first.
+// Another kernel has just written x, so x is in the L2 cache. The kernel spends most of its time on the launch and the
+// latency of this cache. So a thread issues 16 loads before it adds the first.
 //
 // Launch: grid ceil(n / 32), block 256.
 //

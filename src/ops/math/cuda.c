@@ -64,8 +64,8 @@ static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor
     te__launch_blocks(l, te__div_up(k->items, 1024), 256);
 }
 
-/* Two functions: for elements of `size` bytes, they return the number of rows and the number of columns that the two
- * tiles of a block have together. */
+/* The two tiles of a block have te__transpose_tall rows and te__transpose_wide columns together. `size` is the size of
+ * an element in bytes. */
 static int64_t te__transpose_tall(int size) { return size == 1 ? 128 : 256 / size; }
 static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
@@ -294,7 +294,7 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
     /* There are at most as many blocks as 132 multiprocessors can run at once. Each block has at least 32 rows, if
-     * there are so many. The number of blocks depends on the shape alone, so the bits do too. */
+     * there are so many. The number of blocks depends on the shape alone, so all GPUs compute the same bits. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));

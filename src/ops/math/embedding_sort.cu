@@ -8,9 +8,9 @@
 //               number is where this bucket begins.
 //   between     Turns each count into the position of the first token of id i in stretch w. Positions are ordered by
 //               id, then by stretch.
-//   pass 2      Writes each token to its position. match_any ranks equal ids among 32 tokens of a warp. Of the first 64
-//               groups of 32 tokens of a stretch, only those with a token of the bucket are read again. These are few,
-//               unless the vocabulary is small.
+//   pass 2      Writes each token to its position. match_any ranks equal ids among 32 tokens of a warp. Of the first
+//               64 groups of 32 tokens of a stretch, pass 1 marks those with a token of the bucket. Pass 2 reads only
+//               the marked groups and those after the first 64.
 //
 // Launch: block 1024; grid: vocab / bucket rounded up. Shared: static.
 //

@@ -1,7 +1,7 @@
 /* ops/math/kargs.h: the arguments of the math kernels. The host's compiler and the kernels' compiler both read this
  * file, so it has plain structs alone. */
 
-/* The arguments of the kernel copy, which copies `items` items. In a raw copy an item is `unit` bytes, and strides
+/* The arguments of the kernel `copy`. It copies `items` items. In a raw copy an item is `unit` bytes, and strides
  * count items. In a converting copy (unit is 0) an item is `width` neighbours along the last dimension, and strides
  * count elements. */
 typedef struct te__copy_kargs {
@@ -15,15 +15,14 @@ typedef struct te__copy_kargs {
     int src_dt, dst_dt;
 } te__copy_kargs;
 
-/* The arguments of the kernel transpose. A block transposes two tiles of a matrix; each has 128 / size rows and 64
+/* The arguments of the kernel `transpose`. A block transposes two tiles of a matrix; each has 128 / size rows and 64
  * columns. The tiles lie side by side if elements are bytes, and otherwise one above the other. */
 typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
     long long m, n, lds, ldd;
     long long filled; /* number of columns of dst that are written; those that src does not have become 0 */
-    long long src_stride[6], dst_stride[6]; /* strides from one matrix to the next, in elements; there are `dims`
-                                             * dimensions of matrices, and the last changes fastest */
+    long long src_stride[6], dst_stride[6]; /* strides of the `dims` dimensions that precede the matrix, in elements */
     unsigned shape[6];
     unsigned tiles, tiles_n; /* tiles: pairs of tiles in a matrix; tiles_n: pairs of tiles along n */
     int dims;
@@ -68,11 +67,11 @@ typedef struct te__mul_kargs {
     long long m, n;
     int by_rows;
     int x_dt, y_dt, out_dt;
-    int vector; /* whether rows start at multiples of 16 bytes. For mul without by_rows: whether the arrays do */
+    int vector; /* whether rows start at multiples of 16 bytes; in mul without by_rows, whether the arrays do so */
 } te__mul_kargs;
 
-/* The arguments of the kernel sum. Block b adds up TE__SUM_CHUNK elements from b * TE__SUM_CHUNK on and writes the sum
- * to partial[b]. If it is the only block, it writes to `out`. */
+/* The arguments of the kernel `sum`. Block b adds up TE__SUM_CHUNK elements from b * TE__SUM_CHUNK on and writes the
+ * sum to partial[b]. If it is the only block, it writes to `out`. */
 #define TE__SUM_CHUNK 16384
 typedef struct te__sum_kargs {
     const void *x;
@@ -84,9 +83,9 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* The arguments of the kernel column_sum. Each block adds up one chunk of rows of 256 columns, and writes the sums to
- * its row of partial [chunks, n]. The blocks of columns are divided into `groups` groups. The last block of a group to
- * end adds up the group's columns of `partial`. */
+/* The arguments of the kernel column_sum. The columns are divided into `column_blocks` pieces of 256, and the pieces
+ * into `groups` groups. Each thread block adds up one chunk of rows of one piece, and writes the sums to its row of
+ * partial [chunks, n]. In each group, the thread block that ends last adds up the group's columns of `partial`. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;
@@ -114,7 +113,7 @@ typedef struct te__embedding_fwd_kargs {
     void *y;                 /* [tokens, h] */
     struct te__outside *outside;
     long long tokens, vocab, h;
-    long long all, first; /* the table has the rows from `first` on of a vocabulary with `all` rows */
+    long long all, first; /* The vocabulary has `all` rows. The table has a part of them, from row `first` on */
     int ids_dt, table_dt, y_dt;
     int from_end; /* whether negative ids count from the end of the vocabulary */
     int vector;   /* whether rows of table and y start at multiples of 16 bytes */

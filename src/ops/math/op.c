@@ -61,8 +61,8 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
     w->ndim = merged + 1;
 }
 
-/* Whether src and dst share memory. They overlap if the ranges of their bytes overlap, even if no single byte belongs
- * to both. */
+/* Whether src and dst share memory. Only their ranges from the first to the last byte are compared. So two
+ * strided tensors can count as overlapping although no byte belongs to both. */
 typedef enum te__copy_sides {
     TE__COPY_APART,
     TE__COPY_OVERLAPS,

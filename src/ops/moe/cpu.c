@@ -1,5 +1,5 @@
-/* ops/moe/cpu.c: the reference of the maps, the permutation, the auxiliary loss and the sums by groups, in plain loops.
- * Sums over the copies of a token are in f32, in the order of the copies. Long sums are in double. */
+/* ops/moe/cpu.c: the reference of the maps, the permutation, the auxiliary loss and the column sums of groups, in plain
+ * loops. Sums over the copies of a token are in f32, in the order of the copies. Long sums are in double. */
 
 /* ---- maps ---- */
 

@@ -15,9 +15,8 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* The arguments of moe_count, moe_scan and moe_rows, which together make a row_id_map from a routing mask. If a
- * row_id_map is made from expert indices by a sort, each pass of the sort runs moe_sort_count, moe_scan and
- * moe_sort. */
+/* The arguments of moe_count, moe_scan and moe_rows, which together make a row_id_map from a routing mask. The sort
+ * that makes a row_id_map from expert indices uses moe_scan too, between moe_sort_count and moe_sort. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */
@@ -62,9 +61,9 @@ typedef struct te__moe_chunk_map_kargs {
     int numbers; /* whether the map gets numbers of chunks instead of rows */
 } te__moe_chunk_map_kargs;
 
-/* The arguments of moe_invert and moe_gather. moe_invert sets source[row] = token * copies + place for the copy that is
- * moved to each row. `place` is the number of the copy among the token's possible copies. Rows without a copy keep the
- * -1 that was written before. moe_gather moves rows by `source`. */
+/* The arguments of moe_invert and moe_gather. moe_invert sets source[row] to the copy that the map moves to this row,
+ * as token * copies + place. `place` is the number of the copy among the token's possible copies. Rows without a copy
+ * keep the -1 that was written before. moe_gather moves rows by `source`. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */

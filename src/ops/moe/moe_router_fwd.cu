@@ -2,8 +2,8 @@
 // and their probabilities. The formulas are at te_op_moe_router_fwd.
 //
 // Each warp has one token. Shared memory holds the token's scores, the keys by which experts are chosen, and marks for
-// chosen experts. The warp takes the best of the remaining experts topk times: each lane finds the best of its own
-// experts, then the lanes compare these. Of equal keys the lower expert wins.
+// chosen experts. In each of topk steps, the warp takes the best of the remaining experts: each lane finds the best of
+// its own experts, then the lanes compare these. Of equal keys the lower expert wins.
 //
 // Launch: block 32 * warps, one warp for each token; grid: tokens / warps rounded up. Shared memory for each warp: 9
 // bytes for each expert and 5 bytes for each group.

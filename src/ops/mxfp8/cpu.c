@@ -1,5 +1,5 @@
 /* ops/mxfp8/cpu.c: the reference of the MXFP8 casts, in tiles of 32 rows and 128 columns. Every GPU gives the same
- * bytes as this code. This file may use rows of floats. It must not depend on the kernels. */
+ * bytes as this code. This file may use cpu/rows.c. It must not depend on the kernels. */
 
 enum { TE__MX_COLUMNS = 128, TE__MX_TILE_GROUPS = TE__MX_COLUMNS / TE__MX_GROUP };
 

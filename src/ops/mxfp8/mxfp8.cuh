@@ -31,7 +31,7 @@ struct te_mx_place {
     }
 };
 
-// Returns how many rows or columns are left from `at` on if there are `size` in all: 0 to `most`.
+// Returns how many of `size` rows or columns are left from `at` on, limited to 0 .. `most`.
 TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {
     te_i64 left = size - at;
     return left > most ? most : left < 0 ? 0 : (int)left;

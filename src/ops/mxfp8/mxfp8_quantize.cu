@@ -41,8 +41,8 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
 
-// Two functions: they compute the maxima of |x| over each of the thread's rows, and over each of its columns. The
-// maxima start at 0, so none becomes NaN. Elements of 16 bits are compared two at a time, packed.
+// te_mx_rows_most computes the maximum of |x| over each of the thread's rows, and te_mx_columns_most over each of its
+// columns. The maxima start at 0, so none becomes NaN. Elements of 16 bits are compared two at a time, packed.
 TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {

@@ -1,4 +1,4 @@
-/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This file may use rows of numbers (cpu/rows.c). It must not
+/* ops/norm/cpu.c: the reference of LayerNorm and RMSNorm. This file may use cpu/rows.c. It must not
  * depend on CUDA.
  *
  * Each pass reads a row in runs of TE__NORM_RUN elements. Sums are in double, in eight interleaved parts. So the loop
@@ -58,9 +58,8 @@ typedef struct te__norm_fwd_job {
     bool layernorm;
     int64_t n, ld;
     const float *gamma, *beta;
-    float scale, *amax; /* amax: NULL, or the amax of each row. If there is a scale (for FP8), it is the amax of the f32
-                         * results before they are multiplied by the scale. Otherwise it is the amax of y as it is
-                         * stored */
+    float scale, *amax; /* amax: NULL, or the amax of each row. With a scale (for FP8), this is the amax of the f32
+                         * results before they are multiplied by the scale, otherwise that of y as it is stored */
 } te__norm_fwd_job;
 
 /* Rounds n elements, at most TE__NORM_RUN, to `dtype`. */

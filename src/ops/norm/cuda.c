@@ -36,8 +36,8 @@ static int64_t te__norm_shared_limit(int sm) {
     return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
 }
 
-/* Returns whether to use norm_fwd_queue instead of norm_fwd: if x has 32 MB or more, in rows of 4 to 16 KB. A longer
- * row would need a whole multiprocessor. Both kernels give the same bits. */
+/* Returns whether norm_fwd_queue runs instead of norm_fwd. It does if x has 32 MB or more, in rows of 4 to 16 KB. A
+ * longer row would need a whole multiprocessor. Both kernels give the same bits. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
     return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;
@@ -185,7 +185,7 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
     /* If there are enough rows, there are as many blocks as an H100 has multiprocessors, or four times as many if not
-     * `fast`. The number depends on the shape and the variant alone, so the bits do too. */
+     * `fast`. The number does not depend on the GPU, so the sums of a variant always have the same bits. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {

@@ -41,8 +41,9 @@ typedef struct te__norm_bwd_sum_kargs {
     int accumulate;
 } te__norm_bwd_sum_kargs;
 
-/* The arguments of norm_bwd. It computes dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, where g = dy * gamma'. It
- * also computes partial sums of dy xhat (for dgamma) and of dy (for dbeta). */
+/* The arguments of norm_bwd. It computes dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, where g = dy * gamma'.
+ * RMSNorm does not subtract mean(g). The kernel also computes partial sums of dy xhat (for dgamma) and of dy (for
+ * dbeta). */
 typedef struct te__norm_bwd_kargs {
     const void *dy, *x, *gamma, *add; /* add may be NULL */
     const float *mean, *rstd;         /* [m]; mean: LayerNorm only */
@@ -52,8 +53,8 @@ typedef struct te__norm_bwd_kargs {
     int dy_dt, x_dt, gamma_dt, add_dt, dx_dt;
     int layernorm, zero_centered;
     int rounded; /* whether dx is rounded to its format before `add` is added */
-    unsigned *counter; /* the counter for te_grid_wait in a cooperative launch, which adds up the partial sums itself;
-                        * otherwise NULL */
+    unsigned *counter; /* for te_grid_wait in a cooperative launch, which adds up the partial sums itself. NULL in other
+                        * launches */
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
 

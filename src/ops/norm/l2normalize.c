@@ -1,5 +1,5 @@
-/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. This file may use rows
- * of numbers (cpu/rows.c) and plans. */
+/* ops/norm/l2normalize.c: the reference of the L2 normalization of rows, and the plan of its kernel. This file may use
+ * cpu/rows.c and plans. */
 
 enum { TE__L2_RUN = 512 };
 

@@ -134,8 +134,8 @@ TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
 
 /* Returns |e|, or e * e if `squared` is set, where e is the error of quantizing x to `code`. 4-over-6 compares sums of
  * these numbers. d is the scale of the block. `most` is 6 F, where F is the largest block scale. The decoded value is
- * code * d * amax / `most`. The function does not decode with the tensor's scale S: S is `most` / amax in general, but
- * it is limited to the largest f32 if the amax is very small. */
+ * code * d * amax / `most`. The function does not use the tensor's scale, which equals `most` / amax in general, but
+ * is limited to the largest f32 if the amax is very small. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);
@@ -143,7 +143,7 @@ TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float 
 }
 
 /* Returns the factor that decodes the codes of a block: d * amax / (6 F). `most` is 6 F. If the amax is 0, the tensor
- * was quantized with a tensor scale of 1. So `most` replaces the amax, which makes the factor d. */
+ * was quantized with a tensor scale of 1. Then `most` replaces the amax, so that the factor equals d. */
 TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
     return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
 }

@@ -1,5 +1,5 @@
-/* ops/nvfp4/cpu.c: the reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes as this code. A piece of
- * work is a strip of 16 rows, since the codes of 16 rows fill whole bytes in both copies. */
+/* ops/nvfp4/cpu.c: the reference of the NVFP4 amaxes and casts. Every GPU gives the same bytes as this code. The casts
+ * are divided into strips of 16 rows of x, so that no two threads write to the same byte. */
 
 static bool te__nvfp4_noop(const te_tensor *noop) { return noop && *te__f32_data(noop) == 1.0f; }
 
@@ -225,8 +225,8 @@ static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v,
  * 16 elements. */
 typedef struct te__nvfp4_copy {
     uint8_t *q, *scale;
-    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: number of columns that hold elements, including
-                                                            * those that the transform has added */
+    int64_t rows, cols, bytes, blocks, scale_rows, groups; /* cols: number of columns that hold elements. The
+                                                            * transform makes it a multiple of 16 */
     bool swizzled;
     te__nvfp4_rounding how;
 } te__nvfp4_copy;
@@ -252,8 +252,8 @@ static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args
     c->scale_rows = te__round_up(rows, 128);
     c->groups = te__nvfp4_groups(cols);
 }
-/* Writes the scale of block (i, j) of a copy, and those of the block's codes that exist. `amax` is the amax of the
- * tensor or of the row. */
+/* Writes the scale and the codes of block (i, j) of a copy, but no codes beyond the edge of the copy. `amax` is the
+ * amax of the tensor or of the row. */
 static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const float v[16], uint8_t d, float amax) {
     uint8_t code[16];
     int64_t b;
@@ -291,7 +291,7 @@ static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t g
 typedef struct te__nvfp4_job {
     const te_op_nvfp4_quantize_args *a;
     te__nvfp4_copy row, col;
-    int64_t groups; /* number of groups of 16 columns that the copies or their scales have */
+    int64_t groups; /* number of groups of 16 columns of x, including the padding of the copies and their scales */
     const float *amax_row, *amax_col;
     bool per_row, per_col;
     te__nvfp4_row_groups by_group;

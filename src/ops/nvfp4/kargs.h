@@ -8,8 +8,8 @@ typedef struct te__nvfp4_amax_kargs {
                                  * [1] */
     unsigned *counter;   /* for te_last_block */
     const float *noop;
-    const int *groups;   /* [m], or NULL: the group of each row; each 16 rows from a multiple of 16 on are in one group.
-                          * With groups, row and col are [count] */
+    const int *groups;   /* [m], or NULL: the group of each row; rows 16 i to 16 i + 15 are in the same group. With
+                          * groups, row and col are [count] */
     long long m, n;
     unsigned across;     /* number of pieces of 128 columns along n */
     long long pieces;    /* number of pieces of 16 rows and 128 columns */
@@ -32,7 +32,7 @@ typedef struct te__nvfp4_quantize_kargs {
     unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
     const float *amax_row, *amax_col; /* the amaxes of the two copies, which may be the same array; not read if `part`
                                        * is given */
-    float *out_row, *out_col;   /* if `part` is given, the kernel writes the amaxes here; or NULL */
+    float *out_row, *out_col;   /* NULL, or where the kernel writes the amaxes if `part` is given */
     float *part;                /* [2, blocks]: the maxima of each block. It is given if the kernel computes the amaxes
                                  * itself (MEASURE); otherwise NULL */
     unsigned *counter;          /* for te_grid_wait, with part */

@@ -18,7 +18,7 @@ TE_DEV float te_nvfp4_largest(const float v[16]) {
     return largest;
 }
 
-// Two functions: they return a * b and a * b + c, clamped to 0 .. 1, with one instruction.
+// te_nvfp4_mul_sat returns a * b, and te_nvfp4_fma_sat returns a * b + c. One instruction also clamps to 0 .. 1.
 TE_DEV float te_nvfp4_mul_sat(float a, float b) {
     float r;
     asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -33,7 +33,7 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
 // function of y, the code is piecewise linear: 2 y up to 2, then y + 2 up to 4, then y / 2 + 4 up to 6. The three
 // pieces are computed as products clamped to 0 .. 1, times 4, 2 and 1. They are added to 2^23, where an f32 holds only
 // integers, so the sum is rounded: to nearest with ties to even codes, or to the code below if `down` is set. Only one
-// of the pieces can have a fraction. The factor of 16 makes space for the next code.
+// of the pieces can have a fraction. Multiplying the sum by 16 makes space for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -110,8 +110,8 @@ TE_DEV float te_nvfp4_multiplier(te_u8 d, const te_nvfp4_tensor &s) {
     return fminf(te__rcp_f32(te_nvfp4_step(d, s)), TE_FLT_MAX); // never NaN: a step is finite and not negative
 }
 
-// Compares two words with two 16-bit floats each. Returns a word with the larger magnitude of the two lower halves and
-// of the two upper halves, or NaN where one is NaN. The signs of the result have no meaning.
+// Compares the lower halves of a and b, and their upper halves. Each half is a 16-bit float. A half of the result has
+// the larger magnitude, or is NaN if one of the two floats is NaN. The signs of the result have no meaning.
 TE_DEV te_u32 te_nvfp4_max2(te_u32 a, te_u32 b, int dt) {
     te_u32 r;
 #if __CUDA_ARCH__ >= 860

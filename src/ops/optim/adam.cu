@@ -24,8 +24,8 @@
 #include "ops/optim/adam.cuh"
 #include "ops/optim/multi.cuh"
 
-// Does the step for four elements of the chunk begin .. end - 1: the four that belong to this thread. Does nothing if
-// they are not all before `end`. Returns the end of the last whole group of four in the chunk.
+// Does the step for this thread's four elements of a chunk. The chunk has the elements begin .. end - 1. Does nothing
+// if the thread's elements are not all before `end`. Returns the end of the last whole group of four in the chunk.
 template <int G, int P, bool MASTER>
 TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
     te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;

@@ -1,7 +1,7 @@
 /* ops/optim/op.c: checks the arguments of operations on lists of tensors: Adam, SGD, gradient norm, scaling. This file
  * may use tensors. It must not depend on the backend. */
 
-/* Checks that x, a tensor of entry i, has as many elements as the tensor `with` of the same entry. x may be NULL. */
+/* Checks that x has as many elements as `with`. Both are tensors of entry i. x may be NULL. */
 static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,
                                       const char *with_name, const te_tensor *with) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -80,7 +80,7 @@ static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
                     (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
-/* Checks that the table x has at least places * each elements. x may be NULL. */
+/* Checks that the table x has at least `places` * `each` elements. x may be NULL. */
 static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places,
                                        int each) {
     if (!x || te__numel(x) >= places * each) return TE_OK;

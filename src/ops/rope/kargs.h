@@ -22,8 +22,8 @@ typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or [sequences] if `cu` is given: a number for each sequence, added to the
                               * positions of its tokens; or NULL */
-    const int *cu;           /* [sequences + 1]: first token of each sequence, if one batch entry has all sequences, one
-                              * behind the other; or NULL */
+    const int *cu;           /* [sequences + 1]: the first token of each sequence. One batch entry has all sequences,
+                              * one behind the other. NULL: each batch entry is one sequence */
     const void *positions;   /* i32 or i64, for each token; NULL: the position of a token is its index in the
                               * sequence */
     int positions_dt;        /* te_dtype */

@@ -25,8 +25,8 @@ static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles
     a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
     return TE_OK;
 }
-/* Checks the angles and fills in defaults. There are b sequences of s tokens each, with heads of d channels. If
- * `packed` is true, the b sequences have s tokens together. */
+/* Checks the angles and fills in defaults. There are b sequences, and heads of d channels. If `packed` is true, all
+ * sequences together have s tokens. Otherwise each sequence has s tokens. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b,
                                        int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;

@@ -3,8 +3,8 @@
  *
  * The slice is elements start .. start + n - 1 of a matrix [rows, columns]. x[i] is element start + i of the matrix. */
 
-/* Sizes of tiles. TE__SHARD_ANY is any size: a thread block of shard_amax handles one tile at a time. With the other
- * sizes it handles several tiles at once. */
+/* Sizes of tiles. With TE__SHARD_ANY, tiles have any size, and a thread block of shard_amax handles one tile at a time.
+ * With the other sizes it handles several tiles at once. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {
@@ -45,6 +45,5 @@ typedef struct te__shard_cast_kargs {
                    * groups of 16 */
     int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */
     unsigned tiles_n; /* shard_cast_transposed: tiles of 64 columns */
-    long long first_tile; /* shard_cast_transposed: the slice begins in matrix rows 128 * first_tile .. 128 * first_tile
-                           * + 127 */
+    long long first_tile; /* shard_cast_transposed: index of the tile of 128 matrix rows in which the slice begins */
 } te__shard_cast_kargs;

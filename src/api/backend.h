@@ -3,7 +3,7 @@
 
 /* ---- what there is ---- */
 
-/* Says which packages Automodel would find, and on which device the context runs. They decide the defaults of
+/* Says which packages Automodel would find, and on which device the context runs. The fields decide the defaults of
  * te_backend_config. If have_te is false, te_fp8_config selects no recipe. */
 typedef struct te_backend_capabilities {
     bool have_te;      /* TransformerEngine, which is te.h itself */

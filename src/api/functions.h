@@ -137,7 +137,7 @@ typedef struct te_rotary_desc {
      * has its angle at the position of its section, and leave `positions` NULL. freqs NULL => angles are computed from
      * the fields above. */
     te_tensor *freqs;
-    float attention_factor;                     /* factor of cosine and sine with freqs; te_rope_freqs gives it. 0 => 1 */
+    float attention_factor;                     /* factor of cosine and sine with freqs, from te_rope_freqs; 0 => 1 */
     int cp_size, cp_rank;                       /* context parallelism: the input is chunks cp_rank and 2 cp_size - 1 -
                                                  * cp_rank of the 2 cp_size chunks of each sequence; 0 => whole
                                                  * sequences */

@@ -76,8 +76,8 @@ typedef struct te_causal_lm_desc {
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
 /* Creates a CausalLM. Its forward takes ids, i32 or i64 [b, s] (not empty), and returns logits [b, s, vocab_size] in
- * params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all pointers NULL. te_causal_lm_create
- * returns NULL, with TE_ERR_INVALID, if sizes contradict each other. The caller owns the CausalLM. */
+ * params_dtype. te_module_state returns the te_causal_lm_desc with defaults filled in and all pointers NULL.
+ * te_causal_lm_create returns NULL, with TE_ERR_INVALID, if sizes contradict each other. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* Allocates a KV cache for `max_length` positions of `batch` sequences, for all layers of a model

@@ -1,6 +1,6 @@
 /* open.c: opens and closes a context. This file has the table of all rooms. A room (te__room) is a part of the library
- * that keeps a state of its own in each context. This file may use each te__room and both devices. It must not depend
- * on what rooms do. */
+ * that keeps a state of its own in each context. This file may use each te__room, the CPU and the GPU. It must not
+ * depend on what rooms do. */
 
 static const te__room *const te__rooms[] = {
     &te__quant_room, &te__functions_room, &te__modules_room, &te__train_room,

@@ -100,11 +100,11 @@ typedef struct te_attn_args {
     te_tensor *added;             /* mask that is added to the scores; NULL => none */
     bool is_causal;               /* query i sees keys 0 .. i; false if `masked` or `added` already says which keys a
                                    * query sees */
-    te_attn_call call;       /* te: the call of DotProductAttention */
+    te_attn_call call;       /* te: the options of the call of DotProductAttention */
     int64_t window_keys;          /* flex: number of keys that a query sees, its own included; -1 => all keys up to its
                                    * own */
     te_tensor *padding;           /* flex: u8 [b, 1, 1, s_kv], 1 => masked; NULL => none */
-    te_tensor *sink_weights;      /* flex: as given */
+    te_tensor *sink_weights;      /* flex: as in te_attn_inputs */
 } te_attn_args;
 
 /* Fills *out with the arguments in the form that the module's backend takes. The tensors in *out belong to the

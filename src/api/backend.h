@@ -36,7 +36,7 @@ typedef struct te_fp8_config {
 } te_fp8_config;
 /* Returns the recipe that a config selects: `storage`, which the call fills, or the config's `object`. Returns NULL
  * without an error if have_te of te_backend_get_capabilities is false, whatever the config says. NULL with
- * TE_ERR_INVALID for a recipe outside the list, and for TE_FP8_OBJECT without an object. With TE_FP8_MXFP8, every call
+ * TE_ERR_INVALID for a recipe outside the enum, and for TE_FP8_OBJECT without an object. With TE_FP8_MXFP8, every call
  * logs a warning. Source: TEFp8Config.build_recipe. */
 TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
 /* Runs te_autocast_begin with the recipe of the config and without an amax reduction group. If config is NULL, or
@@ -129,13 +129,13 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
  *      7  enable_deepep is reset to 0, with a warning
  *      8  experts=te and experts=gmm need dispatcher=deepep, hybridep, uccl_ep or mok. With another dispatcher the
  *         rule sets dispatcher=torch and experts=torch_mm, with a message of TE_LOG_INFO
- *      9  cuda_graph is checked again. Its parts attn and te_dpa need the backend attn=te, and no te_fp8 object with
+ *      9  cuda_graph is checked again. Its parts attn and te_dpa need the backend attn=te, and no te_fp8.object with
  *         fp8_dpa. Its part attn also needs linear=torch, rms_norm=torch and rope_fusion off. moe_router needs
  *         fake_balanced_gate off. moe_preprocess needs dispatcher=hybridep
  *     10  te_fp8 needs linear=te or experts=te (after rule 8)
  *
  * If `group` is given, its rank 0 alone logs the messages of rules 7 and 8; with group NULL every rank logs them. A
- * value outside its list gives TE_ERR_INVALID before all rules (Automodel fails where the value is used). On an error
+ * value outside its enum gives TE_ERR_INVALID before all rules (Automodel fails where the value is used). On an error
  * *config is what it was before. The call does not check whether the chosen implementations exist: the functions that
  * make modules refuse those that te.h does not have. */
 TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group);
@@ -144,19 +144,19 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
  * "attn=te,linear=torch,rope_fusion=true,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512".
  * Names and values are Automodel's ("dispatcher_share_token_dispatcher=false" sets
  * no_dispatcher_share_token_dispatcher). A field of a nested config is written with the config's name and a dot, as
- * mok.minibatch_size above. Spaces around names and values are ignored, and "cuda_graph=" is the empty list. The rules
+ * mok.minibatch_size above. Spaces around names and values are ignored, and "cuda_graph=" means no parts. The rules
  * of te_backend_config_validate are not applied.
  * TE_ERR_INVALID for a name that is unknown, given twice, or without a value, and for a value that is not possible. The
  * message has the field, the value, the possible values and the nearest of them. After an error *config is what it was
  * before. */
 TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
 /* Returns the name of field number `index`, counted from 0, among the fields that te_backend_config_parse reads; NULL
- * outside the list. Static string. Writes the possible values of the field into `values` (truncated to fit; may be
+ * if there is none. Static string. Writes the possible values of the field into `values` (truncated to fit; may be
  * NULL), such as "te, sdpa, flex", "a whole number" or "a number". */
 TE_API const char *te_backend_config_field(int index, char *values, size_t size);
 /* Writes the fields that are not zero into buffer (truncated to fit), in the form that te_backend_config_parse reads.
- * Exception: a te_fp8 with an object becomes "object", which te_backend_config_parse refuses. Returns the length of the
- * whole text. */
+ * Exception: a te_fp8 with TE_FP8_OBJECT becomes "object", which te_backend_config_parse refuses. Returns the length of
+ * the whole text. */
 TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size);
 /* Turns the name of a backend into its enumerator, in *value. `field` is "attn", "linear", "rms_norm", "rope",
  * "experts" or "dispatcher". Errors as te_backend_config_parse. */
@@ -183,7 +183,7 @@ typedef struct te_linear_module_desc {
 /* Makes a module y = x W^T + b. Parameters: weight [out, in], bias [out]. For linear_impl te, the module is a
  * Linear. For torch, its product is in high precision under any recipe, its weight is never stored quantized, and
  * weight and bias start uniform on [-1 / sqrt(in), 1 / sqrt(in)], as in torch.nn.Linear. TE_ERR_UNSUPPORTED for quack,
- * TE_ERR_INVALID for a value outside the list.
+ * TE_ERR_INVALID for a value outside the enum.
  * Source: initialize_linear_module. */
 TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc);
 
@@ -203,7 +203,7 @@ typedef struct te_rms_norm_module_desc {
  *   torch       the normalised row is rounded to x's format before it is multiplied by the weight (torch.nn.RMSNorm,
  *               transformers' LlamaRMSNorm); autocast does not quantize the output; the gradient is that of the
  *               unrounded formula, in f32
- * TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID for a value outside the list.
+ * TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID for a value outside the enum.
  * Source: initialize_rms_norm_module. */
 TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
 /* Makes a Float32RMSNorm, the module of te_float32_rms_norm, with a weight of any float format. */
@@ -218,10 +218,10 @@ TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps
 /* ---- shapes without memory ---- */
 
 /* Returns whether x is NULL or a tensor without memory, made by te_tensor_describe. For such an input, Linear,
- * LayerNorm, RMSNorm and the modules above return an output without memory, in the input's format, and launch nothing;
- * this gives the shapes of a model. They give TE_ERR_SHAPE for a wrong number of columns. Other modules refuse such an
- * input (TE_ERR_STATE). A tensor with a dimension of 0 counts as allocated: modules run it as usual, gradients
- * included.
+ * LayerNorm, RMSNorm and the modules by backend (section above) return an output without memory, in the input's format,
+ * and launch nothing; this gives the shapes of a model. They give TE_ERR_SHAPE for a wrong number of columns. Other
+ * modules refuse such an input (TE_ERR_STATE). A tensor with a dimension of 0 counts as allocated: modules run it as
+ * usual, gradients included.
  * Source: is_tensor_unallocated, and the lazy patcher of TransformerEngine's classes. */
 TE_API bool te_is_tensor_unallocated(const te_tensor *x);
 /* If the argument `on` is true, tensors without elements count as unallocated too, as in Automodel. Linear and RMSNorm
@@ -274,8 +274,8 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
                                              te_rotary_desc *rotary);
 
 /* Makes a table of cosines and sines, for models that do not rotate by te_apply_rotary_pos_emb. The table is f32 [n,
- * dim]. Row i belongs to position positions[i] and has the cosines of all pairs, then the sines, each multiplied by the
- * attention factor. `positions` is borrowed for the call; NULL means 0 .. n - 1.
+ * dim]. Row i belongs to position positions[i] and has the cosines of all channel pairs, then the sines, each
+ * multiplied by the attention factor. `positions` is borrowed for the call; NULL means 0 .. n - 1.
  *
  * te_rope_cos_sin and te_rope_freqs read the fields base, rotary_percent, scaling and max_seqlen (0 => the largest
  * position + 1) of *rotary; NULL means defaults. dim is floor(head_dim * rotary_percent), which must be even; with dim

@@ -35,10 +35,11 @@
  * library, compare this number with the macros above. */
 TE_API int te_version(void);
 
-/* Returns the name of a number format, such as "f32", "bf16" or "e4m3"; "?" for a value outside the list. Static
+/* Returns the name of a number format, such as "f32", "bf16" or "e4m3"; "?" for a value outside the enum. Static
  * string. */
 TE_API const char *te_dtype_name(te_dtype dtype);
-/* Returns the number of bits of one element: 64, 32, 16, 8 or 4; 0 for a value outside the list. */
+/* Returns the number of bits of one element: 64, 32, 16, 8 or 4; 0 for TE_DTYPE_NONE and for a value outside the
+ * enum. */
 TE_API int te_dtype_bits(te_dtype dtype);
 /* Returns the largest finite value of a format, such as 448 for E4M3, 57344 for E5M2, 6 for E2M1 and FLT_MAX for F32; 0
  * for integers. */

@@ -15,15 +15,15 @@ typedef struct te_cp_batch {
     te_qkv_format format;   /* TE_SBHD: tokens along the first dimension; TE_BSHD: along the second; TE_THD: along the
                              * first, or [1, tokens, ..]; 0 => TE_SBHD. TransformerEngine's default is thd */
     te_tensor *cu_seqlens_padded; /* for TE_THD: i32 [b + 1], where each sequence begins, padding included (borrowed);
-                                   * the length of each sequence is a multiple of 2 n */
+                                   * the length of each sequence is a multiple of 2 n, for n ranks */
 } te_cp_batch;
 
-/* Returns this rank's tokens of x: [.., s / n, ..]. x is the whole batch, on every rank. NULL with TE_ERR_SHAPE if 2 n
- * does not divide the number of tokens. If 2 n does not divide the length of a sequence in cu_seqlens_padded, the call
- * fails on the CPU. On a GPU the call does not notice such a length, and its result is wrong. Source:
- * transformer_engine.pytorch, get_batch_on_this_cp_rank, which takes TE_THD alone. */
+/* Returns this rank's tokens of x: [.., s / n, ..] with n ranks. x is the whole batch, on every rank. NULL with
+ * TE_ERR_SHAPE if 2 n does not divide the number of tokens. If 2 n does not divide the length of a sequence in
+ * cu_seqlens_padded, the call fails on the CPU. On a GPU the call does not notice such a length, and its result is
+ * wrong. Source: transformer_engine.pytorch, get_batch_on_this_cp_rank, which takes TE_THD alone. */
 TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *batch);
-/* Undoes te_get_batch_on_this_cp_rank: gathers the ranks' x [.., s / n, ..] into the whole batch, in the order of the
+/* Undoes te_get_batch_on_this_cp_rank: gathers the n ranks' x [.., s / n, ..] into the whole batch, in the order of the
  * sequences, on every rank. All ranks must call it. If x is NULL on one rank, every rank gets NULL. */
 TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *batch);
 /* Returns the indices of this rank's tokens among all total_tokens tokens: i32 [total_tokens / cp_size], for use with
@@ -33,7 +33,7 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
 
 /* The result of te_pad_thd_sequences_for_cp: a packed batch whose sequences have padded lengths. */
 typedef struct te_padded_sequences {
-    te_tensor *input_ids, *labels;  /* [N'], in the formats of the arguments */
+    te_tensor *input_ids, *labels;  /* [N'], N' tokens with padding, in the formats of the arguments */
     te_tensor *cu_seqlens_padded;   /* i32 [b + 1] */
 } te_padded_sequences;
 /* Pads each sequence of input_ids and labels (i32 or i64, [N] or [1, N]; labels may be NULL) at its end, to a multiple
@@ -45,8 +45,8 @@ typedef struct te_padded_sequences {
 TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens,
                                              int64_t divisibility_factor, int64_t padding_token_id,
                                              int64_t padding_label_id, te_padded_sequences *out);
-/* Returns the positions of all tokens, for sequences padded by te_pad_thd_sequences_for_cp: 0, 1, 2 and so on in each
- * sequence, continued through its padding. The result is [N'], in i32 or i64 (dtype 0 => i64). The call copies
- * cu_seqlens to the host, so it waits for the device. Source: transformer_engine.pytorch,
+/* Returns the positions of all N' tokens, padding included, for sequences padded by te_pad_thd_sequences_for_cp: 0, 1,
+ * 2 and so on in each sequence, continued through its padding. The result is [N'], in i32 or i64 (dtype 0 => i64). The
+ * call copies cu_seqlens to the host, so it waits for the device. Source: transformer_engine.pytorch,
  * generate_positional_ids_for_cp. */
 TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64_t divisibility_factor, te_dtype dtype);

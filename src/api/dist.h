@@ -45,9 +45,10 @@ typedef struct te_group_desc {
     te_result (*all_reduce)(void *user, te_ctx *te, te_tensor *x, te_reduce_op op);
     /* Writes x [n] of every rank, in rank order, to out [size * n]; any format. */
     te_result (*all_gather)(void *user, te_ctx *te, const te_tensor *x, te_tensor *out);
-    /* Adds up x [size * n] of all ranks, and writes piece number `rank` of the sum to out [n]. */
+    /* Adds up x [size * n] of all ranks, cuts the sum into `size` equal pieces, and writes piece number `rank` to
+     * out [n]. */
     te_result (*reduce_scatter)(void *user, te_ctx *te, const te_tensor *x, te_tensor *out);
-    /* Replaces x on every rank by rank root's x; any format. */
+    /* Replaces x on every rank by the x of rank `root`; any format. */
     te_result (*broadcast)(void *user, te_ctx *te, te_tensor *x, int root);
     te_result (*barrier)(void *user); /* returns when every rank has called it */
     void (*destroy)(void *user); /* called once by te_group_destroy; may be NULL */
@@ -111,9 +112,10 @@ TE_API te_result te_all_reduce(te_group *group, te_tensor *x, te_reduce_op op);
 /* Writes x [n] of every rank, in rank order, to out [size * n]. Any format and shapes; in e2m1, x and out must have
  * rows of the same length. */
 TE_API te_result te_all_gather(te_group *group, const te_tensor *x, te_tensor *out);
-/* Adds up x [size * n] of all ranks, and writes piece number te_group_rank of the sum to out [n]. */
+/* Adds up x [size * n] of all ranks, cuts the sum into one piece for each rank, and writes this rank's piece to out
+ * [n]. */
 TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tensor *out);
-/* Replaces x on every rank by rank root's x. Any format. */
+/* Replaces x on every rank by the x of rank `root`. Any format. */
 TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
 /* Sends a block of lines to each rank and receives a block from each. A line is the part of a tensor at one index of
  * its first dimension, in any format; it must fill whole bytes.
@@ -135,11 +137,11 @@ TE_API te_result te_barrier(te_group *group);
  * order in which they were sent, also with collectives in between. TE_ERR_INVALID if `to` is this rank or no rank of
  * the group.
  *
- * In the group of threads, te_send copies x to host memory and returns without waiting for the te_recv. So there is no
- * deadlock if every rank first sends and then receives. A te_recv whose message has another format or size fails, and
- * the message is dropped. If a te_send fails, the te_recv that waits for it gets an error. In groups that queue on a
- * GPU (NCCL), te_send may wait for its te_recv: if two ranks send to each other, the rank with the lower number must
- * send first. */
+ * In a group of threads (te_thread_hub), te_send copies x to host memory and returns without waiting for the te_recv.
+ * So there is no deadlock if every rank first sends and then receives. A te_recv whose message has another format or
+ * size fails, and the message is dropped. If a te_send fails, the te_recv that waits for it gets an error. In groups
+ * that queue on a GPU (NCCL), te_send may wait for its te_recv: if two ranks send to each other, the rank with the
+ * lower number must send first. */
 TE_API te_result te_send(te_group *group, const te_tensor *x, int to);
 /* Waits for the next tensor that the rank with number `from` sends to this rank, and receives it into x. */
 TE_API te_result te_recv(te_group *group, te_tensor *x, int from);

@@ -31,8 +31,8 @@
  * all-to-all dispatcher runs one GEMM per expert instead of GroupedLinears (te_experts_for_torch selects
  * GroupedLinears). Second, dispatchers share no state, so each layer may have another number of experts. Third, with
  * every score function, experts of groups that were not chosen cannot be chosen (te_moe_config.rules_of_automodel
- * restores Automodel's rule). Fourth, if a gate runs again in the backward pass (checkpointing), its load is counted
- * once. */
+ * restores Automodel's rule). Fourth, if a gate runs again in the backward pass (checkpointing), its tokens are
+ * counted once. */
 
 /* The function from logits to scores. Each value also says how groups of experts are ranked, and whether experts are
  * chosen by biased scores, that is, scores plus the buffer e_score_correction_bias. */
@@ -128,9 +128,9 @@ typedef struct te_moe_backend {
  * buffer e_score_correction_bias affects which experts are chosen, but not their weights. Parameters: weight [E, dim],
  * bias [E]; buffer: e_score_correction_bias f32 [E]. Owned by the caller. In training with aux_loss_coeff, the
  * auxiliary loss is L = sum over experts e of f_e P_e. f_e = load_e E / (K max(N, 1)), where load_e is the number of
- * tokens of expert e and N is the number of all tokens without padding. P_e is the sum over all tokens of their score
- * for e, divided by max(N, 1). Loads, N and scores include all ranks of cp_group (borrowed; may be NULL). The backward
- * pass of the router weights adds the gradient of L (te_set_moe_aux_loss_scale).
+ * tokens of expert e, K the number of experts per token, and N the number of all tokens without padding. P_e is the
+ * sum over all tokens of their score for e, divided by max(N, 1). Loads, N and scores include all ranks of cp_group
+ * (borrowed; may be NULL). The backward pass of the router weights adds the gradient of L (te_set_moe_aux_loss_scale).
  * TE_ERR_INVALID for gate_bias_update_factor with no_train_gate. Source: nemo_automodel.components.moe.layers.Gate. */
 TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group);
 /* Returns how many tokens each expert has had since the last te_gate_update_bias: f32 [E], borrowed from the module.
@@ -148,30 +148,30 @@ TE_API te_result te_gate_update_bias(te_module *m, te_group *group);
  * MoEAuxLossAutoScaler.main_loss_backward_scale. */
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 
-/* Creates a FakeBalancedGate, which chooses experts evenly, for benchmarks. Choice number j of token t is the expert
- * with number skip + (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0 to E - 1. With noise
- * n > 0, each token takes the K experts with the largest u + 0.1 n z. The number u is uniform, drawn for each token and
- * expert; z is from N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v / sum(v), with v uniform,
- * drawn for each of the token's K experts. The seed of these numbers is made from x's first four elements, so equal
- * tokens give an equal choice. The host waits for these elements. Weights are in x's format. The module has no
- * parameters and does not read padding. Owned by the caller. Source:
+/* Creates a FakeBalancedGate, which chooses K of E experts for each token evenly, for benchmarks. Choice number j of
+ * token t is the expert with number skip + (t K + j) mod (E - skip), with weight 1 / K; skip is skip_first_n_experts, 0
+ * to E - 1. With noise n > 0, each token takes the K experts with the largest u + 0.1 n z. The number u is uniform,
+ * drawn for each token and expert; z is from N(0, 1), drawn once for each expert. The weights are (1 - n) / K + n v /
+ * sum(v), with v uniform, drawn for each of the token's K experts. The seed of these numbers is made from x's first
+ * four elements, so equal tokens give an equal choice. The host waits for these elements. Weights are in x's format.
+ * The module has no parameters and does not read padding. Owned by the caller. Source:
  * nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
                                                float noise);
 
 /* Creates experts. The output of a token x is the sum of p act(x Wg_e + bg_e) Wd_e + p bd_e over its experts e, where p
  * is the router weight of e. Copies of the tokens are sorted by expert. Sums over a token's experts are in f32.
- * Parameters of this rank's experts: gate_and_up_projs [E, dim, 2 inter] ([E, dim, inter] if not gated), down_projs [E,
- * inter, dim], gate_up_proj_bias [E, 2 inter], down_proj_bias [E, dim]. Parameters whose format is not x's are cast in
- * each call. With moe_latent_size, dim is that size. Indices outside 0 .. E-1 are skipped. Gradients have the formats
- * of the input and of the parameters.
+ * Parameters, where E is the number of this rank's experts and inter is moe_inter_dim: gate_and_up_projs [E, dim, 2
+ * inter] ([E, dim, inter] if not gated), down_projs [E, inter, dim], gate_up_proj_bias [E, 2 inter], down_proj_bias [E,
+ * dim]. Parameters whose format is not x's are cast in each call. With moe_latent_size, dim is that size. Indices
+ * outside 0 .. n_routed_experts - 1 are skipped. Gradients have the formats of the input and of the parameters.
  * TE_ERR_INVALID for an input that is a shard.
  *
- *   te_grouped_experts_create         for the dispatcher torch. With experts torch_mm and torch_mm_mxfp8 it runs
- *                                     grouped GEMMs with group sizes on the device. With other experts it runs one GEMM
- *                                     for each expert, and the host waits for the group sizes
- *   te_grouped_experts_deepep_create  for an all-to-all dispatcher. With experts gmm, torch_mm and torch_mm_mxfp8 it
- *                                     runs grouped GEMMs, with other experts one GEMM for each expert
+ *   te_grouped_experts_create         for the dispatcher torch. With backend->experts torch_mm and torch_mm_mxfp8 it
+ *                                     runs grouped GEMMs with group sizes on the device. With other values it runs one
+ *                                     GEMM for each expert, and the host waits for the group sizes
+ *   te_grouped_experts_deepep_create  for an all-to-all dispatcher. With backend->experts gmm, torch_mm and
+ *                                     torch_mm_mxfp8 it runs grouped GEMMs, with other values one GEMM for each expert
  *   te_grouped_experts_te_create      for an all-to-all dispatcher. It has two GroupedLinears, gate_up_linear and
  *                                     down_linear, which follow the recipe in force. Under a recipe each expert's
  *                                     tokens and weights are padded to the recipe's blocks. TE_ERR_INVALID with

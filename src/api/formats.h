@@ -21,16 +21,16 @@
  * use a cast parameter cannot be launched any more.
  *
  * No cast changes the scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_..."): it is always f32. No
- * function of this file syncs. In a graph's capture or a warm-up the functions give TE_ERR_STATE. If the context has an
- * error, they do nothing and the error stays.
+ * function of this file syncs. In a graph's capture, and between te_warmup_begin and te_warmup_end, the functions give
+ * TE_ERR_STATE. If the context has an error, they do nothing and the error stays.
  *
  * Shared tensors. A parameter that several modules share has several paths. The functions below use the first one in
  * the order of te_module_visit_tensors (PyTorch: named_parameters): they compare words with this path, they take the
  * parameter to belong to the module on this path alone, and snapshots store it under this path. Two functions differ,
  * as in Automodel. te_cast_model_to_dtype ignores paths inside skip_modules, so it casts a parameter that also has a
  * path outside of them. te_restore_fp32_modules casts all tensors of a module whose path contains a word, even if the
- * first path of such a tensor is another one. A shared buffer stays in f32, or is not cast, if the rules say so for one
- * of its paths. */
+ * first path of such a tensor is another one. A shared buffer stays in f32, or is not cast, if words or skip_modules
+ * say so for one of its paths. */
 
 /* ---- what stays in f32 ---- */
 
@@ -83,7 +83,7 @@ TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_sn
                                                   const te_fp32_snapshots *buffers);
 /* Returns the number of copies. */
 TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s);
-/* Returns copy number `index` (borrowed); NULL outside the list. Writes its path (borrowed) to *path and its kind to
+/* Returns copy number `index` (borrowed); NULL if there is none. Writes its path (borrowed) to *path and its kind to
  * *kind; both pointers may be NULL. */
 TE_API te_tensor *te_fp32_snapshots_at(const te_fp32_snapshots *s, int index, const char **path, te_entry_kind *kind);
 /* Releases the copies. `s` may be NULL. */

@@ -72,14 +72,14 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 typedef enum te_rope_type {
     TE_ROPE_DEFAULT = 0, /* unchanged: base^(-2i / dim) */
     TE_ROPE_LINEAR,      /* divided by `factor` */
-    TE_ROPE_DYNAMIC,     /* sequences longer than original_max_position_embeddings use a larger base: base * (factor *
-                          * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_DYNAMIC,     /* sequences longer than `original` (original_max_position_embeddings) use a larger base:
+                          * base * (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
     TE_ROPE_LLAMA3,      /* depends on the wavelength w, in positions: unchanged if w < original / high_freq_factor,
                           * divided by `factor` if w > original / low_freq_factor, interpolated linearly in 1 / w
                           * between these bounds */
-    TE_ROPE_YARN,        /* depends on how many turns a pair makes within the original context: unchanged with at least
-                          * beta_fast turns, divided by `factor` with at most beta_slow turns. Between these two bounds
-                          * it is interpolated linearly in the pair's number (Peng et al. 2023) */
+    TE_ROPE_YARN,        /* depends on how many turns a channel pair makes within the original context: unchanged with
+                          * at least beta_fast turns, divided by `factor` with at most beta_slow turns. In between it is
+                          * interpolated linearly in the pair's number (Peng et al. 2023) */
     TE_ROPE_LONGROPE     /* frequency i is divided by short_factor[i]; by long_factor[i] in sequences longer than the
                           * original context */
 } te_rope_type;
@@ -95,13 +95,15 @@ typedef struct te_rope_scaling {
     float mscale, mscale_all_dim;             /* YARN: if both are given, attention_factor is m(mscale) /
                                                * m(mscale_all_dim), with m(x) = 0.1 * x * ln(factor) + 1, or m(x) = 1
                                                * if `factor` is at most 1; 0 => not given */
-    bool no_truncate;                         /* YARN: the pair numbers at which a pair makes beta_fast and beta_slow
-                                               * turns are the bounds of the interpolation. true => the bounds may be
-                                               * fractions; false => they are rounded outwards to whole numbers */
+    bool no_truncate;                         /* YARN: the numbers of the channel pairs that make beta_fast and
+                                               * beta_slow turns are the bounds of the interpolation. true => the bounds
+                                               * may be fractions; false => they are rounded outwards to whole
+                                               * numbers */
     float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine. 0 => 1 if `factor` is
                                                * at most 1. For a larger `factor`, 0 => LONGROPE uses
-                                               * sqrt(1 + ln(factor) / ln(original)). YARN uses the formula of mscale
-                                               * if both fields are given, else 0.1 * ln(factor) + 1 */
+                                               * sqrt(1 + ln(factor) / ln(original_max_position_embeddings)). YARN uses
+                                               * the formula of mscale if both fields are given, else
+                                               * 0.1 * ln(factor) + 1 */
     const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever
                                                * frequencies are computed, so they must live as long as modules that use
                                                * them */
@@ -161,8 +163,8 @@ typedef struct te_attn_desc {
     te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not computed */
 } te_attn_desc;
 /* Returns softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or
- * packed) -> [s_q, b, H, dv]. Head h uses group h / (H / G). Differentiable in q, k, v, rule.core_attention_bias and
- * rule.softmax_offset. desc may be NULL. Deterministic, forward and backward.
+ * packed) -> [s_q, b, H, dv]. Head h of q uses head h / (H / G) of k and v. Differentiable in q, k, v,
+ * rule.core_attention_bias and rule.softmax_offset. desc may be NULL. Deterministic, forward and backward.
  * Source: transformer_engine.pytorch.DotProductAttention. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_desc *desc);
 

@@ -43,8 +43,8 @@
  * On the CPU the graph keeps the args of each operation, and a launch runs the operations one by one. The rules and the
  * bits are the same. */
 
-/* Begins a capture: until te_graph_end, calls are recorded and not run. Syncs. TE_ERR_STATE inside a capture, a warm-up
- * or an autocast region; TE_ERR_LIBRARY if the driver has no graphs. */
+/* Begins a capture: until te_graph_end, calls are recorded and not run. Syncs. TE_ERR_STATE inside a capture, a region
+ * of te_warmup_begin or an autocast region; TE_ERR_LIBRARY if the driver has no graphs. */
 TE_API te_result te_graph_begin(te_ctx *te);
 /* Ends the capture. Returns the graph, which the caller owns and must release with te_graph_destroy. Afterwards the
  * random state and optimizers are as they were at te_graph_begin. Returns NULL, with the error, if any call inside was

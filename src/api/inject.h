@@ -11,7 +11,8 @@
  *     te_attn_stats s = te_attn_get_stats(te);      s.te_hits: number of calls that DotProductAttention computed
  *     te_restore_attention(model);                               the model is as it was before
  *
- * An attribute is not a child of its module. So parameters, names in files, freezing and casts do not change. */
+ * An attribute is not a child of its module, and te_module_visit does not see it. So parameters, names in files,
+ * freezing and casts do not change. */
 
 /* ---- the core that modules call ---- */
 
@@ -44,9 +45,9 @@ TE_API te_result te_sdpa_end(te_ctx *te);
 
 /* ---- counters ---- */
 
-/* Numbers of calls of te_sdpa_patch functions since te_ctx_create or the last te_attn_reset_stats. "The original" in
- * the comments below is the function te_make_te_sdpa_desc.original. A call that a checkpoint runs again in the backward
- * pass is counted twice. */
+/* Numbers of calls of te_sdpa_patch functions since te_ctx_create or the last te_attn_reset_stats. In the comments
+ * below, "the original" is te_make_te_sdpa_desc.original, and "the module" is its attn_module. A call that a checkpoint
+ * runs again in the backward pass is counted twice. */
 typedef struct te_attn_stats {
     uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
     uint64_t fallback_mask;           /* calls of the original, because the mask is not causal */
@@ -128,7 +129,7 @@ typedef struct te_make_te_sdpa_desc {
                                   * num_kv_heads divides num_heads */
     te_sdpa_fn original;         /* the function that computes calls which attn_module cannot compute; NULL =>
                                   * te_attention */
-    void *original_user;         /* handed to original (borrowed) */
+    void *original_user;         /* handed to `original` (borrowed) */
     te_window window_size;       /* (left, 0), for calls with is_causal; window_size.on false => none */
     float softmax_scale;         /* the scale of attn_module; 0 => not known, and the scales of calls are not compared
                                   * with it */
@@ -140,7 +141,7 @@ typedef struct te_make_te_sdpa_desc {
  * cases that applies:
  *     a scale that is more than 1e-6 from softmax_scale     desc->original computes it; a warning, once per context
  *     a mask that is not [.., s_q, s_kv], or one that
- *         requires a gradient while mask.strict is set      desc->original computes it
+ *         requires a gradient with desc->mask.strict        desc->original computes it
  *     a mask for which te_detect_causal_mask gives false    desc->original computes it
  *     any other mask, with or without is_causal             causal attention, with the window that was found
  *     is_causal                                             causal attention, with window_size
@@ -166,7 +167,7 @@ TE_API te_attn_stats te_sdpa_patch_stats(const te_sdpa_patch *f);
 
 /* ---- injection ---- */
 
-/* The reason why a module cannot be injected. */
+/* The reason why DotProductAttention cannot be injected into a module. */
 typedef enum te_inject_reason {
     TE_INJECT_OK = 0,         /* no reason: the module can be injected */
     TE_INJECT_PRESENT = 1,    /* it already has an attribute attn_module */
@@ -181,7 +182,7 @@ typedef enum te_inject_reason {
 /* Returns a reason as English text (static string). */
 TE_API const char *te_inject_reason_text(te_inject_reason reason);
 
-/* Options of injection; zero is the default, and desc may be NULL. */
+/* Options of the injection of DotProductAttention; zero is the default, and desc may be NULL. */
 typedef struct te_inject_desc {
     /* true => Automodel's rules: two rows of a mask are checked, dropout_p is ignored, an attribute attn_module that is
      * NULL counts as present, heads are not compared with the projections, and a second injection of a model warns that
@@ -197,10 +198,10 @@ typedef struct te_inject_desc {
     int *left_alone;         /* written: the number of modules that te_inject_te_attention could not inject; NULL => not
                               * written */
 } te_inject_desc;
-/* Injects into every module below `model` whose name ends in "self_attn", before or after weights are loaded. Returns
- * the number of modules that were injected. Logs the reason for each module that cannot be injected (TE_LOG_DEBUG), and
- * a warning if no module was injected. If the model is already injected, it changes nothing and returns 0, with a
- * warning only under rules_of_automodel. After at least one injection `model` has the attribute
+/* Injects DotProductAttention into every module below `model` whose name ends in "self_attn", before or after weights
+ * are loaded. Returns the number of modules that were injected. Logs the reason for each module that cannot be injected
+ * (TE_LOG_DEBUG), and a warning if no module was injected. If the model is already injected, it changes nothing and
+ * returns 0, with a warning only under rules_of_automodel. After at least one injection `model` has the attribute
  * "_te_attention_injected".
  * Returns -1 with the error recorded:
  *   - out of memory; modules before the one that failed stay injected, and the call may be repeated
@@ -210,8 +211,8 @@ typedef struct te_inject_desc {
  *   - TE_ERR_INVALID if tp_group, tp_size or cp_group is given and no module was injected
  * Source: inject_te_attention. */
 TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
-/* Injects into one module, whatever its name; if it is already injected, it is restored first. Returns false if the
- * module cannot be injected, or if an error was recorded.
+/* Injects DotProductAttention into one module, whatever its name; if it is already injected, it is restored first.
+ * Returns false if the module cannot be injected, or if an error was recorded.
  *
  * If the module has a child `sdpa` of te_sdpa_create and no forward function of te_module_set_forward, the child's
  * forward is replaced. DotProductAttention takes the child's mask, window, scale, softmax type and dropout.

@@ -16,8 +16,9 @@
  *     experts            GroupedExperts, GroupedExpertsDeepEP, and the experts of a CausalLM. Adapters are stacks over
  *                        the rank's experts, in children with a parameter "weight": lora_gate_and_up_A [E, dim, r],
  *                        lora_down_A [E, inter, r], lora_gate_and_up_B [E, r, 2 inter] (not gated: [E, r, inter]) and
- *                        lora_down_B [E, r, dim]. The B stacks start at zero. Each linear layer adds (x A B) alpha / r,
- *                        in high precision under every recipe; no dropout, no DoRA. Source: GroupedExpertsLoRA
+ *                        lora_down_B [E, r, dim]. The B stacks start at zero. With rank r each linear layer adds
+ *                        (x A B) alpha / r, in high precision under every recipe; no dropout, no DoRA. Source:
+ *                        GroupedExpertsLoRA
  *
  *     te_module *model = te_hf_open(te, "llama", NULL);
  *     te_lora_apply(model, &(te_lora_desc){ .dim = 16 }, NULL);          // all modules called *_proj, and experts
@@ -39,8 +40,9 @@ typedef enum te_dropout_position {
 } te_dropout_position;
 /* The initial values of lora_A. */
 typedef enum te_lora_init {
-    TE_LORA_XAVIER = 0, /* N(0, 2 / (in + dim)); experts: N(0, 2 / ((in + E) r)), torch's rule for a 3-D tensor */
-    TE_LORA_KAIMING = 1 /* uniform within +- 1 / sqrt(in); experts: +- 1 / sqrt(in r) */
+    TE_LORA_XAVIER = 0, /* N(0, 2 / (in + dim)); E experts of rank r: N(0, 2 / ((in + E) r)), torch's rule for a 3-D
+                         * tensor */
+    TE_LORA_KAIMING = 1 /* uniform within +- 1 / sqrt(in); experts of rank r: +- 1 / sqrt(in r) */
 } te_lora_init;
 /* Selects the biases that are trained in addition to adapters (peft: LoraConfig.bias). Biases are the parameters whose
  * names are "bias" or end in "_bias". */
@@ -52,10 +54,10 @@ typedef enum te_lora_bias {
 /* Options of te_lora_apply: which modules get adapters, and of what kind (Automodel: PeftConfig). Zero-initialised;
  * lists are read during the call only.
  *
- * A name in a list is a pattern for the whole path of a module below the model, as in Automodel: * (or .*) matches any
- * characters, and the rest is a regular expression of characters, . + ? classes in [], groups in (), | and escaped
- * punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, the name
- * "x|y" becomes the expression "^x|y$", in which "x" matches any path that begins with x: put alternatives into a
+ * A name in a list of modules is a pattern for the whole path of a module below the model, as in Automodel: "*" or ".*"
+ * matches any characters, and the rest is a regular expression of characters, . + ? classes in [], groups in (), | and
+ * escaped punctuation. So "*[qv]_proj" and "*.(q|v)_proj" match q_proj and v_proj of all layers. As in Automodel, the
+ * name "x|y" becomes the expression "^x|y$", in which "x" matches any path that begins with x: put alternatives into a
  * group. Counts {..}, groups that begin with "(?", and escapes such as \\d are refused. A pattern has at most 512
  * bytes; matching takes time proportional to the pattern's length times the path's length.
  *

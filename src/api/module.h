@@ -61,8 +61,8 @@ typedef struct te_module_class {
     const char *name;    /* name of the class, such as "Linear"; must outlive the modules */
     size_t state_size;   /* size in bytes of the class's own data in each module (te_module_state), zeroed and 16-byte
                           * aligned */
-    /* Fills args->outputs, at least out. On failure records the error in the context and returns its code. Every class
-     * needs a forward, container classes too: te_module_create refuses a class without one. */
+    /* Fills args->outputs, at least its field `out`. On failure records the error in the context and returns its code.
+     * Every class needs a forward, container classes too: te_module_create refuses a class without one. */
     te_result (*forward)(te_module *self, te_forward_args *args);
     void (*destroy)(te_module *self);               /* called before children and parameters are released; may be
                                                      * NULL */
@@ -107,7 +107,7 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
 TE_API te_module *te_module_remove_child(te_module *parent, const char *name);
 TE_API int te_module_num_children(const te_module *m);            /* returns the number of direct children */
 TE_API te_module *te_module_child(const te_module *m, int index); /* returns child number `index`, in the order of
-                                                                   * adding (borrowed); NULL outside the list */
+                                                                   * adding (borrowed); NULL if there is none */
 /* Returns the module at a dotted path below m (borrowed); m itself for ""; NULL if there is none. */
 TE_API te_module *te_module_find(te_module *m, const char *path);
 

@@ -1,5 +1,5 @@
 /* api/moe.h: mixtures of experts, with the functions and modules of TransformerEngine under their names. They run the
- * raw operations of api/ops_moe.h, which describes the maps. Below, T is the number of tokens and E the number of
+ * raw operations of api/ops_moe.h, which describes row_id_map. Below, T is the number of tokens and E the number of
  * experts. A function waits for the device only if its comment says so: the sizes that a router decides may stay on the
  * device, and may differ between launches of a graph. The functions follow the rules of api/functions.h.
  *
@@ -130,8 +130,8 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  *
  * The call gives the number of rows of each group in m_splits or m_splits_tensor; rows behind the last group give rows
  * of zeros. Each group has its own quantizers, like a Linear: scales and amaxes are those of its rows alone, and no
- * block spans two groups. Under delayed scaling each group has its own amax history, whether calls give m_splits or
- * m_splits_tensor. With return_bias the output `bias` is [num_gemms, out].
+ * scaling block spans two groups. Under delayed scaling each group has its own amax history, whether calls give
+ * m_splits or m_splits_tensor. With return_bias the output `bias` is [num_gemms, out].
  *
  * With m_splits_tensor only the device knows the sizes: one launch multiplies all groups, and nothing waits for the
  * host. On the CPU the results then have the same bytes as with m_splits, except under stochastic rounding, which draws

@@ -1,5 +1,5 @@
 /* api/nn.h: the modules of TransformerEngine, under the same names. Zero-initialise every desc: zero is the default of
- * every field. api/options.h has the groups of options.
+ * every field. api/options.h has the structs of options that several descs contain.
  *
  * Each create function returns a module with parameters initialised from the context's random state. The caller owns
  * the module until te_module_destroy, or until te_module_add_child gives it to a parent. NULL on an error:

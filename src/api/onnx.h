@@ -33,7 +33,7 @@
  *     stored      weights that are stored quantized become codes with DequantizeLinear; if their scales are of blocks,
  *                 they are decoded
  *     attention   becomes two MatMuls with a softmax between them; the graph computes positions and masks from the
- *                 sizes of each run
+ *                 sizes of its inputs
  *
  * The data is written to a temporary file in the same folder. This file is renamed when it is complete, as by
  * te_safetensors_write. Syncs. TransformerEngine: te.onnx_export with torch.onnx.export.

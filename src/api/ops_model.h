@@ -24,7 +24,7 @@
  *                     448, or 256 with e4m3_max_256_a; F_b likewise. In a column-wise copy with a Hadamard transform, k
  *                     includes padding: it is rounded up to a multiple of 16
  *   swizzled_scales    for MXFP8 and NVFP4: both scales are in the swizzled layout
- *   aux      [m, n] of D's format
+ *   aux      [m, n] of D's format: the second tensor of the epilogue (te_epilogue)
  *   bias_gradient  [n] of any float format, optional, written: column sums of D as stored, in f32. Not possible with
  *                  accumulate or a strided D
  *   split_accumulator  true => at intervals, partial sums are taken from the tensor core and added in f32 (with BLOCK
@@ -49,8 +49,8 @@ typedef struct te_op_gemm_args {
     te_scaling scaling_a, scaling_b; /* 0 => TENSOR */
     const te_tensor *amax_a, *amax_b;
     bool swizzled_scales;
-    bool e4m3_max_256_a, e4m3_max_256_b; /* for NVFP4: the scales of A, or of B, were made for a maximum of 256 instead
-                                          * of 448 */
+    bool e4m3_max_256_a, e4m3_max_256_b; /* for NVFP4: the block scales of A, or of B, were made with the maximum 256
+                                          * instead of 448 */
 } te_op_gemm_args;
 
 /* Multiplies many matrices in one call, one pair for each group (an expert and its tokens). The sizes of the groups are
@@ -171,12 +171,12 @@ TE_API bool te_activation_is_gated(te_activation activation);
 typedef struct te_activation_params {
     float limit; /* clamped SwiGLU: bound of the clamp; 0 => 7 */
     float alpha; /* clamped SwiGLU: factor inside the sigmoid; 0 => 1.702 */
-    bool no_glu_linear_offset; /* clamped SwiGLU: true => 0 is added to the second half (TransformerEngine:
-                                * glu_linear_offset = 0); false => 1 is added */
-    int64_t glu_interleave_size; /* gated activations: the two halves alternate in blocks of this many columns (in
+    bool no_glu_linear_offset; /* clamped SwiGLU: true => 0 is added to the second half of x
+                                * (TransformerEngine: glu_linear_offset = 0); false => 1 is added */
+    int64_t glu_interleave_size; /* gated activations: the two halves of x alternate in blocks of this many columns (in
                                   * modules: rows of fc1). This number must divide a half, or this rank's part of a
                                   * half. 0 => the second half lies behind the first. Not possible with `col`, and in
-                                  * the backward pass not with dbias, rounded or a padded dx */
+                                  * the backward pass not with `dbias`, `rounded` or a padded dx */
 } te_activation_params;
 
 /* y [M, N] = act(x), with x [M, N], or [M, 2N] for a gated activation. y may be e4m3/e5m2 [M, ld], with scale,

@@ -29,25 +29,26 @@ typedef struct te_op_moe_splits_args {
     int64_t values[TE_MOE_HOST_SPLITS];
 } te_op_moe_splits_args;
 
-/* Makes row_id_map (the mask form) from routing_map [T, E], u8, i32 or i64. A number other than 0 in routing_map means
- * that the token goes to the expert. Destination rows are ordered by expert, then by token. tokens_per_expert:
- * optional, i32 or i64 [E], written. */
+/* Makes row_id_map, in the mask form that the top of this file describes, from routing_map [T, E], u8, i32 or i64. A
+ * number other than 0 in routing_map means that the token goes to the expert. Destination rows are ordered by expert,
+ * then by token. tokens_per_expert: optional, i32 or i64 [E], written. */
 typedef struct te_op_moe_mask_map_args {
     const te_tensor *routing_map;
     te_tensor *row_id_map, *tokens_per_expert;
 } te_op_moe_mask_map_args;
 
-/* Makes row_id_map (the index form) from `experts` [T, topk], i32 or i64, the experts of each token. Copies are sorted
- * by expert, stably. Experts are compared as 32-bit unsigned numbers, so -1 comes last. Only the first num_out_tokens
- * sorted copies are kept; the others are dropped. */
+/* Makes row_id_map, in the index form that the top of this file describes, from `experts` [T, topk], i32 or i64, the
+ * experts of each token. A token has one copy for each of its experts. Copies are sorted by expert, stably. Experts are
+ * compared as 32-bit unsigned numbers, so -1 comes last. Only the first num_out_tokens sorted copies are kept; the
+ * others are dropped. */
 typedef struct te_op_moe_index_map_args {
     const te_tensor *experts;
     te_tensor *row_id_map;
     int64_t num_out_tokens; /* 0 => all */
 } te_op_moe_index_map_args;
 
-/* Makes the list `local`, by which a rank sorts its copies. The rank has the `count` experts with the numbers `first`
- * .. `first` + `count` - 1.
+/* Makes the list `local`, by which a rank sorts its copies of tokens. The rank has the `count` experts with the numbers
+ * `first` .. `first` + `count` - 1.
  *   experts  i32 or i64 [T, topk]: the experts of each token
  *   dropped  optional, u8 [T]: a number other than 0 marks a token that is dropped (padding)
  *   local    i32 [T, topk], written: the number of each expert minus `first`; -1 for experts of other ranks and for

@@ -265,7 +265,7 @@ typedef struct te_op_nvfp4_quantize_args {
 } te_op_nvfp4_quantize_args;
 
 /* Computes y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format. d is the scale of the block of q
- * in `scale` (e4m3). An amax of 0 counts as 6 F (so S = 1).
+ * in `scale` (e4m3). F is 448, or 256 with e4m3_max_256. An amax of 0 counts as 6 F.
  *   columnwise  true: q and scale are those of the column-wise copy. With rht the inverse transform (the transpose) is
  *               then applied, in f32
  *   amax        f32 [1] or [M]; with columnwise [1] or [N]
@@ -330,8 +330,8 @@ typedef struct te_op_shard_scales_args {
  *                else in the high half. Half a byte that belongs to a neighbouring slice stays as it is
  *   scaling      TENSOR: x is multiplied by scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|).
  *                BLOCK_2D, MXFP8, NVFP4: scale is as te_op_shard_scales writes it. NVFP4 needs amax_tensor too
- *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), which is the same only for
- *                powers of two
+ *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), which equals the
+ *                multiplier only for scales that are powers of two
  *   columnwise   MXFP8: scale is that of the column-wise copy. TENSOR: dst is the transposed copy [columns, ld] (not
  *                flat). The other formats have no columnwise: make their column-wise copies from the gathered rows */
 typedef struct te_op_shard_cast_args {

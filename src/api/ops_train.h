@@ -163,8 +163,8 @@ typedef struct te_op_multi_scale_args {
 
 /* Counts skipped steps on the device and computes the bias corrections of a step there.
  *   skipped          f32 [1]: the number of skipped steps
- *   found_inf        f32 [1] or NULL: the flag of the last step. First it is added to `skipped` if `count` is true,
- *                    then it becomes 0
+ *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. First `skipped` grows by 1 if found_inf is
+ *                    not 0 and `count` is true; then found_inf becomes 0
  *   bias_correction  optional f32 [P, 2], written, from betas f32 [P, 2]: 1 / (1 - beta^n) with n = step - skipped, or
  *                    1 if no_bias_correction
  *   step_device      optional f32 [1]: replaces step */

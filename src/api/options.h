@@ -41,7 +41,7 @@ typedef enum te_params_device {
 } te_params_device;
 
 /* Splits a weight and its bias by rows into several parameters. Each is initialised on its own. The parameters lie row
- * after row in one tensor, and the product reads that tensor. The program may replace one of the parameters by a tensor
+ * after row in one tensor, and the GEMM reads that tensor. The program may replace one of the parameters by a tensor
  * elsewhere (te_module_add_parameter); then every call first copies all of them into one tensor. A split is refused
  * with fuse_wgrad_accumulation, and for weights that are stored quantized. */
 typedef struct te_parameters_split {
@@ -63,14 +63,14 @@ typedef struct te_gemm_options {
     te_params_device device;      /* where parameters begin; 0 => on the context's device */
     const char *rng_tracker_name; /* the random state that the weights are drawn from (te_rng_tracker_add); NULL => the
                                    * context's */
-    bool fuse_wgrad_accumulation; /* the product that computes a weight gradient adds it to
+    bool fuse_wgrad_accumulation; /* the GEMM that computes a weight gradient adds it to
                                    * te_tensor_main_grad(weight) */
     bool delay_wgrad_compute;     /* te_backward computes no weight gradients; te_backward_dw computes them later */
 } te_gemm_options;
 
-/* How ranks divide a product. */
+/* How ranks divide a GEMM. */
 typedef enum te_parallel_mode {
-    TE_PARALLEL_NONE = 0,   /* the product is not divided */
+    TE_PARALLEL_NONE = 0,   /* the GEMM is not divided */
     TE_PARALLEL_COLUMN = 1, /* each rank has some of the outputs */
     TE_PARALLEL_ROW = 2     /* each rank has some of the inputs, and the outputs are summed over the ranks */
 } te_parallel_mode;
@@ -107,7 +107,7 @@ typedef enum te_cp_comm {
  * gather codes, and the amax must be that of all ranks. Delayed scaling reduces it over amax_group, which must contain
  * all ranks of tp_group, or over tp_group if there is no amax_group. Under a recipe with one scale for each block, the
  * ranks gather codes if each rank's rows and columns fill whole blocks (128 x 128; MXFP8 32, NVFP4 16). Otherwise they
- * gather unquantized numbers and quantize them afterwards. The bias of a row-parallel product is added after the sum.
+ * gather unquantized numbers and quantize them afterwards. The bias of a row-parallel GEMM is added after the sum.
  * If te_tensor_sequence_parallel is true for a parameter, its gradient is only this rank's part of the sum:
  * te_all_reduce it before the optimizer's step.
  *
@@ -139,13 +139,15 @@ typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime). NULL => no
                                       * other ranks, or a group that te_set_tensor_parallel_group sets later */
     int tp_size;                     /* the size of the group that te_set_tensor_parallel_group will set; 0 => 1 */
-    te_parallel_mode parallel_mode;  /* how the product is divided, in a Linear, GroupedLinear or LayerNormLinear. A
+    te_parallel_mode parallel_mode;  /* how the GEMM is divided, in a Linear, GroupedLinear or LayerNormLinear. A
                                       * LayerNormLinear allows only TE_PARALLEL_COLUMN */
-    bool set_parallel_mode;          /* in a LayerNormMLP, MultiheadAttention or TransformerLayer: first products are
-                                      * divided by column, second products by row; false => no product is divided */
-    bool sequence_parallel;          /* between the divided products each rank has only a part of the first dimension.
-                                      * Parameters of norms are marked (te_tensor_sequence_parallel) */
-    te_symmetric_ar symmetric_ar_type; /* the all-reduce after a product that is divided by row; te.h runs te_all_reduce
+    bool set_parallel_mode;          /* in a LayerNormMLP, MultiheadAttention or TransformerLayer: the first GEMMs (fc1,
+                                      * qkv) are divided by column, the last ones (fc2, proj) by row; false => no GEMM
+                                      * is divided */
+    bool sequence_parallel;          /* before a GEMM that is divided by column, and behind one that is divided by row,
+                                      * each rank has only a part of the first dimension of activations. Parameters of
+                                      * norms are marked (te_tensor_sequence_parallel) */
+    te_symmetric_ar symmetric_ar_type; /* the all-reduce after a GEMM that is divided by row; te.h runs te_all_reduce
                                         * for every value */
     te_group *cp_group;              /* for attention, the ranks that share each sequence (borrowed for the module's
                                       * lifetime). NULL => no other ranks, or a group that te_set_context_parallel_group
@@ -201,8 +203,8 @@ typedef struct te_attn_options {
     te_qk_norm qk_norm_type;    /* the kind of the modules q_norm and k_norm; 0 => no such modules */
     float qk_norm_eps;          /* 0 => 1e-6 */
     bool qk_norm_before_rope;   /* the norms run before the rotation; false => after it */
-    bool checkpoint_core_attention; /* the core (softmax and its two products) runs again in the backward pass, as with
-                                     * te_module_set_checkpoint(core_attention) */
+    bool checkpoint_core_attention; /* the core (Q K^T, the softmax and its product with V) runs again in the backward
+                                     * pass, as with te_module_set_checkpoint(core_attention) */
 } te_attn_options;
 
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache):
@@ -239,8 +241,8 @@ typedef struct te_attn_call {
                                       * differentiable */
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], where H counts this rank's heads; NULL => powers of 2^(-8 /
                                       * H) */
-    bool checkpoint_core_attention;  /* the core (softmax and its two products) of this call runs again in the backward
-                                      * pass */
+    bool checkpoint_core_attention;  /* the core (Q K^T, the softmax and its product with V) of this call runs again in
+                                      * the backward pass */
     te_inference_params *inference_params; /* the cache of keys and values (borrowed), only for self attention and only
                                             * between te_no_grad_begin and te_no_grad_end. The lengths come from the
                                             * cache, and causal masks become padding_causal_bottom_right */

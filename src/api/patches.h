@@ -18,8 +18,8 @@ typedef struct te_patch {
     const char *fixed_in;                        /* the first version of TransformerEngine that does not need the patch,
                                                   * such as "2.12" (copied); NULL => every version needs it */
     bool (*found)(te_ctx *te, void *user);       /* returns whether there is something to patch; NULL => always true */
-    bool (*needed)(te_ctx *te, void *user);      /* returns whether the library lacks what the patch adds; NULL =>
-                                                  * always true */
+    bool (*needed)(te_ctx *te, void *user);      /* returns whether the functions to patch lack what the patch adds;
+                                                  * NULL => always true */
     te_result (*apply)(te_ctx *te, void *user);  /* required: puts the patch in force. If it fails, it must change
                                                   * nothing, record the error in the context and return the error's
                                                   * code */
@@ -38,8 +38,8 @@ typedef struct te_patch_info {
     te_patch_state state; /* as the last te_apply_patches or te_unapply_patches left it */
     char why[160];       /* a sentence that says why it was skipped, or that it was applied */
 } te_patch_info;
-/* Adds a patch (copied) at the end of the list; the next te_apply_patches decides about it. TE_ERR_INVALID if name,
- * apply or undo is missing, if the name is taken, or if fixed_in is not a version. */
+/* Adds a patch (copied) behind the other patches of the context; the next te_apply_patches decides about it.
+ * TE_ERR_INVALID if `name`, `apply` or `undo` is missing, if the name is taken, or if fixed_in is not a version. */
 TE_API te_result te_register_patch(te_ctx *te, const te_patch *patch);
 /* Decides about every waiting patch, in order. A patch is applied if the library version is older than fixed_in and
  * `found` and `needed` return true; otherwise it is skipped. The log gets one line for each: a debug line with the

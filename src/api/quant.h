@@ -1,9 +1,9 @@
 /* api/quant.h: quantizers, recipes, autocast.
  *
  * A quantized tensor is one object. It has a row-wise copy (contiguous along the last dimension, read by the forward
- * product), a column-wise copy (read by the products of the gradients), or both. It also has the scales of each copy
+ * GEMM), a column-wise copy (read by the GEMMs of the gradients), or both. It also has the scales of each copy
  * and the quantizer that made them. Its nominal dtype is the format that dequantizing gives. A recipe says which
- * quantizer is used for each operand of a module's products. Every kind of quantizer accepts any shape: the last block
+ * quantizer is used for each operand of a module's GEMMs. Every kind of quantizer accepts any shape: the last block
  * of a row or column may be short, and padding never enters an amax.
  *
  * Codes, scales and amaxes are the same bytes on every device. For every input that TransformerEngine accepts they are
@@ -48,7 +48,7 @@ typedef enum te_quant_kind {
 /* The copies of a quantized tensor. A usage is TE_ROWWISE, TE_COLUMNWISE or TE_ROWWISE | TE_COLUMNWISE. */
 enum { TE_ROWWISE = 1, TE_COLUMNWISE = 2 };
 
-/* A quantizer that the program defines. Products decode the tensors that it makes, and multiply them in high
+/* A quantizer that the program defines. GEMMs decode the tensors that it makes, and multiply them in high
  * precision. */
 typedef struct te_custom_quantizer {
     const char *name; /* for messages; must outlive the quantizer */
@@ -90,8 +90,8 @@ typedef struct te_nvfp4_quantizer {
                                     * for each column; false => one amax for the whole tensor */
     te_4over6_error four_over_six; /* the error by which each copy chooses the scales of its blocks (4-over-6); 0 =>
                                     * 4-over-6 is off */
-    bool e4m3_max_256;             /* the largest block scale is 256, so that 4-over-6 can raise a scale by half; false
-                                    * => 448 */
+    bool e4m3_max_256;             /* the largest block scale is 256, so that 4-over-6 can raise a scale by half, to
+                                    * 384 at most; false => 448 */
 } te_nvfp4_quantizer;
 /* Options of a hybrid quantizer: the quantizers of its two copies. Neither may be hybrid. te_quantizer_create reads
  * both during its call. */
@@ -209,7 +209,8 @@ typedef enum te_format {
                             * E5M2 */
 } te_format;
 
-/* Says which operands the backward products use. With delayed scaling only TE_BACKWARD_QUANTIZED is possible. */
+/* Says which operands the GEMMs of the backward pass use. With delayed scaling, TE_BACKWARD_QUANTIZED alone is
+ * possible. */
 typedef enum te_backward_override {
     TE_BACKWARD_QUANTIZED = 0,      /* quantized, as the recipe says */
     TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
@@ -234,7 +235,7 @@ typedef enum te_nvfp4_e4m3_256 {
     TE_NVFP4_E4M3_256_NONE = 4         /* none */
 } te_nvfp4_e4m3_256;
 
-/* The tensors of a product y = x W^T, and of its gradients, for which a quantizer can be chosen. */
+/* The tensors of a GEMM y = x W^T, and of its gradients, for which a quantizer can be chosen. */
 typedef enum te_tensor_type {
     TE_TENSOR_INPUT = 0,       /* x */
     TE_TENSOR_WEIGHT = 1,      /* W */
@@ -242,16 +243,16 @@ typedef enum te_tensor_type {
     TE_TENSOR_GRAD_OUTPUT = 3, /* the gradient of y */
     TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x, with fp8_grad */
 } te_tensor_type;
-/* One quantized tensor of a module's product. It is an argument of a custom recipe's factory and of
+/* One quantized tensor of a module's GEMM. It is an argument of a custom recipe's factory and of
  * te_quant_stats_fn. */
 typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
     const char *name;        /* path of the module (te_module_path). If a create function quantizes weights (inside
                               * te_quantized_model_init_begin .. _end), the path begins at the module whose create
                               * function the program called: "layer.self_attention.proj" */
-    int gemm;                /* number of the product: 0 in most modules. In a LayerNormMLP 0 is fc1 and 1 is fc2; for
+    int gemm;                /* number of the GEMM: 0 in most modules. In a LayerNormMLP 0 is fc1 and 1 is fc2; for
                               * DotProductAttention see te_recipe.fp8_dpa */
-    te_tensor_type tensor_type; /* which tensor of the product */
+    te_tensor_type tensor_type; /* which tensor of the GEMM */
 } te_quantizer_role;
 
 /* Options of delayed scaling. A custom recipe uses them for each tensor for which its factory chooses TE_QUANT_DELAYED
@@ -261,8 +262,8 @@ typedef struct te_delayed_recipe {
     int amax_history_len;   /* number of steps in the amax history; 0 => 1024 */
     te_amax_algo amax_algo; /* 0 => the largest amax of the history */
     /* The program's own functions, called on the host (each update then waits for the device). amax_fn returns the amax
-     * of a history [length], whose row 0 is the latest step; NULL => amax_algo. scale_fn returns the scale for an amax;
-     * NULL => the formula of `margin`. */
+     * of a history [length], whose number 0 is that of the latest step; NULL => amax_algo. scale_fn returns the scale
+     * for an amax; NULL => the formula of `margin`. */
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
     void *user;             /* handed to amax_fn and scale_fn; borrowed while the recipe is in use */
@@ -318,20 +319,20 @@ typedef struct te_recipe {
                                              * only one format. A custom recipe uses this field for its tensors under
                                              * delayed scaling */
     te_backward_override backward_override; /* 0 => quantized operands */
-    /* These fields say whether the partial sums of a product are added into full f32 at regular intervals: split_fprop
-     * for the forward product, split_dgrad for the input gradient, split_wgrad for the weight gradient. 0 => off in the
-     * forward product, on in both gradient products. Under block scaling all products do this. */
+    /* These fields say whether the partial sums of a GEMM are added into full f32 at regular intervals: split_fprop
+     * for the forward GEMM, split_dgrad for the input gradient, split_wgrad for the weight gradient. 0 => off in the
+     * forward GEMM, on in both gradient GEMMs. Under block scaling all GEMMs do this. */
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: lower bound of the amax from which a scale is computed */
     /* FP8 attention (delayed, current, MXFP8, custom). With fp8_dpa, DotProductAttention rounds q, k, v, the softmax,
-     * the output o and the gradients of all these to FP8. Its products run in high precision on the rounded values.
+     * the output o and the gradients of all these to FP8. Its GEMMs run in high precision on the rounded values.
      * With fp8_mha, which includes fp8_dpa, MultiheadAttention gives the FP8 output of the attention core to its
      * projection without decoding it, except under MXFP8. In both cases the core itself quantizes q, k and v.
      *
-     * A custom recipe's factory is called for the tensors of the core. Products are numbered as in TransformerEngine.
-     * q, k and v are the output of product 0, o is the input of product 1, and the softmax is the output of product 2.
-     * The gradients of q, k and v are the grad_output of product 0. The gradient of o is the grad_input of product 1,
-     * and that of the softmax is the grad_input of product 2. If the factory chooses kinds with one scale for each
+     * A custom recipe's factory is called for the tensors of the core. GEMMs are numbered as in TransformerEngine.
+     * q, k and v are the output of GEMM 0, o is the input of GEMM 1, and the softmax is the output of GEMM 2.
+     * The gradients of q, k and v are the grad_output of GEMM 0. The gradient of o is the grad_input of GEMM 1,
+     * and that of the softmax is the grad_input of GEMM 2. If the factory chooses kinds with one scale for each
      * tensor, the kind of the softmax and of its gradient must be TE_QUANT_DELAYED. If it chooses MXFP8, the kind of
      * these two is not read. Other kinds give TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
@@ -369,14 +370,14 @@ typedef struct te_autocast_desc {
     bool disabled;        /* modules inside run in high precision */
     bool calibrating;        /* with `disabled`: the amaxes of delayed scaling are still recorded */
     te_group *amax_group;    /* the group over which amaxes of delayed, current and NVFP4 scaling are reduced (borrowed
-                              * until the region's last backward pass). NULL => no group; but the amaxes of a product
+                              * until the region's last backward pass). NULL => no group; but the amaxes of a GEMM
                               * are reduced over its tp_group (te_parallel_options) if the ranks gather one of its
                               * operands. TransformerEngine's default for delayed scaling is the group of all ranks */
 } te_autocast_desc;
 
-/* Opens a region in which modules quantize the operands of their products; desc may be NULL. Regions may be nested. The
+/* Opens a region in which modules quantize the operands of their GEMMs; desc may be NULL. Regions may be nested. The
  * outermost region copies the scales and histories of delayed scaling, so that te_clear_error can undo a failed step;
- * this takes one kernel launch for some thirty products. TE_ERR_INVALID for a recipe whose options exclude each other.
+ * this takes one kernel launch for some thirty GEMMs. TE_ERR_INVALID for a recipe whose options exclude each other.
  * If the call fails, it opens no region, and the program must not call te_autocast_end for it. TransformerEngine:
  * autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
@@ -384,7 +385,7 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
  * weights and outputs are updated; those of gradients are updated at the end of the backward pass. Asynchronous on
  * CUDA. */
 TE_API te_result te_autocast_end(te_ctx *te);
-/* Returns whether a module that runs now would quantize the operands of its products. */
+/* Returns whether a module that runs now would quantize the operands of its GEMMs. */
 TE_API bool te_autocast_enabled(const te_ctx *te);
 
 /* ---- inspection ------------------------------------------------------------------------------------------------ */
@@ -428,11 +429,11 @@ typedef struct te_quantized_model_init_desc {
                                             * (te_quantized_init_value) */
 } te_quantized_model_init_desc;
 
-/* Opens a region in which created modules store the weights of their products quantized, as the recipe quantizes
- * weights. A weight then has both copies and no high-precision copy. Biases, norms and embeddings stay plain. The
- * created modules run under autocast with the same recipe; outside of autocast their weights are decoded. Optimizers
- * keep f32 masters of such weights, and quantize the masters after each step. Delayed scaling starts from scale 1.
- * Regions may be nested. desc may be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
+/* Opens a region in which created modules store the weights of their GEMMs quantized, as the recipe quantizes weights.
+ * A weight then has a row-wise and a column-wise copy, and no high-precision one. Biases, norms and embeddings stay
+ * plain. The created modules run under autocast with the same recipe; outside of autocast their weights are decoded.
+ * Optimizers keep f32 masters of such weights, and quantize the masters after each step. Delayed scaling starts from
+ * scale 1. Regions may be nested. desc may be NULL. TransformerEngine: quantized_model_init, fp8_model_init. */
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc);
 /* Closes the innermost region. */
 TE_API te_result te_quantized_model_init_end(te_ctx *te);
@@ -477,8 +478,9 @@ typedef struct te_master_weights {
  * weights. The slices of all ranks together give the bytes that quantizing the whole weight gives. Every rank must make
  * this call, with the same weights in the same order; the caller gathers the bytes afterwards. The amaxes of all
  * weights are reduced in one all_reduce. Everything is checked before the first byte changes. If the ranks are threads
- * of one process and one rank has an error, the call fails on all ranks. Preserved initial values are cleared. Block
- * and NVFP4 need 2-D scaling. TransformerEngine: quantize_master_weights. */
+ * of one process and one rank has an error, the call fails on all ranks. Preserved initial values
+ * (te_quantized_init_value) are cleared. Block and NVFP4 need 2-D scaling.
+ * TransformerEngine: quantize_master_weights. */
 TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights *w);
 /* Calls te_quantize_master_weights; TransformerEngine's older name. */
 TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w);

@@ -429,8 +429,8 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         a.d_o = d_o;
         result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
-        if (needs[4] && result == TE_OK) { /* dx[4] is 0 except for this rank's heads: other ranks compute the gradients
-                                            * of their heads */
+        if (needs[4] && result == TE_OK) { /* dx[4], the gradient of softmax_offset, is 0 except for this rank's heads:
+                                            * other ranks compute the gradients of their heads */
             dx[4] = te__empty_1d(te, TE_F32, heads * te__group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
             if (result == TE_OK)

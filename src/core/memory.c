@@ -26,7 +26,7 @@ static size_t te__pool_capacity(size_t bytes) {
     return (bytes + step - 1) / step * step;
 }
 
-/* Returns the index of the pool's first list with a capacity of at least `capacity`. */
+/* Returns the index of the pool's first list of free blocks with a capacity of at least `capacity`. */
 static int te__pool_find(const te__pool *pool, size_t capacity) {
     int low = 0, high = pool->num_lists;
     while (low < high) {
@@ -353,8 +353,8 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
-    if (b->offloaded) b->offloaded->buffer = NULL; /* the offload entry keeps a pointer to this buffer, and the buffer
-                                                    * is freed here */
+    if (b->offloaded) b->offloaded->buffer = NULL; /* b->offloaded keeps a pointer to this buffer, and the buffer is
+                                                    * freed here */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
     } else if (b->used) { /* the program owns this memory and does not know the event, so the host waits for the event

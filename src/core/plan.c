@@ -3,7 +3,8 @@
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
     memset(p, 0, offsetof(te__plan, workspace)); /* `workspace` and the fields after it are large. They are not cleared
-                                                  * here, because each entry is set when it is handed out */
+                                                  * here, because each workspace, launch and argument struct is
+                                                  * set when it is handed out */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;

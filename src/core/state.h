@@ -86,7 +86,7 @@ typedef struct te__buffer {
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
-    size_t capacity; /* capacity and used are set for pending blocks only; used is a reference to an event */
+    size_t capacity; /* `capacity` and `used` are set for pending blocks only; `used` is a reference */
     te__event *used;
 } te__free_block;
 typedef struct te__free_list {
@@ -101,8 +101,8 @@ typedef struct te__pool {
     te_memory_stats stats;
 } te__pool;
 
-/* The device memory of a graph. Blocks that were free when the capture ended stay in the arena, since only the graph's
- * kernels may write them. The arena outlives the graph while buffers in the arena's memory exist. Blocks that are
+/* The device memory of a graph. Blocks that were free when the capture ended stay in the arena, since each launch of
+ * the graph may write to them. The arena outlives the graph while buffers in the arena's memory exist. Blocks that are
  * released after the graph's end go to the context's pool. */
 typedef struct te__arena {
     int refs; /* one for the graph, and one for every living buffer of the arena */
@@ -115,8 +115,8 @@ typedef struct te__arena {
 
 /* The copy of a buffer in host memory, for tape nodes that have saved tensors in this buffer (tape/offload.c). */
 typedef struct te__offloaded {
-    struct te__offloaded *older, *newer; /* neighbours in a list, which is sorted by the time at which a tape node last
-                                          * saved the buffer */
+    struct te__offloaded *older, *newer; /* neighbours in the list of these copies, sorted by the time at which a
+                                          * tape node last saved the buffer */
     int refs;          /* the number of saved tensors that need the copy */
     te__buffer *buffer; /* the buffer in device memory. While `inside` is true, this is a reference. Otherwise it is a
                          * plain pointer, and becomes NULL when the buffer is freed or written */
@@ -130,8 +130,8 @@ typedef struct te__offloaded {
 
 enum { TE__MAX_PARTS = 6 };
 
-/* The tape's record of a tensor, called the tensor's variable. It holds the gradient of the tensor. Views of the same
- * value have separate variables. */
+/* The tape's record of a tensor, called the tensor's variable. It holds the gradient of the tensor. A tensor and its
+ * views have separate variables. */
 typedef struct te__var {
     int refs;
     bool leaf;       /* a parameter, or an input marked by the program: the gradient is kept after the backward pass */
@@ -201,8 +201,8 @@ typedef struct te__launch {
     unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
     bool cooperative; /* all blocks must run at the same time, because they wait for each other (te_grid_wait). If they
                        * do not fit on the GPU, the launch fails */
-    bool follows;     /* the kernel may start before the previous kernel ends, since it calls te_follow
-                       * (cuda/kernels.c) */
+    bool follows;     /* the kernel may start before the previous kernel ends, since it waits for that kernel itself
+                       * (te_follow) */
     void *function;   /* cuda/launch.c: the kernel, once it is loaded */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;

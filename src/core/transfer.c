@@ -1,7 +1,7 @@
 /* core/transfer.c: copies between tensors and pinned host memory on a stream other than the context's own. This file
  * may use buffers and streams. It must not depend on the tape or on the purpose of a copy.
  *
- *     te__copy_out(s, host, at, x)   copies the bytes of x to pinned memory
+ *     te__copy_out(s, host, at, x)   copies the bytes of x to pinned memory, from byte `at` on
  *     te__copy_in(s, x, host, at)    copies them back
  *     te__await(x)                   makes later operations wait until te__copy_in has filled x
  *

@@ -88,8 +88,8 @@ static bool te__same_launch(const te__launch *a, const char *family, const char 
     return true;
 }
 
-/* Returns the table entry of a launch, or NULL. The caller must hold the mutex. An entry stays until no context uses
- * its CUcontext. */
+/* Returns the entry of a launch in te__jit_table, or NULL. The caller must hold te__jit_mutex. An entry stays until no
+ * context uses its CUcontext. */
 static te__jit_entry *te__jit_search(te__cu_handle context, const te__launch *l, bool baseline, uint64_t hash) {
     te__jit_entry *e = te__jit_table[hash % TE__JIT_BUCKETS];
     while (e && !(e->hash == hash && e->context == context && e->baseline == baseline &&
@@ -106,8 +106,8 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds a loaded kernel to the table. If another thread has added the kernel in the meantime, keeps the entry of that
- * thread and unloads `module`. Returns false if memory runs out. */
+/* Adds a loaded kernel to te__jit_table. If another thread has added the kernel in the meantime, keeps the entry of
+ * that thread and unloads `module`. Returns false if memory runs out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows,
                            te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
@@ -307,9 +307,9 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Loads an image and adds its kernel to the table. For a PTX image the driver compiles the kernel here. te's CUcontext
- * must be current. `maker` says, in messages, where the image comes from. If `quiet` is true and the driver rejects the
- * image, returns TE_ERR_DEVICE without a message. */
+/* Loads an image and adds its kernel to te__jit_table. For a PTX image the driver compiles the kernel here. te's
+ * CUcontext must be current. `maker` says, in messages, where the image comes from. If `quiet` is true and the driver
+ * rejects the image, returns TE_ERR_DEVICE without a message. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image,
                                     const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
@@ -353,7 +353,7 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
 
-/* Logs the compilation j, which has ended. Loads its image and adds the kernel to the table. */
+/* Logs the compilation j, which has ended. Loads its image and adds the kernel to te__jit_table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
@@ -385,8 +385,8 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
 
 static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
 
-/* Loads or compiles kernels on several threads and adds them to the table. te's CUcontext must be current. A kernel
- * that is missing because there is no NVRTC is not an error here: it gets a table entry without a function. */
+/* Loads or compiles kernels on several threads and adds them to te__jit_table. te's CUcontext must be current. A kernel
+ * that is missing because there is no NVRTC is not an error here: it gets an entry without a function. */
 static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
     te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
     te_result result = TE_OK;
@@ -450,7 +450,7 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* Looks up the kernel of a launch in the table. If `baseline` is true, looks for its version from the embedded PTX.
+/* Looks up the kernel of a launch in te__jit_table. If `baseline` is true, looks for its version from the embedded PTX.
  * Returns false if the table does not have it. Otherwise returns true and sets *result. If *result is TE_OK, also sets
  * *function. te's CUcontext must be current. */
 static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
@@ -464,8 +464,8 @@ static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_
         *result = te__jit_fail_missing(te, l);
     return true;
 }
-/* Sets *function to the driver's function for a launch. If the table does not have the kernel, first loads or compiles
- * it. */
+/* Sets *function to the driver's function for a launch. If te__jit_table does not have the kernel, first loads or
+ * compiles it. */
 static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     const te__launch *one = l;
     te_result result;

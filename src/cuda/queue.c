@@ -74,8 +74,8 @@ typedef struct te__jit_order {
     te__launch launch; /* the launch, without its arguments */
     te__jit_job job;
     te__order_state state; /* guarded by the queue's mutex */
-    bool closed;           /* true: the kernel is in the table, or `result` is an error; only the context's thread uses
-                            * this field */
+    bool closed;           /* true: the kernel is in te__jit_table, or `result` is an error; only the context's thread
+                            * uses this field */
     te_result result;
     char module_path[sizeof(((te_ctx *)0)->module_path)]; /* the module path of the call that first needed the kernel,
                                                            * for messages */
@@ -88,7 +88,7 @@ typedef struct te__queued {
     size_t size; /* the size of this allocation */
     uint64_t plan; /* the number of the entry's plan: after a failed launch, the other launches of the same plan are
                     * dropped */
-    te__jit_order *order; /* NULL: the kernel is in the table */
+    te__jit_order *order; /* NULL: the kernel is in te__jit_table */
     te__launch launch;
     bool baseline;
     void *dst;
@@ -162,8 +162,8 @@ static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *
     return o;
 }
 
-/* If the kernel of the order o has been compiled, adds it to the table, or sets o->result to an error; the order is
- * then closed. If `wait` is true, first compiles the kernel, or waits until another thread has compiled it. Returns
+/* If the kernel of the order o has been compiled, adds it to te__jit_table, or sets o->result to an error; the order
+ * is then closed. If `wait` is true, first compiles the kernel, or waits until another thread has compiled it. Returns
  * whether the order is closed. */
 static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wait) {
     char path[sizeof(te->module_path)];

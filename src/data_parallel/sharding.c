@@ -4,7 +4,7 @@
 
 #define TE__UNIT "te.unit" /* the module attribute that holds the te__dp_unit */
 typedef struct te__dp_unit {
-    struct te__dp_unit *next; /* the next unit in the list, which is in order of creation */
+    struct te__dp_unit *next; /* the next of all units of the context, in order of creation */
     te_module *module;
     te_data_parallel_desc desc;
     bool whole; /* true: created by te_data_parallel; false: created by te_fsdp_unit */
@@ -208,8 +208,7 @@ static bool te__units_are_deferred(const te_module *root) {
 }
 /* Exchanges the gradients at the end of a backward pass. If this rank has reached any unit of a model, exchanges the
  * gradients of all units of this model, because other ranks may have reached other units. If the pass has failed,
- * informs only the group of the model that the pass has run through. Only the ranks of that group wait for this
- * rank. */
+ * informs only the group of ranks of the model that the pass has run through. Only these ranks wait for this rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;

@@ -16,8 +16,8 @@ typedef unsigned long long te_u64;
 typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
-// te_ptx defines TE_SMALL when it compiles embedded PTX. This PTX is a part of te.h, so it must be small. TE_SMALL
-// changes three macros:
+// The tool te_ptx defines TE_SMALL when it compiles embedded PTX. This PTX is a part of te.h, so it must be small.
+// TE_SMALL changes three macros:
 //   TE_DEV_CALL      The function is called, not inlined. Used for format conversions that are called in many places.
 //   TE_UNROLL(n)     The loop is not unrolled.
 //   TE_WIDE(vector)  The value is 0: rows are read element by element.

@@ -296,8 +296,8 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
                  : "l"(a), "l"(b), "r"((int)(keep)))
 
 // Like TE_WGMMA_N, but A, which is 64 x 16, is in registers. Its 16-bit values are paired in a[0] to a[3] as
-// te_ldmatrix4 loads them for each warp:
-//   a[0]        two neighbouring columns of row g
+// te_ldmatrix4 loads them for the 16 rows of each warp. Lane 4 g + t has
+//   a[0]        columns 2 t and 2 t + 1 of row g
 //   a[1]        the same columns of row g + 8
 //   a[2], a[3]  the same two rows, 8 columns further
 // The accumulators of 16 neighbouring columns have the same order. So after rounding to 16 bits they can be passed as

@@ -100,8 +100,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// Stores the first n of eight numbers. `vector` means that p + i is aligned as te_store8 requires. UNROLL is 1 in the
-// general version of a kernel, for less code.
+// Stores the first n of eight numbers. `vector` means that p + i is aligned as te_store8 requires. UNROLL is 1 in a
+// kernel with code for all formats, to keep the kernel small.
 template <int UNROLL = 8>
 TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);

@@ -58,14 +58,15 @@ static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_resu
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank,
                     me->hub->size, text);
 }
-/* Waits for all ranks at the start of a collective. Afterwards the te__post of every rank is complete, or all ranks
- * fail. */
+/* Waits for all ranks at the start of a collective. Afterwards the contribution (te__post) of every rank is complete,
+ * or all ranks fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* Waits for all ranks after a step of a collective. Afterwards every rank has done this step, or all ranks fail. */
+/* Waits for all ranks after a step of a collective in which they read each other's memory. Afterwards every rank has
+ * done this step, or all ranks fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);
@@ -116,8 +117,9 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Reduces the elements `begin` to `end` - 1 over the copies of all ranks, and writes the result to this rank's copy. No
- * two ranks work on the same elements, so neither locks nor more memory are needed. */
+/* Reduces the elements `begin` to `end` - 1 over the tensors of all ranks in host memory (te__post.data), and writes
+ * the result to this rank's tensor there. No two ranks work on the same elements, so neither locks nor more memory are
+ * needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;

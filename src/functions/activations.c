@@ -61,8 +61,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !s->quant.scaling || !te__quant_of(te)->inspecting) return result;
-    /* The program inspects quantized tensors, but the kernel wrote only codes. A second run computes the plain
-     * numbers. */
+    /* The program inspects quantized tensors, but the kernel wrote only codes. A second te_op_act_bwd computes
+     * the unquantized dx. */
     if (!out.plain) {
         te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;

@@ -146,7 +146,8 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                         "scaling.attention_factor with frequencies: leave it 0",
                         (double)d->attention_factor);
     a->base = d->base;
-    /* The limit of 2^24 keeps the conversion to float exact. The limit of te_op_rope is much lower anyway. */
+    /* The limit of 2^24 keeps the conversion to float exact. te_op_rope allows a rotary_dim of at most
+     * 2 * TE__ROPE_MAX_HALF anyway. */
     a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent);
     if (a->rotary_dim == 0) return TE_OK;
     /* If both fields are set, positions are scaled as in TransformerEngine's RotaryPositionEmbedding. A sequence longer
@@ -158,7 +159,7 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                                 ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
                                 : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    /* te_op_rope rejects odd sizes and sizes above 2 * TE__ROPE_MAX_HALF */
+    /* te_op_rope rejects a rotary_dim that is odd or above 2 * TE__ROPE_MAX_HALF */
     if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0)
         return TE_OK;
     a->inv_freq = inv_freq;
@@ -301,8 +302,8 @@ static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_
                               te__rope_state_size(&s->args.angles, offsetof(te__qkv_state, inv_freq)), NULL, &x, 1,
                               saved, 3);
 }
-/* Returns the arguments of the backward pass, except the gradients of the heads. `qkv` is the gradient that the
- * backward pass writes. */
+/* Returns the arguments of the backward pass, except the gradients that it reads (q, k and v, or `rotated`). `qkv` is
+ * the gradient that it writes. */
 static te_op_qkv_rope_bwd_args te__qkv_back(const te__qkv_state *s, te_tensor *const *saved, te_tensor *qkv) {
     const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;

@@ -306,7 +306,7 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     if (!x || i >= n) return NULL; /* no tensor, so no context that could record an error */
     te = x[i]->te;
     for (i = 0; i < n; i++) {
-        /* if an input is NULL because of an earlier error, that error stays */
+        /* if an input is NULL because of an earlier error, te__fail keeps that error */
         if (!x[i]) te__fail(te, TE_ERR_STATE, "te_concat: tensor %d of %d is NULL", i + 1, n);
         if (!x[i] || !te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
     }

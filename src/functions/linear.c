@@ -1,10 +1,10 @@
 /* functions/linear.c: the linear layer y = x W^T + b, in high precision or quantized. It has the forward product (y),
- * the two backward products (dx and dW), and the exchanges between ranks before and after them. Every GEMM module calls
- * this part. This file may use quantizers and the scaling state. It must not depend on the module tree. */
+ * the two backward products (dx and dW), and the exchanges between ranks before and after them. Every module with a
+ * GEMM calls this file. This file may use quantizers and the scaling state. It must not depend on the module tree. */
 
 typedef struct te__functions_state {
-    te_tensor *place; /* the next output of the same format and size is written to this tensor; NULL: every output gets
-                       * new memory */
+    te_tensor *place; /* the next output that has the format and size of this tensor is written to it; NULL: every
+                       * output gets new memory */
     bool any_rows;    /* true: onnx/export.c records the calls for a file that must work for any number of rows. Then no
                        * output may lie in a larger tensor at an offset that depends on the number of rows */
 } te__functions_state;
@@ -272,8 +272,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        /* compute the gradient now if delaying is off, the module was destroyed, or the weight is not a leaf of the
-         * tape */
+        /* compute the gradient now if deferring to te_backward_dw is off, the module was destroyed, or the weight is
+         * not a leaf of the tape */
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
         te_tensor_retain(g.dy);
         te_tensor_retain(g.x);
@@ -396,7 +396,7 @@ static te_result te__linear_fits(const te__linear_call *c) {
             "params_dtype %s",
             te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
     if (quant && quant->enabled && x->quantized) {
-        /* true: the column-wise copy is made after the codes are gathered */
+        /* true: the column-wise copy of x is made after the codes are gathered */
         bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED;
         if (!x->quantized->row.data ||
             (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned))

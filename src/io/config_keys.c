@@ -14,7 +14,7 @@ typedef struct te__hf_key {
     size_t offset;
 } te__hf_key;
 
-/* A missing key is stored as NAN, -1 or NULL, and so is the value null of most kinds. The kinds TE__HF_COUNT and
+/* A missing key is stored as NAN, -1 or NULL, and so is a JSON null for most kinds. The kinds TE__HF_COUNT and
  * TE__HF_CAP store null as one of the two values below. No file can contain these two values. */
 #define TE__HF_NULL (-2)                    /* null of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* null of a TE__HF_CAP */

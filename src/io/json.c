@@ -57,7 +57,8 @@ static bool te__json_expect(te__json *j, char c) {
 static bool te__json_open(te__json *j, char open, char close) {
     return te__json_expect(j, open) && !te__json_take(j, close);
 }
-/* Continues after an element. Returns true if another element follows. Returns false at the end, or on an error. */
+/* Continues after an element of a list or an object. Returns true if another element follows. Returns false at the end,
+ * or on an error. */
 static bool te__json_more(te__json *j, char close) {
     if (j->failed || te__json_take(j, close)) return false;
     return te__json_expect(j, ',');

@@ -31,7 +31,7 @@ static const te__hf_key te__hf_rope_keys[] = {TE__HF_KEY(TE__HF_STRING, "rope_ty
 #undef TE__HF_KEY
 static void te__hf_rope_clear(te__hf_rope *rope) { te__hf_clear(rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys)); }
 
-/* Reads one of the two lists of longrope. Appends its numbers to `list`, which has *n numbers. */
+/* Reads the list short_factor or long_factor of longrope. Appends its numbers to `list`, which has *n numbers. */
 static bool te__hf_factors(te__json *j, const char *name, float *list, int *n) {
     bool more;
     if (te__json_word(j) == 2) return true;
@@ -100,7 +100,7 @@ typedef struct te__hf_lengths {
 static const char *te__hf_rope_type(const te__hf_rope *r) {
     return r->type ? r->type : r->older_type ? r->older_type : "default";
 }
-/* Fills *s, which must be zero, according to the type of *r. Afterwards *s points to the lists of *r. */
+/* Fills *s, which must be zero, according to the type of *r. For longrope *s then points to the factor lists of *r. */
 static bool te__hf_scaling(const te__json *j, const te__hf_rope *r, const te__hf_lengths *l, te_rope_scaling *s) {
     static const struct {
         const char *name;

@@ -179,7 +179,7 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
         te__hand_on(&in, args);
         in.input = x;
         x = te_forward_with(te_module_child(layers, i), &in);
-        /* Frees all tensors of the frame except x and the tensors that the tape holds. */
+        /* Frees all temporaries of this forward pass except x and the tensors that the tape holds. */
         if (x) te__frame_sweep(m->te, &x, 1);
     }
     return te__output(m, args, te__run_on(m, "norm", x, args));

@@ -1,5 +1,5 @@
 /* lm/names.c: applies the rules of a model family (te__lm_rule). Finds which tensors of a file make up which parameters
- * of a model, and converts the values in both directions. This file may use the table of families and modules. It must
+ * of a model, and converts the values in both directions. This file may use modules and the table of families. It must
  * not depend on files. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
@@ -152,7 +152,7 @@ static bool te__lm_file_name(const te__lm_rule *rules, const char *name, char *f
     snprintf(text, sizeof(text), "%.*s", (int)te__min(length, sizeof(text) - 1), from);
     return te__lm_expand(rules->file[0], text, number, file);
 }
-/* Returns 1 if any rule except the last of the list matches the tensor name `file`, otherwise 0. */
+/* Returns 1 if any of `rules` except the last, "@", matches the tensor name `file`, otherwise 0. */
 static int te__lm_knows(const te__lm_rule *rules, const char *file) {
     const char *from;
     size_t length;

@@ -121,16 +121,16 @@ static bool te__lora_add_both(const te__lora_site *site, te_module *holder, cons
     return te__lora_add(site, holder, &a);
 }
 
-/* Returns the module that will hold the adapters: the owner of the site, or a new child if the owner is a LayerNormMLP.
- * On failure returns NULL and sets an error. */
+/* Returns the module that will hold the adapters: the module with the matrix product, or a new child of it if it is a
+ * LayerNormMLP. On failure returns NULL and sets an error. */
 static te_module *te__lora_open_holder(const te__lora_site *site) {
     te_module *holder;
     if (site->owner->cls != &te__layernorm_mlp_class) return site->owner;
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
     return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
-/* Creates the adapters of a site, and sets the forward function of the site's owner. After a failure the site has no
- * adapters. */
+/* Creates the adapters of a site (a matrix product of a module), and sets the forward function of that module, the
+ * owner. After a failure the site has no adapters. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;

@@ -91,7 +91,7 @@ typedef struct te__lora_choice {
     int given;            /* number of sites that this call has given adapters */
 } te__lora_choice;
 
-/* Checks that a site can have adapters. If not, sets an error and returns false. */
+/* Checks that a site (a matrix product of s->owner) can have adapters. If not, sets an error and returns false. */
 static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
     const te_module *holder = te__lora_holder(s);
@@ -154,8 +154,8 @@ static int te__lora_named(te__lora_choice *c, te_module *m, const char *path) {
     }
     return n;
 }
-/* Adds the site of the experts module m to the list if the options choose it. Options without target names choose only
- * experts of moe/block.c (the experts of a CausalLM). */
+/* Adds the experts module m (one site for all its Linears) to c->sites if the options choose it. Options without target
+ * names choose only experts of moe/block.c (the experts of a CausalLM). */
 static bool te__lora_choose_experts(te__lora_choice *c, te_module *m, const char *path) {
     const te_lora_desc *d = c->desc;
     const bool block = te__is_block(m), others = d->match_all_linear || d->num_exclude_modules;
@@ -208,7 +208,7 @@ static bool te__lora_choose(void *user, te_module *m) {
     for (s.gemm = 0; s.gemm < sites; s.gemm++) {
         const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));
         bool wanted = te__lora_wants(c, m, path[0] ? path : m->name);
-        /* a name of the module chooses both of its sites; a name such as "PATH.fc1" chooses one site */
+        /* a name of a LayerNormMLP chooses both of its matrix products; a name such as "PATH.fc1" chooses one */
         if (sites > 1) path = te__lora_path(c->sites.root, &s, buffer, sizeof(buffer));
         if (sites > 1 && !wanted) wanted = te__lora_wants(c, m, path);
         if (wanted &&

@@ -95,8 +95,8 @@ static const te_tensor *te__experts_base(te_module *m) {
 
 /* ---- stacks ---- */
 
-/* Returns one of the two stacks of `product`, which is TE__EXPERTS_UP or TE__EXPERTS_DOWN: lora_A if b is 0, lora_B if
- * b is 1. NULL if the stack was removed. */
+/* Returns the stacked adapters of all experts for `product`, which is TE__EXPERTS_UP or TE__EXPERTS_DOWN: lora_A if b
+ * is 0, lora_B if b is 1. NULL if they were removed. */
 static te_tensor *te__adapter_stack(te_module *m, int product, int b) {
     return te_module_parameter(te_module_find(m, te__expert_adapter_names[product][b]), "weight");
 }
@@ -119,8 +119,8 @@ static te_result te__lora_fill_stack(void *user, te_tensor *weight) { /* [E, in,
     return te__lora_fill_within(weight, weight->shape[1] * weight->shape[2]);
 }
 
-/* te__adapter_class is the class of a module that holds one stack. The state of such a module is the te_init with which
- * te__adapter_reset fills the stack. */
+/* te__adapter_class is the class of a module that holds one stack: lora_A or lora_B of all experts. The state of such a
+ * module is the te_init with which te__adapter_reset fills the stack. */
 static te_result te__adapter_forward(te_module *m, te_forward_args *args) {
     (void)args;
     return te__fail(m->te, TE_ERR_STATE, "%s: \"%s\" is a stack of experts' adapters; run the experts", m->cls->name,
@@ -143,8 +143,8 @@ static bool te__adapter_add(te_module *m, const char *name, te_dtype dtype, int6
     child->built_in = true;
     return meta || te__adapter_reset(child) == TE_OK;
 }
-/* Adds four stacks of rank r to the experts module m. lora_B starts at zero. lora_A gets the initial values that torch
- * gives a 3-D tensor [E, in, r], where E is the number of experts of all ranks:
+/* Adds the four stacks of adapters, of LoRA rank r, to the experts module m. lora_B starts at zero. lora_A gets the
+ * initial values that torch gives a 3-D tensor [E, in, r], where E is the number of experts of all ranks:
  * - with TE_LORA_XAVIER normal values with standard deviation sqrt(2 / ((in + E) r))
  * - otherwise uniform values between -1 / sqrt(in r) and 1 / sqrt(in r) */
 static bool te__adapters_add(te_module *m, int64_t r, te_lora_init first, te_dtype dtype) {

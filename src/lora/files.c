@@ -58,8 +58,8 @@ static void te__peft_put_site(te__text *t, const te_module *root, const te__lora
         if (value) te__text_number(t, *value);
     }
 }
-/* Writes alpha_pattern if `alpha` is true, otherwise rank_pattern. The pattern lists the sites whose alpha or rank
- * differs from that of the first site. */
+/* Writes alpha_pattern if `alpha` is true, otherwise rank_pattern. The pattern lists the peft modules whose alpha
+ * or rank differs from that of the first one. */
 static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char *key, bool alpha) {
     const te__lora *first = te__lora_of(te__lora_holder(&l->list[0]));
     int i, n = 0;

@@ -4,8 +4,8 @@
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 
-/* One entry of alpha_pattern. Its key is either the path of a site, or a regular expression that matches a whole path
- * or the end of a path after a dot. */
+/* One entry of alpha_pattern. Its key is either the path of a matrix product of the model, or a regular expression
+ * that matches a whole path or the end of a path after a dot. */
 typedef struct te__peft_alpha {
     const char *path; /* points into the text; NULL: `pattern` is used */
     te__pattern pattern;
@@ -36,8 +36,8 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
 
 /* ---- adapter_config.json ---- */
 
-/* Reads one key of alpha_pattern. peft tests re.match("(.*\\.)?(KEY)$", path). A key that is the path of a site is
- * compared as text here, because te_lora_save writes paths unescaped. */
+/* Reads one key of alpha_pattern. peft tests re.match("(.*\\.)?(KEY)$", path). A key that is the path of a matrix
+ * product of the model is compared as text here, because te_lora_save writes paths unescaped. */
 static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to) {
     char expression[TE__PATTERN_LENGTH + 16], who[512];
     te__lora_site s;
@@ -412,7 +412,7 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
     return te__peft_value_fits(p, e, x);
 }
 /* Checks that the file has the parameters of m. All are needed if modules_to_save names m or a module above m;
- * otherwise those that an earlier call has made trainable. */
+ * otherwise those that an earlier te_lora_apply or te_lora_load has made trainable. */
 static bool te__peft_lacks_parameter(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);
@@ -541,8 +541,8 @@ static float *te__peft_values(te__peft *p, const te__lora_site *s, const char *p
     te__frame_end(p->j.te, NULL, 0);
     return host;
 }
-/* Returns the rank of a site in te.h divided by its rank in the file: 1 or 2. On failure records an error and returns
- * 0.
+/* Returns the LoRA rank of a site's adapters in te.h divided by their rank in the file: 1 or 2. On failure records an
+ * error and returns 0.
  *
  * In te.h the gate and up Linears of an expert share one lora_A. If the file has two different ones, the result is 2.
  * The shared lora_A then has the rows of both, and each lora_B has zeros for the rows that belong to the other
@@ -575,7 +575,8 @@ static bool te__peft_one_alpha(te__peft *p, const te__lora_site *s) {
                                path);
     return true;
 }
-/* Reads the adapters of experts from the file into the stacks of the site; `ranks` is the result of te__peft_ranks. */
+/* Reads the adapters of experts from the file into the stacked tensors of the site (te__adapter_stack). `ranks` is the
+ * result of te__peft_ranks. */
 static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, const char *path, int ranks) {
     const int64_t rank = te__peft_rank(p, s, path);
     te_result result = TE_OK;
@@ -601,8 +602,8 @@ static te_result te__peft_fill_experts(te__peft *p, const te__lora_site *s, cons
 
 /* ---- adapters of all sites ---- */
 
-/* Checks the shapes of the file's adapters of a site. If the site already has adapters, they must have the rank that
- * the file's adapters need. */
+/* Checks the shapes of the adapters that the file has for a site. If the site already has adapters in the model, they
+ * must have the LoRA rank that the file's adapters need. */
 static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
     te__lora_shape shape = te__lora_shape_of(s, 0);
     const te_module *m = s->owner, *holder = te__lora_holder(s);
@@ -727,7 +728,7 @@ static te_result te__peft_fill(te__peft *p, const te__lora_site *s) {
     return TE_OK;
 }
 
-/* Creates adapters for the sites in p->fresh, each with the file's rank. */
+/* Creates adapters for the sites in p->fresh, each with the LoRA rank that the file's adapters need. */
 static te_result te__peft_give(te__peft *p) {
     te_result result = TE_OK;
     te_lora_desc d = TE_ZERO;

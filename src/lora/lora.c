@@ -1,9 +1,10 @@
 /* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This file may use the module classes
  * with a weight matrix, embeddings and the module tree. It must not depend on how adapters are chosen, or on files.
  *
- * A *site* is one weight matrix of a module; this module is the *owner* of the site. The adapters lora_A and lora_B are
- * children of the site's *holder*. The holder is mostly the owner itself. LayerNormMLP has two sites; their holders are
- * its children fc1 and fc2, which are created for the adapters. */
+ * A *site* is one weight matrix of a module, or all of them in GroupedLinear and experts modules; this module is the
+ * *owner* of the site. The adapters lora_A and lora_B are children of the site's *holder*. The holder is mostly the
+ * owner itself. LayerNormMLP has two sites; their holders are its children fc1 and fc2, which are created for the
+ * adapters. */
 
 /* The settings of the adapters of one site. The holder has them as its attribute TE__LORA. */
 typedef struct te__lora {
@@ -37,8 +38,8 @@ static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) {
     return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x;
 }
 
-/* Returns B(A(x) * alpha / dim), in the adapters' dtype. x is the input of the site whose holder is m. `dropped` is
- * true if dropout has been applied to x already. */
+/* Returns B(A(x) * alpha / dim), in the adapters' dtype. m has the adapters, and x is the input of the matrix
+ * product that they are added to. `dropped` is true if dropout has been applied to x already. */
 static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te_tensor *x, bool dropped) {
     const te__lora *l = te__lora_of(m);
     const te_module *a = te_module_find(m, "lora_A");
@@ -118,8 +119,8 @@ static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* indexed by T
 static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__lora_product(m, args, args->input, false));
 }
-/* The holder of one site of a LayerNormMLP. Its forward takes the input of the site and returns the adapters'
- * output. */
+/* The child of a LayerNormMLP that has the adapters of fc1 or fc2. Its forward takes the input of fc1 or fc2 and
+ * returns the adapters' output. */
 static const te_module_class te__lora_part_class = {"LoRA", 0, te__lora_mlp_part_forward, NULL, NULL};
 
 static te_tensor *te__lora_mlp_add(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y) {
@@ -142,7 +143,8 @@ typedef struct te__lora_site {
                * have one site */
 } te__lora_site;
 
-/* Returns the holder of a site; NULL for a site of LayerNormMLP without adapters. */
+/* Returns the holder of a site, the module that has its adapters as children; NULL for a site of LayerNormMLP without
+ * adapters. */
 static te_module *te__lora_holder(const te__lora_site *s) {
     return s->owner->cls == &te__layernorm_mlp_class ? te_module_find(s->owner, te__lora_mlp_names[s->gemm]) : s->owner;
 }
@@ -164,7 +166,8 @@ static bool te__lora_is_owner(te_module *m) {
     if (m->cls != &te__layernorm_mlp_class) return te__lora_of(m) && m->cls != &te__lora_part_class;
     return te_module_find(m, te__lora_mlp_names[TE__FC1]) || te_module_find(m, te__lora_mlp_names[TE__FC2]);
 }
-/* Writes the path of a site below `root` to `buffer` and returns it. The path of a site is the path of its holder. */
+/* Writes the path of a site below `root` to `buffer` and returns it. It is the path of the module that has the adapters
+ * as children. */
 static const char *te__lora_path(const te_module *root, const te__lora_site *s, char *buffer, size_t size) {
     size_t n;
     te__path_below(root, s->owner, buffer, size);
@@ -180,7 +183,7 @@ static bool te__lora_has_sites(const te_module *m, int *sites) {
            te__is_grouped(m) || m->cls == &te__embedding_class || te__is_experts(m) || te__is_block_gate(m);
 }
 /* Finds a Linear of an expert by its `path`. For instance "PATH.3.w1" is w1 of expert 3 of the module at PATH. Sets *s
- * to the site of that module and *product to the number of the Linear. Returns false if there is none. */
+ * to the site of that module and *product to the number of the Linear. Returns false if there is no such Linear. */
 static bool te__lora_find_experts(te_module *root, const char *path, te__lora_site *s, int *product) {
     char above[TE__TREE_PATH];
     size_t n = strlen(path);
@@ -195,7 +198,8 @@ static bool te__lora_find_experts(te_module *root, const char *path, te__lora_si
     *product = te__product_named(s->owner, path + n + (dots == 2));
     return *product >= 0;
 }
-/* Finds the site at `path`. Sets *product only if the site belongs to experts. Returns false if there is no site. */
+/* Finds the site (weight that can have adapters) at `path`. Sets *product only if the site belongs to experts. Returns
+ * false if there is no site. */
 static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s, int *product) {
     const char *dot = strrchr(path, '.'), *last = dot ? dot + 1 : path;
     char above[TE__TREE_PATH];
@@ -218,11 +222,12 @@ typedef struct te__lora_shape {
     int64_t in, out;         /* numbers of input and output features of all ranks together; Embedding: `in` is the
                               * number of rows of the table, `out` the size of a row */
     te_parallel_mode mode;   /* how ranks share the weight */
-    const te__sharding *rows; /* the blocks of the weight's rows; each block is sharded by itself; NULL: one block */
+    const te__sharding *rows; /* the blocks of the weight's rows (such as q, k, v); each block is sharded by itself;
+                              * NULL: one block */
     int products;            /* number of weight matrices: groups of GroupedLinear, Linears of experts, otherwise 1 */
     int parts;               /* number of parameters whose rows together make one weight matrix */
-    int weights;             /* index of the site's first weight among the entries of the owner; the site has products *
-                              * parts weights, which are adjacent there */
+    int weights;             /* index of the site's first weight among the entries of the owner; the site has
+                              * `products` * `parts` weights, which are adjacent there */
 } te__lora_shape;
 
 /* Returns the shape of a site. `product` matters only for experts: their Linears differ in size. */

@@ -79,8 +79,8 @@ static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
     s->b = b;
     return p->n++;
 }
-/* Inserts a step at index `at`. Moves the later steps, and the targets that point to them, by one. No step before `at`
- * may have a target after `at`. */
+/* Inserts a step at index `at`. Moves the later steps, and the jump targets that point to them, by one. No step before
+ * `at` may have a jump target after `at`. */
 static bool te__pattern_insert(te__pattern *p, int at) {
     int i;
     if (te__pattern_add(p, TE__PATTERN_GO, 0, 0) < 0) return false;
@@ -141,7 +141,7 @@ static bool te__pattern_class(te__pattern *p) {
 
 /* A group being read, or the whole pattern. */
 typedef struct te__pattern_group {
-    int start, part; /* the step at which the group begins, and the step at which its last alternative begins */
+    int start, part; /* indices in p->steps: the first step of the group, and the first step of its last alternative */
     int ends;        /* the last GO step that ends an earlier alternative, or -1. These GO steps form a linked list:
                       * `a` of such a step is the index of the one before it, or -1. */
 } te__pattern_group;

@@ -55,7 +55,7 @@ static void te__trained_cut(te_module *m, int n, bool whole) {
     t->whole = whole;
     if (n == 0 && !whole) te_module_remove_attribute(m, TE__TRAINED);
 }
-/* Replaces the tensor of entry e by a copy and sets *before to the original. If e has no memory, its tensor stays and
+/* Replaces the tensor of entry e by a copy and sets *before to the original. If the tensor has no memory, it stays and
  * *before is NULL. */
 static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before) {
     te_tensor *x = e->tensor, *copy, *main_grad = te_tensor_main_grad(x);

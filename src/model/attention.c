@@ -125,8 +125,8 @@ static te_result te__attn_open(const te__attn_backend *b, te_module *m, const te
 
 /* ---- te ---- */
 
-/* Copies cu_seqlens and max_seqlen of packed sequences to *c. The input has one list for queries and keys together, or
- * one list for each. */
+/* Copies cu_seqlens and max_seqlen of packed sequences to *c. The input has one cu_seqlens for queries and keys
+ * together, or one for each. */
 static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attn_call *c) {
     const bool one = in->cu_seqlens != NULL;
     if (te__attn_core_of(m)->desc.format != TE_THD)
@@ -245,7 +245,7 @@ static te_tensor *te__attn_sdpa_attend(te_module *m, te__attn_run *run) {
     const te_attn_rule *x = &run->told.rule;
     te_sdpa_args args = TE_ZERO;
     if (!te__sdpa_of(m->te)->depth) return te__sdpa_attend(m, run);
-    /* a region of te_sdpa_begin is open, so te_scaled_dot_product_attention calls the function of the program */
+    /* a region of te_sdpa_begin is open, so te_scaled_dot_product_attention calls the function `fn` of that region */
     masked = x->attention_mask ? te__mask_turned(x->attention_mask) : NULL;
     if (x->attention_mask && !masked) return NULL;
     args.attn_mask = masked ? masked : x->core_attention_bias;

@@ -248,8 +248,8 @@ TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *co
         if (!desc.recipe) return te_error_code(te);
     }
     outer = te__autocast_now(te);
-    if (!desc.recipe) { /* begins a region with the settings of the outer one, because te_fp8_maybe_autocast_end always
-                         * ends a region */
+    if (!desc.recipe) { /* begins an autocast region with the settings of the outer one, because
+                         * te_fp8_maybe_autocast_end always ends a region */
         desc.disabled = !outer || !outer->enabled;
         if (outer) {
             storage = outer->recipe;

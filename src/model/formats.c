@@ -19,8 +19,8 @@ static void te__words_destroy(void *value) {
     te__free(w->te, w->word);
     te__free(w->te, w);
 }
-/* Returns the words that are stored in attribute `key` of m. NULL if m does not have the attribute, or if the program
- * has set another value. */
+/* Returns the keywords (te__words) that are stored in attribute `key` of m. NULL if m does not have the
+ * attribute, or if the program has set another value. */
 static const te__words *te__words_of(const te_module *m, const char *key) {
     const te__attribute *a = te__module_attribute(m, key);
     return a && a->destroy == te__words_destroy ? (const te__words *)a->value : NULL;
@@ -143,8 +143,8 @@ static void te__firsts_close(te__firsts *f) {
     te__free(f->te, f->item);
     memset(f, 0, sizeof(*f));
 }
-/* Collects the first entry of each parameter of the tree m. The modules of the tree must not change until
- * te__firsts_close. Returns false with an error; te__firsts_close is then not needed. */
+/* Collects, for each parameter of the tree m, the entry that a walk visits first. The modules of the tree must not
+ * change until te__firsts_close. Returns false with an error; te__firsts_close is then not needed. */
 static bool te__firsts_open(te__firsts *f, const te_module *m) {
     int i, n = 0;
     memset(f, 0, sizeof(*f));

@@ -85,8 +85,9 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
     if (result != TE_OK) return result;
     f.cast = te__cast_of(m, desc->compute_dtype);
-    f.cast.sharded = false; /* even for a sharded model, so that words with `strict` false keep parameters in f32;
-                             * te__frozen_list casts no sharded parameter */
+    f.cast.sharded = false; /* even for a sharded model, so that keywords that te_module_set_keep_in_fp32 has set
+                             * with `strict` false keep parameters in f32; te__frozen_list casts no sharded
+                             * parameter */
     f.any_base = desc->any_frozen_base;
     te_module_visit(m, te__count_module, &f.num);
     f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);

@@ -106,8 +106,8 @@ static te_tensor *te__sdpa_fails(te_sdpa_patch *f) {
     const te_result result = te_error_code(f->te);
     return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
 }
-/* Returns true if desc.original may take the call. Under context parallelism it may not: it would see only this rank's
- * keys, and the other ranks would wait. */
+/* Returns true if desc.original, the attention function for calls that f's module cannot take, may take the call. Under
+ * context parallelism it may not: it would see only this rank's keys, and the other ranks would wait. */
 static bool te__sdpa_may_fall_back(te_sdpa_patch *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;
@@ -154,7 +154,8 @@ static te_tensor *te__run_dpa(te_sdpa_patch *f, te_forward_args *call, float dro
 
 /* Returns true if the last two sizes of `mask` are s_q and s_kv of this call, or of all context-parallel ranks
  * together. Refuses a broadcast mask, because te_detect_causal_mask reads only stored elements. If desc.mask.strict is
- * set, also refuses a mask that requires a gradient, because only desc.original computes that gradient. */
+ * set, also refuses a mask that requires a gradient, because only desc.original, the attention function for refused
+ * calls, computes that gradient. */
 static bool te__mask_is_of_call(const te_sdpa_patch *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;

@@ -6,7 +6,7 @@ typedef struct te__recast_item {
     te_tensor *x;
     te_dtype dtype;
     int hold; /* priority; if a tensor is listed several times, the item with the highest priority counts */
-    te_tensor *fresh, *grad; /* new memory of x and new memory of its gradient, owned by the frame; NULL: unchanged */
+    te_tensor *fresh, *grad; /* x and its gradient in new memory, owned by the open frame; NULL: unchanged */
     void *init; /* the new preserved initial value of a quantized x; NULL: unchanged */
 } te__recast_item;
 typedef struct te__recast {
@@ -101,7 +101,8 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
         b->refs++;
         result = te_tensor_copy(e->fresh, e->x);
     }
-    /* The version stays the same, because a cast gives no new value. So optimizers keep their master weights. */
+    /* The version stays the same, because a cast gives no new value. So optimizers, which set a master weight anew if
+     * its parameter has a new version, keep their master weights. */
     if (b) b->version = te__buffer_version(r->item[first].x->buffer);
     te__buffer_release(b);
     return result;
@@ -121,7 +122,7 @@ static te_result te__recast_init_value(te__recast_item *e) {
     }
     return TE_OK;
 }
-/* Casts the gradient and the preserved initial value of an item, if it has them. */
+/* Casts the gradient and the preserved initial value of the tensor e->x, if it has them. */
 static te_result te__recast_prepare(te__recast_item *e) {
     const te_tensor *grad = te_tensor_grad(e->x);
     te_result result = TE_OK;
@@ -181,7 +182,8 @@ static te_result te__recast_all(te__recast *r) {
     for (i = 0; i < r->num && result == TE_OK; i++) te__recast_commit(&r->item[i]);
     return result;
 }
-/* Casts the items and empties the list. If `ok` is false, listing has failed and nothing is cast. */
+/* Casts the tensors listed in *r and empties the list. If `ok` is false, filling the list has failed and nothing is
+ * cast. */
 static te_result te__recast_run(te__recast *r, bool ok) {
     te_result result = ok ? TE_OK : te_error_code(r->te);
     bool entered;

@@ -49,8 +49,8 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
         m->cls->name, output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
 }
 
-/* Runs `forward` or, if it is NULL, the module's own function. The temporaries of the forward pass are released with
- * the frame, except those that the tape retains for the backward pass. */
+/* Runs `forward` or, if it is NULL, the module's own function. The temporaries of the forward pass are released at
+ * its end (te__frame_end), except those that the tape retains for the backward pass. */
 static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                    te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
@@ -144,7 +144,7 @@ static const char *const te__call_names[TE__FORWARD_TENSORS] = {
 #undef TE__NAME
 #undef TE__NAME_OF_KEY
 
-/* Lists the addresses of the tensor fields of a call. A tensor itself may be NULL. */
+/* Lists the addresses of the tensor fields of a call. A field may hold NULL. */
 static void te__call_tensors(te__module_call *c, te_tensor **list[TE__FORWARD_TENSORS]) {
     int n = 0, i;
 #define TE__TYPE te_forward_args

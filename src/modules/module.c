@@ -327,7 +327,7 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
         return NULL;
     copy = te__copy_string(parent->te, name ? name : child->name);
     if (!copy) return NULL;
-    mark = te__gone_take(parent, copy); /* the new child gets the place of a destroyed one with the same name */
+    mark = te__gone_take(parent, copy); /* the new child gets the position of a destroyed child with the same name */
     place = mark ? mark->place : parent->places;
     if (!mark && !parent->built_in && !parent->takes_any && !(mark = te__gone_create(parent->te, copy))) {
         te__free(parent->te, copy);

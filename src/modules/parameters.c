@@ -367,8 +367,8 @@ static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
 
 typedef struct te__product_params {
     int count;           /* number of weights, and of biases */
-    int weights, biases; /* indices of the first weight and the first bias in the module's entries; `biases` is -1 if
-                          * there are no biases */
+    int weights, biases; /* indices of the first weight and the first bias in m->entries, the module's parameters and
+                          * buffers; `biases` is -1 if there are no biases */
 } te__product_params;
 
 /* Adds one parameter for each part of `split`. The parameters are consecutive row ranges of one tensor, so te__join
@@ -480,7 +480,7 @@ static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *con
         if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
     return TE_OK;
 }
-/* Joins `count` parameters by rows, beginning with entry `at`. Returns an alias if the parameters are adjacent in
+/* Joins `count` parameters by rows, beginning with m->entries[at]. Returns an alias if the parameters are adjacent in
  * memory, otherwise a copy. */
 static te_tensor *te__join(te_module *m, int at, int count) {
     te__join_state state = TE_ZERO;

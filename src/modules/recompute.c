@@ -1,6 +1,6 @@
 /* modules/recompute.c: activation checkpointing. The forward pass runs a function without recording its operations, and
  * records one node for the whole function. When te_backward reaches this node, it runs the function again with
- * recording. This file may use the tape and snapshots. It must not depend on what the function computes. */
+ * recording. This file may use the tape and te__snapshot. It must not depend on what the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;
@@ -50,8 +50,8 @@ static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     return what;
 }
 
-/* Runs the function. Fails if an output is missing, or if the function leaves a region open or ends a region that it
- * did not begin. */
+/* Runs the function. Fails if an output is missing, or if the function leaves a region (such as te_scope) open or ends
+ * a region that it did not begin. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs,
                                      te_tensor **outputs) {
     const te__regions regions = te__regions_now(te);
@@ -75,7 +75,8 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
     return result;
 }
 
-/* Checks that the outputs of the second run have the same dtypes and shapes as those of the first. */
+/* Checks that the outputs of the function's second run, in the backward pass, have the same dtypes and shapes as those
+ * of its first run. */
 static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *outputs) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
@@ -139,7 +140,8 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
-/* Returns the snapshot that `node` restores before its second run, or NULL if `node` is not a checkpoint. */
+/* Returns the snapshot that `node` restores before it runs its function again, or NULL if `node` is not a
+ * checkpoint. */
 static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
     return node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->snapshot : NULL;
 }

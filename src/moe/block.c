@@ -1,15 +1,15 @@
 /* moe/block.c: the MoE block of a published language model. It is an MoE in which each expert is a module of its own.
  * This file may use Linear, GroupedLinear and MoE. It must not depend on models or files.
  *
- * Expert number E is the module experts.E. Its Linears GATE, UP and DOWN own the weights. GATE, UP and DOWN stand
- * for the names that the model's files use. `experts` has three more children, the GroupedLinears GATE, UP and DOWN.
- * They borrow the weights of all experts and multiply the rows of all experts at once. The number of rows of each
- * expert stays on the device, so the host does not wait for the gate. */
+ * Expert number E is the module experts.E. Its Linears GATE, UP and DOWN own the weights. GATE, UP and DOWN stand for
+ * the names that the model's files use. `experts` has three more children, the GroupedLinears GATE, UP and DOWN. They
+ * borrow the weights of all experts and multiply the rows of all experts at once. The number of rows of each expert
+ * stays on the device, so the host does not wait for the router. */
 
 /* Arguments of te__moe_block_create. Zero-initialised. */
 typedef struct te__moe_block {
-    te_moe_config config; /* Only the sizes, the fields of the gate, and the fields expert_bias, dtype, device and name
-                           * are read. */
+    te_moe_config config; /* Only the sizes, the fields of the router, and the fields `expert_bias`, `dtype`, `device`
+                           * and `name` are read. */
     te_init init;
     te_activation activation;     /* must be gated */
     const char *gate, *up, *down; /* names of an expert's Linears; string literals */

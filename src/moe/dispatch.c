@@ -9,7 +9,8 @@ typedef struct te__dispatch {
     int ranks, local;    /* ranks that share the experts; experts on each rank */
     te_tensor *map;      /* row_id_map of te_op_moe_permute: an index map, or a mask map if topk is 0 */
     int64_t topk, tokens; /* experts chosen for each token; tokens of this rank */
-    int64_t copies;      /* upper bound of the number of copies of all tokens; only with a mask map */
+    int64_t copies;      /* upper bound of the number of copies of tokens (one for each chosen expert); only with a mask
+                          * map */
     te_dtype dtype;      /* format of the tokens */
     te_tensor *weights;  /* router weights, f32: [tokens to sort, topk], or with a mask map [tokens, experts] */
     int64_t longest;     /* largest number of tokens of any rank; each rank has this many rows in the gathered tensor */
@@ -170,8 +171,8 @@ static te_result te__mapped_rows(te__dispatch *d, te_tensor *x, te_tensor *choic
     return r->x ? TE_OK : te_error_code(x->te);
 }
 /* Fills *r with the rows of this rank's experts, taken from the tokens of all ranks. The dispatcher "torch" uses this
- * function. If `on_host` is true, waits for the device and copies the group sizes to the host; then r->x has no
- * rows after the last group. If `ids` is true, also fills r->ids. */
+ * function. If `on_host` is true, waits for the device and copies the number of rows of each expert to the host; then
+ * r->x has no rows after those of the last expert. If `ids` is true, also fills r->ids. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
@@ -277,8 +278,8 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         memcpy(te__exchange_counts(s) + d->ranks, recv, (size_t)d->ranks * sizeof(int64_t));
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    /* Both exchanges succeeded, but this rank failed afterwards and skips the next exchange. te__refuse informs the
-     * other ranks, so that they do not wait in that exchange. */
+    /* The exchanges of rows and of router weights succeeded, but this rank failed afterwards and skips the next
+     * exchange. te__refuse informs the other ranks, so that they do not wait in that exchange. */
     if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     te__free(te, s);
     if (got) *got = recorded ? p : NULL;

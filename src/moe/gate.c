@@ -94,7 +94,8 @@ typedef struct te__gate_module {
     te_group *cp_group;
     te_tensor *load;       /* f32 [E]: number of tokens counted for each expert since the last bias update */
     uint64_t load_cleared; /* version of `load` after it was last cleared; `load` is 0 while it has this version */
-    float *master;         /* [E]: the bias in f32 if its buffer has another dtype; NULL before the first update */
+    float *master;         /* [E]: e_score_correction_bias in f32 if its buffer has another dtype; NULL before the first
+                            * update */
     uint64_t master_of;    /* version of the bias buffer after an update last wrote the rounded `master` to it */
 } te__gate_module;
 
@@ -372,8 +373,8 @@ TE_API te_tensor *te_gate_expert_load(te_module *m) {
     return s && s->load && te_tensor_version(s->load) != s->load_cleared ? s->load : NULL;
 }
 
-/* Updates the bias. Adds gate_bias_update_factor for each expert with less than the mean load, and subtracts it for
- * each with more. `load` [E] has the loads. `host` [E] is scratch memory for the bias. */
+/* Updates `bias`, the e_score_correction_bias. Adds gate_bias_update_factor for each expert with less than the mean
+ * load, and subtracts it for each with more. `load` [E] has the loads. `host` [E] is scratch memory for the bias. */
 static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, float *load) {
     te__gate_module *s = (te__gate_module *)m->state;
     const int n = s->config.n_routed_experts;

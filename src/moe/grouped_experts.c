@@ -385,8 +385,8 @@ static te_tensor *te__of_expert(const te_tensor *x, int i) {
     int64_t bytes = te__numel(x) / te__max(1, x->shape[0]) * te__dtype_size(x->dtype);
     return te__alias_as(x, i * bytes, x->dtype, x->ndim - 1, x->shape + 1);
 }
-/* If `into` is false, copies the parameters of a GroupedExpertsTE to `stack`. If `into` is true, copies `stack` to the
- * parameters. */
+/* If `into` is false, copies the parameters `which` of all local experts of a GroupedExpertsTE to `stack`, a tensor
+ * [experts, ...]. If `into` is true, copies `stack` to these parameters. */
 static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *stack, bool into) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     te_result result = TE_OK;

@@ -1,5 +1,5 @@
-/* moe/grouped_linear.c: the module GroupedLinear, which has one weight and one bias for each group. This file may use
- * the grouped GEMMs of moe/grouped.c and the module tree. It must not depend on how groups are chosen. */
+/* moe/grouped_linear.c: the module GroupedLinear, which has one weight and one bias for each group of rows. This file
+ * may use the grouped GEMMs of moe/grouped.c and the module tree. It must not depend on how groups are chosen. */
 
 /* Backward function of the output `bias` (see return_bias). This output is a tensor [n, out] with the biases of all
  * groups. Row i of its gradient is the gradient of bias i. */

@@ -113,8 +113,8 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     return te__checked(y, result);
 }
 
-/* Permutes the rows of inp to `rows` new rows, as `map` says. If `probs` [tokens, copies] is not NULL, permutes it in
- * the same way and sets *permuted_probs to the result. Differentiable in inp and probs. */
+/* Permutes the rows of inp to `rows` new rows, as `map` says. If `probs`, [T, E] or [T, topk], is not NULL, permutes it
+ * in the same way and sets *permuted_probs to the result. Differentiable in inp and probs. */
 static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets,
                               te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
@@ -172,8 +172,8 @@ static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, cons
                              te__shape_text(inp, a), te__shape_text(routing, b));
     return te_tensor_contiguous(routing);
 }
-/* Returns the index map that sorts copies of tokens by expert number. If num_out_tokens is 0, the map keeps all
- * copies. */
+/* Returns the index map that sorts the copies of tokens (one for each chosen expert) by expert number. If
+ * num_out_tokens is 0, the map keeps all copies. */
 static te_tensor *te__moe_index_map(te_tensor *experts, int64_t num_out_tokens) {
     te_op_moe_index_map_args args = TE_ZERO;
     te_tensor *map = te__empty_1d(experts->te, TE_I32, te__numel(experts));
@@ -440,8 +440,8 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 
 /* ---- chunks ---- */
 
-/* Returns the index map that sorts chunks by `sorted_index`, or that moves each chunk by its padding in `offsets`. The
- * map has topk 1. */
+/* Returns the index map that sorts chunks of rows by `sorted_index`, or that moves each chunk by its padding in
+ * `offsets`. The map has topk 1. */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

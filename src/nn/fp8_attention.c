@@ -14,9 +14,10 @@
  * quantizer for q, k and v, the MXFP8 line applies. D, the sum of S times its gradient, is computed from the unrounded
  * S (ops/attn/cpu.c), because gradients pass through the roundings unchanged. */
 
-/* Indices of the tensors of attention in the scaling state, as in TransformerEngine. The scaling state has slots for
- * the tensors of each GEMM. Attention uses slots of three GEMMs: the output slot of GEMM 0 for q, k and v; the input
- * slot of GEMM 1 for o; and the output slot of GEMM 2 for S. The gradients use backward slots of the same GEMMs. */
+/* Indices of the tensors of attention in the scaling state, as in TransformerEngine. The scaling state has a slot (a
+ * scale and an amax history) for each tensor of each GEMM. Attention uses slots of three GEMMs: the output slot of GEMM
+ * 0 for q, k and v; the input slot of GEMM 1 for o; and the output slot of GEMM 2 for S. The gradients use backward
+ * slots of the same GEMMs. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
@@ -89,8 +90,8 @@ static te_recipe te__attention_inner_recipe(const te_recipe *r) {
     return inner;
 }
 
-/* Returns the te__quant_spec of slot i. For the slots of S and dP, `r` is their recipe. For all other slots, `r` is the
- * recipe of the call. */
+/* Returns the te__quant_spec of slot i (TE__SLOT_QKV, ...). For the slots of S and dP, `r` is their recipe. For all
+ * other slots, `r` is the recipe of the call. */
 static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
@@ -307,7 +308,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
-        /* The backward pass needs this scale, but the end of the autocast region updates it. So a copy is saved. */
+        /* The backward pass needs this scale of S, but the end of the autocast region updates it. So a copy is
+         * saved. */
         saved[TE__ATTENTION_SAVED] = te__copied(spec.scale, TE_F32);
         ready = saved[TE__ATTENTION_SAVED] != NULL;
         args->fp8.s_dtype = state.s_dtype = spec.dtype;
@@ -340,7 +342,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *const parts[3], const te_attn
 
 /* ---- for DotProductAttention ---- */
 
-/* Returns true if the current autocast region quantizes the core m. Sets *cast to the autocast settings of m. */
+/* Returns true if the current autocast region quantizes the attention core m. Sets *cast to the autocast settings of
+ * m. */
 static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
     return te__autocast_of(m, cast) && cast->enabled && (cast->recipe.fp8_dpa || cast->recipe.fp8_mha);
 }

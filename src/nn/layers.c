@@ -116,10 +116,10 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Returns true if an operation can quantize its own result for slot `slot`, or can compute the amax of the result. It
- * can quantize if the scale is known before the operation runs, as in delayed scaling. As in TransformerEngine, returns
- * false if the backward pass reads operands in high precision, or if the factory of a custom recipe makes the
- * quantizers. */
+/* Returns true if an operation can quantize its own result with the scale of `slot` (TE__SLOT_INPUT, ...), or can
+ * compute the amax of the result. It can quantize if the scale is known before the operation runs, as in delayed
+ * scaling. As in TransformerEngine, returns false if the backward pass reads operands in high precision, or if the
+ * factory of a custom recipe makes the quantizers. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || te__asks_factory(&q->recipe)) return false;
@@ -173,7 +173,7 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
 }
 
 /* Returns true if a backward pass will read the tensors that are made now. This is also true in the first run of a
- * checkpoint, which is not recorded. */
+ * checkpointed function, which is not recorded. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
 /* Runs a GEMM and adds the bias. In row-parallel mode the bias is added after the sum over the ranks, otherwise in the
@@ -196,7 +196,8 @@ static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool re
 static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) {
     return no_bias ? NULL : te_module_parameter(m, name);
 }
-/* Returns true if m runs for the second time because of its own checkpoint. Then nobody reads the outputs of m. */
+/* Returns true if m runs for the second time because of its own activation checkpointing. Then nobody reads the outputs
+ * of m. */
 static bool te__runs_again(const te_module *m) {
     return te__quant_of(m->te)->replaying && te__quant_of(m->te)->replaying->module == m &&
            !te__quant_of(m->te)->recording && !m->own_forward;

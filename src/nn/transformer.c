@@ -1,5 +1,5 @@
-/* nn/transformer.c: MultiheadAttention and TransformerLayer. They are made of other modules: the layers and
- * DotProductAttention. This file must not call operations. */
+/* nn/transformer.c: MultiheadAttention and TransformerLayer. They are made of other modules: layers such as Linear and
+ * LayerNormMLP, and DotProductAttention. This file must not call operations. */
 
 /* Copies the options of a module's call into the call of one of its children. */
 static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
@@ -449,7 +449,7 @@ static void te__layer_calls(te_module *m, const te_forward_args *args, te_attn_c
     cross->attention_mask = c->enc_dec_attn_mask;
     cross->attention_mask_q = c->enc_dec_attn_mask_q;
     cross->inference_params = NULL; /* Cross attention needs no key-value cache, because its keys are the same in every
-                                     * step. */
+                                     * decoding step. */
     if (other)
         other->cu_seqlens_q = other->cu_seqlens_kv = other->cu_seqlens_q_padded = other->cu_seqlens_kv_padded = NULL;
 }
@@ -473,7 +473,8 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
         mlp.outputs.out = te_add(attention.outputs.out, mlp.outputs.out);
         mlp.outputs.bias = NULL;
         out = te__residual(m, &mlp.outputs, x, d->drop_path_rate);
-    } else { /* The residual is the norm's output if the norm returns it, otherwise the norm's input. */
+    } else { /* Each residual is the output of the norm before the attention or MLP if the norm returns it, otherwise
+              * the norm's input. */
         h = te__residual(m, &attention.outputs, attention.outputs.ln_out ? attention.outputs.ln_out : x,
                          d->drop_path_rate);
         if (d->layer_type == TE_LAYER_DECODER) {

@@ -38,9 +38,9 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     int64_t column[4] = {1, 1, 1, 1};
     int v, order[2] = {1, 0};
     column[r->batch_first ? 1 : 0] = -1;
-    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* The positions are [b, s] and not [s]. They are
-                                                                     * counted in the second run, in which b is always
-                                                                     * more than 1. */
+    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* The second run has larger sizes, so b > 1. More
+                                                                     * than s positions therefore are [b, s], not
+                                                                     * [s]. */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;
@@ -197,8 +197,8 @@ static void te__onnx_qkv_rope(te__onnx *g, const te_op_qkv_rope_args *a, const t
 
 /* ---- attention ---- */
 
-/* Changes x from [s, b, G, d] or [b, s, G, d] to [b, H, s, d]; if `turned` is true, to [b, H, d, s]. It repeats each of
- * the G groups for the H / G heads that share it. */
+/* Changes x from [s, b, G, d] or [b, s, G, d] to [b, H, s, d]; if `turned` is true, to [b, H, d, s]. Repeats each of
+ * the G key-value heads for the H / G query heads that share it. */
 static int te__onnx_heads(te__onnx *g, int x, bool batch_first, bool turned, int64_t heads, int64_t groups, int64_t d) {
     int64_t times[5] = {1, 1, 1, 1, 1}, joined[4];
     const int s = batch_first ? 1 : 0;
@@ -250,8 +250,9 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* Translates the operation that makes cu_seqlens [b + 1] from a padding mask. In the graph every size must
- * be a product (te__onnx_factor), but b + 1 is a sum. So the graph has the lengths [b] of the sequences instead. */
+/* Translates the operation that makes cu_seqlens [b + 1] from a padding mask. In the graph every size must be a product
+ * of input sizes and a constant (te__onnx_factor), but b + 1 is a sum. So the graph has the lengths [b] of the
+ * sequences instead. */
 static void te__onnx_cu_seqlens(te__onnx *g, const te_op_cu_seqlens_args *a, const te_op_cu_seqlens_args *b) {
     int64_t rows[2] = {0, -1}; /* For Reshape a size of 0 means: keep the size of the input. */
     int v = te__onnx_cast(g, te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);

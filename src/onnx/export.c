@@ -11,7 +11,7 @@ typedef struct te__onnx_call {
                           * exists only during the call. */
     size_t inv_freq_bytes;
     uint64_t begin, end; /* the counter te->writes before and after the call */
-    te_tensor *foreign;  /* an input that a collective or the host wrote last, after the run began; NULL: none */
+    te_tensor *foreign;  /* an input whose last write since the run began is of a collective or the host; NULL: none */
 } te__onnx_call;
 typedef struct te__onnx_run {
     te_ctx *te;
@@ -19,7 +19,7 @@ typedef struct te__onnx_run {
     te__onnx_call *calls;
     int num_calls, cap_calls;
     uint64_t begin; /* the counter te->writes before the run */
-    bool batch_first; /* true: in the first call whose tensors have heads, the batch is the first dimension */
+    bool batch_first; /* true: in the first call whose tensors have a dimension of heads, the batch comes first */
     bool has_heads;
 } te__onnx_run;
 
@@ -705,7 +705,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
         te__free(te, scales);
         return result;
     }
-    /* This run is not recorded. It creates the scales and amax histories, as a first call does. */
+    /* This run is not recorded. It creates the scales and amax histories, as the first call of a module does. */
     result = te__onnx_forward(m, &in, first, false);
     if (result == TE_OK && !first->has_heads && !te_module_visit(m, te__onnx_look_for_backends, &first->batch_first))
         result = te_error_code(te);

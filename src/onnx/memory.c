@@ -26,7 +26,7 @@ typedef struct te__onnx_map {
 
 typedef struct te__onnx_write {
     te__onnx_pair x;
-    int value;          /* index of the item with the value of x; TE__ONNX_FAILED if ONNX cannot express the value */
+    int value;          /* index of the graph item with the value of x; TE__ONNX_FAILED if ONNX cannot express it */
     bool wide;          /* true: the item is in f32 or 64-bit integers, and codes are decoded; false: it is in the
                          * format of x */
     te__onnx_map map;   /* if x is a row_id_map: its content */
@@ -211,8 +211,8 @@ static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onn
     return true;
 }
 
-/* Returns an item with the value of x, made from the value of write w by slicing, transposing and reshaping. Sets *fits
- * to false if w does not contain all of x. */
+/* Returns a graph item with the value of x, made from the value of write w by slicing, transposing and reshaping. Sets
+ * *fits to false if w does not contain all of x. */
 static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pair *x, bool *fits) {
     int order[TE_MAX_DIMS], back[TE_MAX_DIMS + 1], n, gap, i, k, v;
     te__onnx_size base, total = te__onnx_fixed(1), now[TE_MAX_DIMS], shape[TE_MAX_DIMS];
@@ -358,7 +358,7 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
 /* ---- reading and writing ---- */
 
 /* No call has written this tensor, so it becomes a constant of the graph. Fails unless the tensor has the same content
- * in both runs. */
+ * in both runs of the module. */
 static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     char name[64], a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     size_t bytes = te_tensor_bytes(first);
@@ -387,8 +387,8 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     return v;
 }
 
-/* Finds the write that contains all of x. Returns an item with the value of x, made from the value of this write. Sets
- * *found to the index of the write. */
+/* Finds the write (te__onnx_write) whose tensor contains all of x. Returns a graph item with the value of x, made from
+ * the value of this write. Sets *found to the index of the write. */
 static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, te_tensor *second, int *found) {
     char text[TE__SHAPE_TEXT];
     int i = te__onnx_last(g, x, g->num_writes), v;
@@ -413,8 +413,8 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
     return te__onnx_refuse(g, "it reads %s, a result of %s that has no form in ONNX", te__shape_text(&x->first, text),
                            g->writes[i].by ? g->writes[i].by : "no operation");
 }
-/* Returns an item with the value of a tensor, reshaped to the shape of x. The item is f32, or 64-bit integers if the
- * tensor has integers. `first` and `second` are the tensor in both runs. */
+/* Returns a graph item with the value of a tensor, reshaped to the shape of x. The item is f32, or 64-bit integers if
+ * the tensor has integers. `first` and `second` are the tensor in the first and the second run of the module. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
     int found;
     return te__onnx_find(g, x, (te_tensor *)first, (te_tensor *)second, &found);
@@ -424,8 +424,9 @@ static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *s
     return te__onnx_read_as(g, &x, first, second);
 }
 
-/* Records that a call writes x. `value` is an item in f32 or 64 bits, in the shape of x. If `value` is TE__ONNX_FAILED,
- * operations that read x are refused later. Returns the new write, or NULL if the context has an error. */
+/* Records that a call writes x. `value` is a graph item in f32 or 64 bits, in the shape of x. If `value` is
+ * TE__ONNX_FAILED, operations that read x are refused later. Returns the new write, or NULL if the context has an
+ * error. */
 static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
     te_dtype dtype = x->first.dtype;
     te__onnx_write *w;
@@ -438,7 +439,8 @@ static te__onnx_write *te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, in
     w->by = g->op;
     return w;
 }
-/* Calls te__onnx_store_as with the shape of the tensor itself. If `first` is NULL, records nothing and returns NULL. */
+/* As te__onnx_store_as. `first` and `second` are the tensor that a call writes, in the two runs of the module. If
+ * `first` is NULL, records nothing and returns NULL. */
 static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
     te__onnx_pair x;
     if (!first) return NULL;
@@ -446,15 +448,16 @@ static te__onnx_write *te__onnx_store(te__onnx *g, const te_tensor *first, const
     return te__onnx_store_as(g, &x, value);
 }
 
-/* These macros take a field of the args that is a tensor. TE__ONNX_PAIR returns the tensors of both runs. TE__ONNX_READ
- * returns the item with the tensor's value. TE__ONNX_STORE records that the call writes the tensor. */
+/* These macros take the name of a tensor field. a and b are the args of one call in the two runs of the module.
+ * TE__ONNX_PAIR returns the tensors of both runs. TE__ONNX_READ returns the graph item with the tensor's value.
+ * TE__ONNX_STORE records that the call writes the tensor. */
 #define TE__ONNX_PAIR(field) te__onnx_pair_of(a->field, b->field)
 #define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
 #define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
-/* Records a result without a value. Only a backward pass or an update of scales reads such a result. */
+/* Records a result whose value the graph does not have. Operations that read this value are refused. */
 #define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
 
-/* Returns the write of the parameter or constant that contains the tensor, or NULL if there is none. */
+/* Returns the te__onnx_write of the parameter or constant that contains the tensor, or NULL if there is none. */
 static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *first, const te_tensor *second) {
     te__onnx_pair x = te__onnx_pair_of(first, second);
     int i = te__onnx_last(g, &x, g->num_writes);

@@ -1,12 +1,12 @@
 /* onnx/moe.c: translates MoE routers, and the operations that permute rows by expert, into nodes of an ONNX graph. This
  * file uses the args of operations and their formulas. It must not depend on modules.
  *
- * The graph has the content of a row_id_map as vectors (te__onnx_map) with one element for each copy of a token. They
- * are the source row, the index in the flattened probabilities [T, E] or [T, topk] (`place`), the expert, and the
- * destination row. The te__onnx_write of the row_id_map has these vectors. */
+ * The graph has the content of a row_id_map as vectors (te__onnx_map) with one element for each copy of a token (one
+ * copy for each chosen expert). They are the source row, the index in the flattened probabilities [T, E] or [T, topk]
+ * (`place`), the expert, and the destination row. The te__onnx_write of the row_id_map has these vectors. */
 
 /* Returns the second result of TopK: the 64-bit indices of the `k` largest or smallest elements along the last axis, in
- * order. Among equal elements the earlier one comes first. k is an item, a 64-bit vector of one number. */
+ * order. Among equal elements the earlier one comes first. k is a graph item, a 64-bit vector of one number. */
 static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
     te__text t = te__onnx_attributes(g);
     te__onnx_attr_int(&t, "largest", largest);
@@ -27,7 +27,8 @@ static int te__onnx_score(te__onnx *g, te_score_function f, int x) {
     if (f == TE_SCORE_SIGMOID) return te__onnx_1(g, "Sigmoid", x);
     return te__onnx_1(g, "Sqrt", te__onnx_1(g, "Softplus", x));
 }
-/* Returns `keys` [T, E] with the keys of the experts in the best groups unchanged. All other keys become -3e38. */
+/* Returns `keys` [T, E], the scores by which experts are chosen. Keys of experts in the best groups stay unchanged. All
+ * other keys become -3e38. */
 static int te__onnx_keep_groups(te__onnx *g, int keys, int64_t experts, const te_op_moe_router_fwd_args *a) {
     const int64_t size = experts / a->num_groups, best = te__min(a->topk / a->group_topk, size);
     int64_t grouped[3], flat[2], groups = a->group_topk;

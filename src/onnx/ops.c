@@ -2,8 +2,8 @@
  * uses the args of operations and their formulas. It must not depend on modules.
  *
  * An emitter is a function that translates the calls of one operation. Its arguments are the args of a call in both
- * runs. It adds nodes that compute the results in f32. The results are rounded to their formats when they are stored.
- * After an error no more nodes are made. */
+ * runs of the module. It adds nodes that compute the results in f32. The results are rounded to their formats when they
+ * are stored. After an error no more nodes are made. */
 
 /* ---- copies and sums ---- */
 
@@ -64,7 +64,7 @@ static void te__onnx_sum(te__onnx *g, const te_op_sum_args *a, const te_op_sum_a
     int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
     TE__ONNX_STORE(out, te__onnx_vector(g, v));
 }
-/* Ids outside of the table give rows of zeros, because they may belong to another rank's rows of the table. te.h
+/* Ids outside of this rank's rows of the embedding table give zeros, because another rank may have their rows. te.h
  * refuses ids outside of the vocabulary, but an ONNX graph cannot do that. */
 static void te__onnx_embedding_fwd(te__onnx *g, const te_op_embedding_fwd_args *a, const te_op_embedding_fwd_args *b) {
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;

@@ -2,7 +2,7 @@
  * uses the args of operations. It must not depend on recipes.
  *
  * Codes with one scale per tensor become QuantizeLinear and DequantizeLinear, because runtimes look for these two
- * operators. The scale is a constant if it is known before the run: under delayed scaling, and for a parameter under
+ * operators. The scale is a constant if it is known at the export: under delayed scaling, and for a parameter under
  * current scaling. Otherwise the graph computes the scale from the tensor. The graph's value for a tensor of codes is
  * always the decoded numbers, so GEMMs multiply plain numbers.
  *
@@ -45,7 +45,7 @@ static int te__onnx_power_of_two(te__onnx *g, int x) {
     return te__onnx_3(g, "Where", te__onnx_2(g, "LessOrEqual", te__onnx_2(g, "Mul", v, two), x),
                       te__onnx_2(g, "Mul", v, two), v);
 }
-/* Returns the scale for `amax`, an item without dimensions. It uses the formula of te_op_scale_from_amax. */
+/* Returns the scale for `amax`, a scalar of the graph, by the formula of te_op_scale_from_amax. */
 static int te__onnx_scale_of(te__onnx *g, int amax, float fp8_max, float epsilon, bool power_of_two) {
     int v = epsilon > 0.0f ? te__onnx_2(g, "Max", amax, te__onnx_f32(g, epsilon)) : amax, one = te__onnx_f32(g, 1.0f),
         scale;
@@ -261,7 +261,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         args.two_dimensional = c->scaling == TE_SCALING_BLOCK_2D;
         result = te_op_block_dequantize(te, &args);
     }
-    /* A parameter may have several decoded weights, for different parts or recipes. They need different names. */
+    /* A parameter may have several decoded weights, for different parts of the parameter or for different recipes. They
+     * need different names. */
     if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1);
     else snprintf(name, sizeof(name), "%s.decoded", path);
     if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain)))
@@ -386,8 +387,7 @@ static void te__onnx_nvfp4_dequantize(te__onnx *g, const te_op_nvfp4_dequantize_
 
 /* ---- GEMMs ---- */
 
-/* Returns x as a matrix of the given numbers of rows and columns. The tensor itself may have more rows, columns or
- * dimensions. */
+/* Returns x as a matrix of the given numbers of rows and columns. x may have more rows, columns or dimensions. */
 static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows,
                                      te__onnx_size columns) {
     te__onnx_pair p = te__onnx_pair_of(x, x2);

@@ -126,8 +126,9 @@ enum {
 #define TE__ARGS_nvfp4_amax(T, L) \
     T(x, TE__IN_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) \
     T(noop, TE__IN_F32 | TE__OPT | TE__ONE) TE__GROUPS(T)
-/* Allows amax_row and amax_col to be the same tensor (TE__TWIN). This needs two conditions: both copies have the same
- * values (the column-wise copy has no RHT), and amax_row has one element, the amax of all values. */
+/* Allows amax_row and amax_col to be the same tensor (TE__TWIN). This needs two conditions: the row-wise and the
+ * column-wise copy have the same values (the latter has no RHT), and amax_row has one element, the amax of all
+ * values. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L) \
     T(x, TE__IN_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
@@ -740,8 +741,8 @@ static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     return TE_OK;
 }
 
-/* Checks that outputs overlap other tensors only where the list of arguments allows it. This check comes last, because
- * an error about a wrong size helps the caller more. */
+/* Checks that outputs overlap other tensors only where the flags of both arguments allow it. This check comes last,
+ * because an error about a wrong size helps the caller more. */
 static te_result te__args_apart(te_ctx *te, te__args *l) {
     int64_t places = 1, i;
     te_result r = TE_OK;

@@ -92,7 +92,8 @@ static te_result te__want_codes(te_ctx *te, const char *op, const char *name, co
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name,
                     te__shape_text(q, text), (long long)rows, (long long)cols);
 }
-/* Checks that the codes of two copies have the same dtype. Either copy may be NULL. */
+/* Checks that the codes of the row-wise and the column-wise copy of a tensor have the same dtype. Either copy may be
+ * NULL. */
 static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x,
                                      const char *y_name, const te_tensor *y) {
     if (!x || !y || x->dtype == y->dtype) return TE_OK;
@@ -207,7 +208,7 @@ static bool te__view_is_aligned(const void *p, int64_t strides) {
 /* ---- which kernel ---- */
 
 /* The conditions that one tensor must meet for a kernel that moves eight elements at a time. Each operation has a table
- * with one such row for each of its tensors. */
+ * with one te__eight_row for each of its tensors. */
 typedef struct te__eight_row {
     const te_tensor *x; /* NULL: the tensor is not given, and always passes */
     te_dtype dtype;     /* the dtype that is needed; TE_DTYPE_NONE: any */

@@ -19,8 +19,8 @@ static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc)
     }
     return TE_OK;
 }
-/* Calls the factory of a custom recipe for every slot of a module, and keeps the quantizers in s->custom. Does nothing
- * if they are there already. */
+/* Calls the factory of a custom recipe for every slot (operand of a matrix product) of a module, and keeps the
+ * quantizers in s->custom. Does nothing if they are there already. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
     te__custom_slots *slots;
     te_result result = TE_OK;

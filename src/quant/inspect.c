@@ -1,9 +1,9 @@
 /* quant/inspect.c: measures the quantization error of each operand of a module when the operand is quantized. This file
  * may use scaling states and the operation quant_error. It must not depend on what a module computes. */
 
-/* Returns, for each element of a copy, the largest magnitude that the element's scale allows. For this it decodes the
- * largest code with each scale. Returns NULL for a copy without codes, or if a random Hadamard transform (rht) was
- * applied. */
+/* Returns, for each element of the row-wise or column-wise copy of xq, the largest magnitude that the element's scale
+ * allows. For this it decodes the largest code with each scale. Returns NULL for a copy without codes, or if a random
+ * Hadamard transform (rht) was applied. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     te_tensor *y = te__alias_any(xq), *codes, *bytes;
     te__quant_copy *c = y ? te__copy_of(y, which) : NULL;

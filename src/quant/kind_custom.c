@@ -1,4 +1,5 @@
-/* quant/kind_custom.c: the kind TE_QUANT_CUSTOM. The user's functions make the copies and read them. */
+/* quant/kind_custom.c: the kind TE_QUANT_CUSTOM. The user's functions make the row-wise and column-wise
+ * copies and read them. */
 
 static te_result te__custom_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (!desc->custom || !desc->custom->quantize || !desc->custom->dequantize || !desc->custom->name)

@@ -1,4 +1,5 @@
-/* quant/kind_identity.c: the kind TE_QUANT_IDENTITY. Its copies hold the values of the plain tensor. */
+/* quant/kind_identity.c: the kind TE_QUANT_IDENTITY. Its row-wise and column-wise copies hold the values
+ * of the plain tensor. */
 
 static te_result te__identity_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
                                    const te_tensor *noop) {

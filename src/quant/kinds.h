@@ -6,8 +6,8 @@
 
 typedef struct te__quant_class te__quant_class; /* a kind of quantizer, below */
 
-/* One copy of a quantized tensor, with the options that are needed to read it. te_quantized_view describes the layouts.
- * In a hybrid tensor the two copies have different kinds. */
+/* The row-wise or the column-wise copy of a quantized tensor, with the options that are needed to read it.
+ * te_quantized_view describes the layouts. In a hybrid tensor the two copies have different kinds. */
 typedef struct te__quant_copy {
     const te__quant_class *cls;
     te_tensor *data;  /* NULL: this copy was not made */
@@ -127,7 +127,7 @@ static te__quant_state *te__quant_of(const te_ctx *te) {
 typedef enum te__quant_form {
     TE__FORM_CODES, /* FP8 or FP4 codes and their scales; operations write and read both */
     TE__FORM_PLAIN, /* the tensor itself */
-    TE__FORM_PARTS, /* two copies of different kinds, made by spec->row and spec->col */
+    TE__FORM_PARTS, /* a row-wise and a column-wise copy of different kinds, made by spec->row and spec->col */
     TE__FORM_OPAQUE /* tensors that functions of the user make and read */
 } te__quant_form;
 
@@ -159,7 +159,7 @@ struct te__quant_class {
     te__quant_form form;
     int facts;
     te_dtype code_dtype, scale_dtype; /* code_dtype NONE: te_quantizer_desc says e4m3 or e5m2 */
-    te_scaling scaling[2];            /* passed to operations that read the copies; [1] is for two-dimensional blocks */
+    te_scaling scaling[2];            /* passed to operations that read the codes; [1] is for two-dimensional blocks */
     int64_t slice_tile[2];            /* for weights that are quantized slice by slice: rows and columns of a tile with
                                        * one scale; 0: there are no tiles */
     const char *slices_need;          /* NULL: slices of weights can be quantized with every spec. Otherwise: the error

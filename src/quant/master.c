@@ -7,7 +7,8 @@
  * part in it, even a rank without slices. No weight is written before it. If a rank fails earlier, the call fails on
  * all ranks and changes nothing. */
 
-/* The work on one copy of one weight. For a kind with TE__BOTH_FROM_SLICES it is the work on both copies. */
+/* The work on one copy, row-wise or column-wise, of one weight. For a kind with TE__BOTH_FROM_SLICES it is the work on
+ * both copies. */
 typedef struct te__master_job {
     te_tensor *weight;
     const te__quant_spec *spec;
@@ -289,7 +290,8 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
-/* Does all work of this rank that comes before the reduction. A failure here may happen on this rank alone. */
+/* Does all work of this rank that comes before the reduction of the amaxes. A failure here may happen on this rank
+ * alone. */
 static te_result te__master_prepare(te__master_run *r) {
     te_result result = TE_OK;
     int64_t total = 0, n;

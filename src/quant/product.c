@@ -19,7 +19,7 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
 
 /* Computes D = op(A) op(B), and writes D to g->d. The caller sets the other fields of g (bias, accumulate,
  * split_accumulator). A is [m, k], or [k, m] if a_transposed is true. B is [k, n], or [n, k] if b_transposed is true.
- * If a matrix is quantized, the copy that is contiguous along k is read. */
+ * If a matrix is quantized, its copy (row-wise or column-wise) that is contiguous along k is read. */
 static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
                              te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;

@@ -2,9 +2,9 @@
  * quantizers that a custom recipe's factory has chosen, and the latest measurements of quantization errors. This file
  * may use quantizers. It must not depend on what modules compute. */
 
-/* The delayed scales of a module for one direction, forward or backward. A slot is one operand of one product; there
- * are n slots. scale is f32 [n] and history is f32 [L, n]. slot_scale[i] and slot_amax[i] are f32 [1] views of scale[i]
- * and history[0][i]. */
+/* The delayed scales of a module for one direction, forward or backward. A slot is one operand of one matrix product;
+ * there are n slots. scale is f32 [n] and history is f32 [L, n]. slot_scale[i] and slot_amax[i] are f32 [1] views of
+ * scale[i] and history[0][i]. */
 typedef struct te__slots {
     te_tensor *scale, *history;
     te_tensor **slot_scale, **slot_amax; /* [n] */
@@ -28,7 +28,7 @@ typedef struct te__custom_slots {
     void *user;
     te_format format; /* te_recipe.format; slots with own_scale have codes of this format */
     bool any_own_scale;
-    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS entries for each product. The allocation is larger than the struct */
+    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS entries for each GEMM. The allocation is larger than the struct */
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 5 }; /* in the order of te_tensor_type */
 
@@ -45,7 +45,7 @@ typedef struct te__measured {
 typedef struct te__inspection {
     char path[256];
     const char *module_type;
-    te__measured slot[1]; /* TE__INSPECTED_TYPES entries for each product. The allocation is larger than the struct */
+    te__measured slot[1]; /* TE__INSPECTED_TYPES entries for each GEMM. The allocation is larger than the struct */
 } te__inspection;
 
 static void te__measured_close(te__measured *s) {
@@ -55,7 +55,7 @@ static void te__measured_close(te__measured *s) {
     te_tensor_release(s->scale);
     memset(s, 0, sizeof(*s));
 }
-/* The scaling state of a module, for all products of the module. The module holds a reference to it. So does each tape
+/* The scaling state of a module, for all GEMMs of the module. The module holds a reference to it. So does each tape
  * node whose backward function quantizes. */
 typedef struct te__scaling {
     te_ctx *te;
@@ -311,7 +311,7 @@ typedef struct te__quant_call {
     bool enabled;    /* false: at most amaxes are recorded (calibrating) */
     bool calibrating;
     te__slots *forward; /* the scales that the forward pass reads, and the amaxes that it writes. They belong to the
-                         * module, or, in the second run of a checkpoint, to the snapshot */
+                         * module, or, in the second run of a checkpoint, to its te__snapshot */
 } te__quant_call;
 
 /* Returns a copy of *q for a tape node. It holds a reference to q->scaling; te__quant_call_drop releases it. */

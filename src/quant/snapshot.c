@@ -5,7 +5,7 @@
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
     te_tensor *scale;     /* f32 [n]: a copy of the scales that the first run read (retained) */
-    te__slots slots;      /* the slots that the second run uses: their scales are `scale`; their amaxes are not read */
+    te__slots slots;      /* for the second run: the scales of the operands are `scale`; their amaxes are not read */
 } te__snapshot_scales;
 
 typedef struct te__snapshot {
@@ -98,7 +98,7 @@ static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__s
     return TE_OK;
 }
 
-/* Prepares the slots for the next module call of the second run, and sets *slots to them. */
+/* Prepares the scales and amaxes for the next module call of the second run, and sets *slots to them. */
 static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots **slots) {
     te__snapshot *s = te__quant_of(te)->replaying;
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
@@ -166,8 +166,8 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     te->tape.no_grad = 0;
     return TE_OK;
 }
-/* Ends the second run, and closes its slots. The tape nodes of this run hold references to the tensors that they
- * need. */
+/* Ends the second run, and releases its scales and amaxes. The tape nodes of this run hold references to the tensors
+ * that they need. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
     te__quant_of(te)->is_first_microbatch = r->microbatch;

@@ -74,8 +74,8 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
-/* Drops all work except the first `keep` pieces. A backward pass that fails calls this to drop the work that it has
- * added. */
+/* Drops all postponed work in the queue except the first `keep` entries. A backward pass that fails calls this to drop
+ * the work that it has added. */
 static void te__deferred_cut(te_ctx *te, int keep) {
     te__deferred **at = &te->deferred;
     while (*at && keep-- > 0) at = &(*at)->next;
@@ -85,7 +85,7 @@ static void te__deferred_cut(te_ctx *te, int keep) {
         te__deferred_free(te, d);
     }
 }
-/* Drops the work of `owner`, or all work if `owner` is NULL. */
+/* Drops the postponed work of `owner`, or all postponed work if `owner` is NULL. */
 static void te__deferred_forget(te_ctx *te, const void *owner) {
     te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false);
 }
@@ -110,8 +110,8 @@ static int te__deferred_length(const te_ctx *te) {
     for (d = te->deferred; d; d = d->next) n++;
     return n;
 }
-/* Returns the number of pieces of work that belong to the current capture. Outside of captures returns the number of
- * all pieces. */
+/* Returns the number of entries in the queue of postponed work that belong to the current capture. Outside of captures
+ * returns the number of all entries. */
 static int te__num_deferred(const te_ctx *te) {
     const te__deferred *d;
     int n = 0;

@@ -82,8 +82,8 @@ static void te__capture_drop(te_ctx *te) {
     te__graph_free(g);
 }
 
-/* Called when `owner` is destroyed. A graph with a part of this owner cannot be launched any more. `why` is a static
- * text, which te_graph_launch then reports as the error. */
+/* Called when `owner` is destroyed. A graph that keeps data of this owner (te__graph_part) cannot be launched any
+ * more. `why` is a static text, which te_graph_launch then reports as the error. */
 static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     te_graph *g;
     te__graph_part *p;
@@ -140,7 +140,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    /* The graph is in raw memory, because te_graph_destroy may be called after te_ctx_destroy. */
+    /* The graph is in memory that outlives the context: te_graph_destroy may be called after te_ctx_destroy. */
     g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph));
     if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
     memset(g, 0, sizeof(*g));

@@ -39,7 +39,7 @@ typedef struct te__offload {
 
 /* The handle of a saved tensor. Some or all of the tensor's buffers are copied to the host. */
 typedef struct te__offloaded_tensor {
-    te_tensor *x; /* the saved tensor; a part that was copied out has no device memory */
+    te_tensor *x; /* the saved tensor; a part (codes, scales ..) that was copied out has no device memory */
     te__offloaded *part[TE__MAX_PARTS]; /* the entries of the tensor's parts; NULL for a part that has stayed on the
                                          * device */
 } te__offloaded_tensor;
@@ -65,7 +65,8 @@ static void te__offload_enter(te__offload *o, te__offloaded *e) {
     o->inside_bytes += e->bytes;
     if (!o->inside || e->newer == o->inside) o->inside = e;
 }
-/* Takes an entry out of the window, and releases the entry's reference to its buffer. */
+/* Takes an entry out of the window (the newest entries, whose buffers are in device memory too), and releases the
+ * entry's reference to its buffer. */
 static void te__offload_leave(te__offload *o, te__offloaded *e) {
     te__buffer *b = e->buffer;
     if (!e->inside) return;
@@ -77,7 +78,7 @@ static void te__offload_leave(te__offload *o, te__offloaded *e) {
 }
 
 /* Separates entry e from its buffer, for example because the bytes of the buffer have changed. The buffer no longer
- * points to e. Sets e->buffer to NULL too, unless e is inside the window, where te__offload_leave still needs it. */
+ * points to e. Sets e->buffer to NULL too, unless e->inside is true: then te__offload_leave still needs it. */
 static void te__offload_unwatch(te__offloaded *e) {
     if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
     if (!e->inside) e->buffer = NULL;
@@ -222,8 +223,9 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Puts an entry into the window. If the saved bytes are no longer in device memory, allocates a new buffer and queues
- * the copy back, without waiting. The entry must be o->newest or o->inside->older. */
+/* Puts an entry into the window (the newest entries, whose buffers are in device memory too). If the saved bytes are no
+ * longer in device memory, allocates a new buffer and queues the copy back, without waiting. The entry must be
+ * o->newest or o->inside->older. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
@@ -251,7 +253,7 @@ static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
 }
 
 /* Copies entries back to the device before the backward pass needs them. Begins with the newest entry that is not in
- * device memory, and stops before the window would exceed o->window bytes. */
+ * device memory, and stops before the entries in device memory (the window) would exceed o->window bytes. */
 static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;
     te__offloaded *e = o->inside ? o->inside->older : o->newest;
@@ -261,14 +263,14 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Puts the saved bytes of x, a part of a saved tensor, into device memory again, and attaches the memory to x. If the
- * old buffer was written since the bytes were saved, they get a new buffer. */
+/* Puts the saved bytes of x, a saved tensor or a part of it such as its scales, into device memory again, and attaches
+ * the memory to x. If the old buffer was written since the bytes were saved, they get a new buffer. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;
     if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
-    if (!e->inside && e->newer != o->inside) { /* the entry is not the neighbour of the window, so it becomes the newest
-                                                * of the list */
+    if (!e->inside && e->newer != o->inside) { /* the entry is not next to those in device memory, so it becomes the
+                                                * newest of the list */
         te__offload_unlink(o, e);
         te__offload_append(o, e);
     }

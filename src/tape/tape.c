@@ -388,7 +388,7 @@ static te_tensor *te__grad_sum_place(te_tensor *so_far) {
  * i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     te__var *v = te->playing->inputs[i];
-    sum = te__kept_gradient(sum); /* `sum` is new and has no variable, so this call only retains it */
+    sum = te__kept_gradient(sum); /* `sum` has no variable, so this call only retains it */
     te_tensor_release(v->grad);
     v->grad = sum;
 }

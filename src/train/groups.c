@@ -61,8 +61,8 @@ static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_pa
 #undef TE__GROUP_IN_RANGE
 }
 
-/* Makes the groups of an optimizer. Group 0 has the numbers `usual`, which come from the optimizer's own desc. Then
- * come the groups listed in the desc. */
+/* Makes the groups of an optimizer. Group 0 has the hyperparameters `usual`, which come from the optimizer's own desc.
+ * Then come the groups listed in the desc. */
 static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
     te_ctx *te = opt->te;
     int i;
@@ -145,8 +145,8 @@ static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     out[3 * opt->num_groups] = (float)step;
 }
 
-/* Returns the group with the user's index `group`. Index -1 stands for group 0, which has the numbers of the
- * optimizer's desc. */
+/* Returns the group with the user's index `group`. Index -1 stands for group 0, which has the hyperparameters
+ * of the optimizer's desc. */
 static te__opt_group *te__param_group_at(const te_optimizer *opt, int group, const char *function) {
     if (opt && group >= -1 && group + 1 < opt->num_groups) return &opt->groups[group + 1];
     if (opt)

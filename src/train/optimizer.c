@@ -233,11 +233,11 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
 /* The steps that a graph contains. */
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / 2]; /* word[i]: where the numbers of step i begin in g->word; each step needs two
-                                           * words or more */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* word[i]: where the numbers of step i (learning rates ..) begin in g->word;
+                                           * each step needs two words or more */
     bool clipped; /* the optimizer's `clipped` before the capture */
     bool scaled;  /* the last step uses loss scaling */
-    bool counts;  /* each launch adds `found`, the flag of the last step before the launch, to `skipped` */
+    bool counts;  /* each launch first adds `found`, the overflow flag of the step before the launch, to `skipped` */
 } te__opt_steps;
 /* Returns the flags [num_params] that are stored behind the struct. A flag is true if the captured steps update the
  * parameter. */
@@ -259,7 +259,7 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         te__opt_numbers(opt, opt->steps + 1 + i, numbers);
         memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
-    /* Clears a flag that was already counted. Otherwise the launch would count it again. */
+    /* Clears the overflow flag if it was already counted. Otherwise the launch would count it again. */
     if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0);
     return result;
 }
@@ -284,7 +284,7 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
 }
 
 /* Adds one more step to the optimizer's part of the graph that is being captured. Sets *steps to that part. Sets
- * step->lr, step->numbers and step->number to views of the step's numbers on the device. */
+ * step->lr, step->numbers and step->number to the learning rates, bias corrections and step number on the device. */
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
@@ -343,9 +343,9 @@ static te_result te__skips_open(te_optimizer *opt) {
     te__frame_end(te, NULL, 0);
     return s->found ? TE_OK : te_error_code(te);
 }
-/* Adds the flag of the last step to `skipped`, if this was not done yet, and clears the flag. If `step` is not NULL,
- * computes the bias corrections of that step. `again` is true if te_grad_scaler_unscale has already counted the last
- * flag and set the new one. */
+/* Adds the overflow flag of the last step to `skipped`, if this was not done yet, and clears the flag. If `step` is not
+ * NULL, computes the bias corrections of that step. `again` is true if te_grad_scaler_unscale has already counted the
+ * last flag and set the new one. */
 static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
     te__opt_skips *s = &opt->skips;
     te_op_step_numbers_args args = TE_ZERO;
@@ -395,7 +395,7 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Sets *skipped to true if the step was skipped. To read the flag, the host must wait for the device. So the flag is
+/* Sets *skipped to true if the step was skipped. To read the overflow flag, the host must wait for the device. So it is
  * read only if a parameter takes its first step and first steps differ from later ones. In all other cases *skipped
  * becomes false. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
@@ -517,8 +517,8 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 }
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
-/* Returns the state called `name` of a parameter, or NULL with an error. Sets *found to the entry of the parameter. If
- * the state is a master and the parameter was written later, first copies the parameter to the master. */
+/* Returns the state called `name` of a parameter, or NULL with an error. Sets *found to the parameter's te__opt_param.
+ * If the state is a master and the parameter was written later, first copies the parameter to the master. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
@@ -593,7 +593,8 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     return result;
 }
 
-/* The type of a function that is called with each state and its name in a file. It returns false to stop. */
+/* The type of a function that is called with each optimizer state and its name in a checkpoint. It returns false to
+ * stop. */
 typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];

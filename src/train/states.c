@@ -1,5 +1,5 @@
 /* train/states.c: the states that an optimizer keeps for a parameter, in any format, and the master copies of
- * parameters. This file may call raw operations. It must not depend on which optimizer steps, or when. */
+ * parameters. This file may call raw operations (te_op_...). It must not depend on which optimizer steps, or when. */
 
 typedef struct te__train_state {
     te_fused_adam_methods fused_adam; /* set by te_fused_adam_set_methods; a NULL function stands for te.h's own one */
@@ -26,12 +26,12 @@ typedef struct te__opt_param {
     te_dtype dtype;   /* format of the parameter when its states were made */
     te__opt_state state[TE__OPT_STATES];
     uint64_t version; /* what te__param_version returned when the master was last made equal to the parameter */
-    bool behind;      /* the master does not have the value of the parameter yet; the next step or launch copies the
-                       * value */
+    bool behind;      /* the master does not have the value of the parameter yet; the next step or graph launch
+                       * copies the value */
     bool listed;      /* takes part in the current step */
     bool untouched;   /* when the current step began, the version of the parameter was still `version` */
     bool started;     /* has taken part in a step */
-    int group;        /* index of the group whose numbers the parameter uses */
+    int group;        /* index of the parameter group whose hyperparameters apply */
     te_tensor *stepped; /* only for quantized parameters: the f32 tensor that the step writes instead of the parameter
                          * (borrowed) */
     te_tensor *value;   /* only for quantized parameters: the tensor that the step quantizes into new codes

@@ -18,8 +18,8 @@
                                                    // only once
 #endif
 
-// te_act_form and te_act_f look up the form and the nonlinearity of an activation in a table. Each table is a 64-bit
-// integer with four bits for each activation.
+// te_act_form and te_act_f look up the form (plain, gated or clamped) and the nonlinearity of an activation in a table.
+// Each table is a 64-bit integer with four bits for each activation.
 #define TE__ACT_FORM_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__ACT_##form << 4 * TE_##name
 #define TE__ACT_F_BITS(name, form, f, epilogue, one_kernel) | (te_u64)TE__F_##f << 4 * TE_##name
 static_assert(TE_ACTIVATION_COUNT <= 16 && TE__F_COUNT <= 16, "four bits each of 64");
@@ -83,9 +83,10 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, const te_
     }
 }
 
-// A gated element (row, column) has two operands in x, one in each half. A half has n columns. te_act_at returns the
-// index of the first operand. The second one is te_act_block elements after it. In a kernel that is compiled with
-// options (ACT), eight neighbouring columns never cross the end of a block.
+// A gated element (row, column) has two operands in x, one in each half. A half has n columns. The halves alternate in
+// blocks of columns; a block may be a whole half. te_act_at returns the index of the first operand. The second one is
+// te_act_block elements after it. In a kernel that is compiled with options (ACT), eight neighbouring columns never
+// cross the end of such a block.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }

@@ -76,8 +76,8 @@ TE_DEV float te_act_rounded(float v, int dt) {
 }
 
 // Raises *amax to the maximum of `largest` over the warp, rounded to format dt. `seen` is the value of *amax when the
-// block began. The function uses one atomic operation, and only if the maximum is above `seen` and above the current
-// value of *amax. All 32 threads of the warp must call this function.
+// thread block began. The function uses one atomic operation, and only if the maximum is above `seen` and above the
+// current value of *amax. All 32 threads of the warp must call this function.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     largest = te_act_rounded(largest, dt);
     // non-negative floats have the same order as their bits

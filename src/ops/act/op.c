@@ -37,7 +37,7 @@ TE_API bool te_activation_is_gated(te_activation activation) {
 }
 
 /* The Python package transformers has a name for each nonlinearity. te__activation_named returns the activation with
- * this form whose nonlinearity has the name `name`. It returns TE_ACTIVATION_DEFAULT if there is none. */
+ * the form `form` whose nonlinearity has the name `name`. It returns TE_ACTIVATION_DEFAULT if there is none. */
 #define TE__ACT_ROW(f, s, value, slope, name, also) {name, also},
 static const char *const te__nonlinearity_names[TE__F_COUNT][2] = {TE__NONLINEARITIES(TE__ACT_ROW)};
 #undef TE__ACT_ROW
@@ -50,7 +50,7 @@ static te_activation te__activation_named(const char *name, te__act_form form) {
     }
     return TE_ACTIVATION_DEFAULT;
 }
-/* Writes the names of all activations with this form to `text`, for messages, and returns `text`. The name of an
+/* Writes the names of all activations with the form `form` to `text`, for messages, and returns `text`. The name of an
  * activation is the first name of its nonlinearity in transformers. */
 static const char *te__activation_names(te__act_form form, char *text, size_t size) {
     size_t used = 0;

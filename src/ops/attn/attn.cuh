@@ -16,9 +16,9 @@ TE_DEV float te_exp2(float x) {
     return y;
 }
 
-// The sequence (b), head (h) and tile of a block. Blocks with neighbouring numbers have tiles of the same head, so
-// blocks that run at the same time read the same keys. If last_first is true, the last tiles of a head come first,
-// because they have the most work under a causal mask.
+// The sequence (b), head (h) and tile of a thread block. Thread blocks with neighbouring numbers have tiles of the same
+// head, so those that run at the same time read the same keys. If last_first is true, the last tiles of a head come
+// first, because they have the most work under a causal mask.
 struct te_attn_place {
     int b, h, tile;
     TE_DEV te_attn_place(int tiles, int heads, bool last_first) {
@@ -235,8 +235,8 @@ template <> struct te_attn_of<1> {
     TE_DEV static float slope(const te__attn_kargs &a, float product) {
         return a.x.softcap > 0.0f ? te_attn_slope(te_attn_tanh(a, product)) : 1.0f;
     }
-    // Returns the score of row i and key j before the user's rule. It is the product after scaling and the soft cap,
-    // plus bias and ALiBi.
+    // Returns the score of row i and key j before the user's rule for scores. It is the product after scaling and the
+    // soft cap, plus bias and ALiBi.
     TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
                               float slope2) {
         const te__attn_table &bias = a.x.bias;

@@ -72,8 +72,9 @@ enum {
 };
 static_assert(SHARED == TE__ATTN_DBIAS_SHARED, "what the host asks for");
 static_assert(BIAS && !ALIBI, "the gradient of a bias");
-// The kinds of messages: PAIR, PUT and STOP. A PAIR may have two flags. EDGE: some of its rows and keys do not see each
-// other or do not exist. SEEN: the user's mask hides nothing in it.
+// The kinds of messages to the consumers: PAIR (multiply a pair of tiles), PUT (store the sum), STOP. A PAIR may have
+// two flags. EDGE: some of its rows and keys do not see each other or do not exist. SEEN: the user's mask hides nothing
+// in it.
 enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 };
 
 struct te_producer {
@@ -220,8 +221,8 @@ struct te_consumer {
             te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
-    // Loads the bias of a pair. Without KEPT, its first part goes to registers. With KEPT, all of it goes to shared
-    // memory, in the order of the registers, but only for the first pair of a tile (if `fresh` is true).
+    // Loads the bias of a pair of tiles. Without KEPT, its first part goes to registers. With KEPT, all of it goes to
+    // shared memory, in the order of the registers, but only for the first pair of a tile of dB (if `fresh` is true).
     TE_DEV void load_bias(te_bias_rows<N> &bias, int b, int h, int row, int key, bool fresh) const {
         if (KEPT && !fresh) return;
         bias.open(a.a, b, h, row + own, key + column);
@@ -317,8 +318,8 @@ struct te_consumer {
         if (OUT == TE_F32) *(float *)to = x;
         else *(te_u16 *)to = (te_u16)te_f32x2_to_half(x, 0.0f, OUT);
     }
-    // Stores the sum row by row. `to` is the address for the thread's upper row and the tile's first key. `rows` and
-    // `count` are the numbers of rows and keys that exist from there on.
+    // Stores the tile's sum row by row. `to` is the address for the thread's upper row and the tile's first key. `rows`
+    // and `count` are the numbers of rows and keys that exist from there on.
     TE_DEV void put_rows(char *to, te_i64 row_bytes, int rows, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
         const float by = a.by;
@@ -353,8 +354,8 @@ struct te_consumer {
             }
         }
     }
-    // Sums all rows, and stores the result as one row. The rows of a warp are added by shuffles. Then the warps add
-    // their results one after the other.
+    // Sums all rows of the tile, and stores the result as one row. The rows of a warp are added by shuffles. Then the
+    // warps add their results one after the other.
     TE_DEV void put_column_sums(char *to, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
 #pragma unroll

@@ -79,7 +79,7 @@ struct te_walk {
     TE_DEV te_walk(const te__attn_kargs &a, const te_of::sequence &seq, int b, int head, int first)
         : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d),
           g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
-    // Copies the next tile to `slot`, and moves to the tile after it. `key` is the first key of the block.
+    // Copies the next tile to `slot`, and moves to the tile after it. `key` is the first key of the thread block.
     TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int key, int end) {
         te_i64 row = te_of::work_at(seq, b, h) + i0;
         const bool empty = EXTRA && te_attn_is_empty(a, b, h, i0, key);

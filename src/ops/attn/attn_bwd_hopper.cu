@@ -113,8 +113,8 @@ struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
         : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
 typedef te_attn_tiles<BK, BQ> te_tiles;
-// Returns how many key blocks before block t.n add to tile i. The first of them is the block with the first key that
-// the tile's first row sees. Blocks that are empty in the block mask do not count.
+// Returns how many key blocks before block t.n add to tile i of dQ. The first of them is the block with the first key
+// that the tile's first row sees. Blocks that are empty in the block mask do not count.
 TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
     const int begin = max(0, i.m * BQ + t.lo) / BK;
     if (!BLOCKS) return t.n - begin;
@@ -224,8 +224,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                                                       // row to stmatrix
     const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper key
     const te__attn_extra &x = a.a.x;
-    // tail_q: true if the last tile of queries goes on beyond the end of the sequence, and the tensor has rows there.
-    // tail_kv: the same for this block of keys.
+    // tail_q: true if the last tile of queries goes on beyond the end of the sequence, and q has rows there.
+    // tail_kv: the same for this block of keys and k.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
     const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's offset of the diagonal

@@ -222,7 +222,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
         turn.next();
         if (!more) break;
-        // Consumers need this block of V before they release Q, and before they begin a tile without keys.
+        // Consumers need the block of V at `row` before they release Q, and before they begin a tile without keys.
         if (row >= 0 && (STAGES_Q == 1 || t.begin >= t.end)) {
             load_v(row, head, batch);
             row = -1;

@@ -79,8 +79,8 @@ typedef struct te__attn_scratch {
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: q and g, transposed */
     float *s, *dp;          /* [keys, BLOCK]; s has scores, later P; dp has dP, later dS */
     double *out;            /* forward [BLOCK, d_v]: rows of O; backward [BLOCK, d]: rows of dQ */
-    float *factor;          /* [keys, BLOCK]: the derivative of the soft cap and of the user's rule; NULL: it is always
-                             * 1 */
+    float *factor;          /* [keys, BLOCK]: the derivative of the soft cap and of the user's rule for scores; NULL: it
+                             * is always 1 */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
     double *db;             /* [BLOCK, keys]: the sums of dB for a block of rows */
     float *top;             /* [heads]: the largest scores so far */
@@ -324,15 +324,15 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
-/* Returns true if the block mask says that all rows of the block see key j. In that case mask_mod is not called. */
+/* Returns true if the block mask says that all rows of the block see key j. In that case mask_fn is not called. */
 static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
     return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first,
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* Applies the user's rule to the scores s [keys, BLOCK], where a row sees the key. In the backward pass the derivative
- * of the rule is stored in `factor`. If `capped` is true, `factor` already has the derivative of the soft cap. It is
- * then multiplied by the derivative of the rule. */
+/* Applies the user's rule *m to the scores s [keys, BLOCK], where a row sees the key. In the backward pass the
+ * derivative of the rule is stored in `factor`. If `capped` is true, `factor` already has the derivative of the soft
+ * cap. It is then multiplied by the derivative of the rule. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
@@ -578,8 +578,8 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
         memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
         memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
     }
-    /* Share number i has the blocks i, i + splits, i + 2 splits, ... So under a causal mask all shares have about the
-     * same work. */
+    /* Share number i of the query rows has the blocks i, i + splits, i + 2 splits, ... So under a causal mask all
+     * shares have about the same work. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
         for (first = split * TE__ATTN_BLOCK; first < seq.q_end; first += step) {
             const te__attn_block block = te__attn_block_of(a, &seq, b, h, first);
@@ -615,7 +615,7 @@ static void te__attn_worker(void *user, int64_t begin, int64_t end) {
 }
 
 /* Takes the maximum over all workers, and stores the greatest score of each head and the greatest absolute value that
- * was rounded. */
+ * was rounded to FP8. */
 static void te__attn_gather_top(const te__attn_work *w) {
     te__attn_scratch s = TE_ZERO;
     float *amax = w->backward ? w->a.x.dp_amax : w->a.x.s_amax;

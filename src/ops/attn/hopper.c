@@ -371,9 +371,9 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
-/* The number of tiles, or of parts of tiles, that keeps a chip busy. If there are fewer tiles, each is cut into parts.
- * The number of parts depends on sizes only, not on the chip. A bias that all queries share needs more tiles, because
- * its tiles have different amounts of work. */
+/* The number of tiles of dB, or of their parts, that keeps a chip busy. If there are fewer tiles, each is cut into
+ * parts. The number of parts depends on sizes only, not on the chip. A bias that all queries share needs more tiles,
+ * because its tiles have different amounts of work. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
 /* Plans the gradient of the bias, which is computed from lse2 and delta. If the kernel for dK makes it
  * (te__attn_bias_in_sums), there is nothing to plan. */

@@ -124,8 +124,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int row, head, batch;
     int s_q, s_kv, lo, hi;      // as in te__attn_seq
     int q_at, kv_at, q_end;
-    // Blocks from number hidden_from on, and blocks before number hidden_to, may have keys that a row does not see. In
-    // all other blocks every row sees every key that exists.
+    // Blocks of keys from number hidden_from on, and those before number hidden_to, may have keys that a row does not
+    // see. In all other blocks every row sees every key that exists.
     int hidden_from, hidden_to;
     // true: the last block of keys reaches beyond the sequence, into memory that may have any content
     bool tail;

@@ -1,6 +1,6 @@
 // ops/attn/hopper_scores.cuh: turns products Q K^T into scores for the attention kernels of sm_90a. Scores may have
-// ALiBi, a bias, a mask of elements and the user's rule. This file depends on the layout of fragments of S. It must not
-// depend on a kernel's pipeline.
+// ALiBi, a bias, a mask of elements and the user's rule for scores and masks (te_score_mod). This file depends on the
+// layout of fragments of S. It must not depend on a kernel's pipeline.
 //
 // A score is scale * product + bias - slope |i + delta - j|, changed by the user's rule. S is the fragment in
 // registers. It holds scores divided by the scale, because the softmax multiplies S by scale2. So ALiBi and a bias are
@@ -286,7 +286,7 @@ struct te_line {
         for (int i = 0; i < N; i++)
             s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), s[i]);
     }
-    // Adds the shift to S. This is for the user's rule, which needs complete scores.
+    // Adds the shift to S. This is for the user's rule for scores, which needs complete scores.
     template <int N> TE_DEV void finish(float (&s)[N]) {
 #pragma unroll
         for (int i = 0; i < N; i++) s[i] += shift[i / 2 % 2];
@@ -326,7 +326,7 @@ TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool
 }
 
 // Returns P for an element s of S in the backward pass. P is 0 if s is -inf. `factor` becomes P times the derivatives
-// of the soft cap and of the user's rule, so that dS = factor (dP - delta).
+// of the soft cap and of the user's rule for scores, so that dS = factor (dP - delta).
 TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int h, int i, int j, float &factor) {
     const te_attn_mod mod(a.x);
     float p = te_exp2(fmaf(MOD ? mod.score(s * te_score_scale(a), b, h, i, j) : s, te_softmax_scale2(a), -lse2));

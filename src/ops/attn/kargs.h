@@ -20,8 +20,8 @@ typedef struct te__attn_table {
     int dt;                /* te_dtype */
 } te__attn_table;
 
-/* The options of te_attn_rule and te_attn_fp8. Plain attention uses only the fields causal, bottom_right, left and
- * right. */
+/* The options of te_attn_rule and te_attn_fp8. Plain attention uses only the fields `causal`, `bottom_right`,
+ * `left` and `right`. */
 typedef struct te__attn_extra {
     int on;                    /* 1: an option other than the causal mask, the diagonal and the window is used */
     int causal, bottom_right;  /* `causal` is 1 if the mask has a diagonal. If bottom_right is 1, the diagonal ends at
@@ -105,7 +105,7 @@ typedef struct te__attn_line_kargs {
 } te__attn_line_kargs;
 
 /* Aligns a struct of kernel arguments to 64 bytes, because tensor maps need that alignment. The structs are padded to
- * multiples of 64 bytes, so that both compilers give them the same size. */
+ * multiples of 64 bytes, so that the host's compiler and the kernels' compiler give them the same size. */
 #ifdef __CUDACC__
 #define TE__ATTN_ALIGN_64 __align__(64)
 #else
@@ -133,7 +133,7 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     te__attn_bits bits;
     te__attn_kargs a;
     te__attn_order order; /* The order of blocks of keys, or of tiles of queries. */
-    float *dq_sum;        /* attn_bwd_hopper.cu: tiles of dQ in f32, each stored in the order of the registers */
+    float *dq_sum;        /* attn_bwd_hopper.cu: tiles of dQ in f32, in the order of the accumulator registers */
     int *added;           /* for each tile of dq_sum: how many key blocks have been added to it; NULL: there is no
                            * dq_sum */
     int queries, pad_queries; /* queries: number of queries of a tile */
@@ -169,10 +169,10 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
 /* The arguments of attn_bwd_bias_hopper.cu and of attn_bwd_bias_put.cu. The latter runs after the former. */
 typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
-    long long part;       /* distance in elements from one part of the sum to the next */
+    long long part;       /* distance in elements from one part of dB to the next */
     te__attn_bits bits;
     te__attn_table to;    /* This is dB, or the parts of dB in f32, [parts, dbias_b, dbias_h, dbias_i, keys]. If
-                           * attn_bwd_hopper.cu made the sums, this is its bias_sum. */
+                           * attn_bwd_hopper.cu made the sums of dS, this is its bias_sum. */
     te__attn_kargs a;
     te__attn_order order; /* tiles: number of tiles of all parts; rows: number of tiles of 128 queries */
     int parts, tiles_of_part;
@@ -183,8 +183,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
                                64];
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
-/* These bytes are for: the stages and the tile of the bias (7 * 32768), six messages of 48 bytes, six pairs of
- * barriers, and sums of columns (512). */
+/* Shared memory of attn_bwd_bias_hopper.cu: the pipeline's stages and the tile of the bias (7 * 32768 bytes), for each
+ * of at most six stages a message of 48 bytes and a pair of barriers, and sums of columns (512 bytes). */
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512)
 
 /* TE__ATTN_BYTES is the size in bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are

@@ -10,7 +10,7 @@ static bool te__has_score_mod(const te_score_mod *m) {
 static bool te__is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 static bool te__is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* Returns expression i of the rule, or NULL if it is not given. *name gets the name of its field. */
+/* Returns expression i of *m, or NULL if it is not given. *name gets the name of its field. */
 static const char *te__score_mod_text(const te_score_mod *m, int i, const char **name) {
     static const char *const names[3] = {"score_mod", "score_mod_bprop", "mask_mod"};
     *name = names[i];
@@ -124,7 +124,7 @@ static te_result te__score_mod_check(te_ctx *te, const char *op, const te_score_
     return TE_OK;
 }
 
-/* Checks that each function that changes scores has a derivative: the user's own one, or 1 if the rule is additive. */
+/* Checks that each function that changes scores has a derivative: the user's own one, or 1 if m->additive is set. */
 static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const te_score_mod *m) {
     if (m->additive || ((!m->score_mod || m->score_mod_bprop) && (!m->score_fn || m->score_bprop_fn))) return TE_OK;
     return te__fail(te, TE_ERR_INVALID,
@@ -134,8 +134,8 @@ static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const 
                     m->score_mod && !m->score_mod_bprop ? "score_mod_bprop is" : "score_bprop_fn is");
 }
 
-/* Checks that the user gave the form of the rule that the backend needs. CUDA needs expressions, the CPU needs
- * functions. */
+/* Checks that the user gave the score and mask rules as the backend needs them: as expressions for CUDA, as functions
+ * for the CPU. */
 static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_score_mod *m, bool cuda) {
     const bool score = cuda ? m->score_fn && !m->score_mod : m->score_mod && !m->score_fn,
                mask = cuda ? m->mask_fn && !m->mask_mod : m->mask_mod && !m->mask_fn;
@@ -167,8 +167,8 @@ static size_t te__score_mod_divisor(const char *at) {
                ? n + 1
                : 0;
 }
-/* Returns true if the expression may have a step, for example by floorf. At a step an error of 2 ulp may change the
- * value much. */
+/* Returns true if the expression may be discontinuous, for example by floorf. There the error that
+ * te__score_mod_put makes, up to 2 ulp, may change the value much. */
 static bool te__score_mod_has_steps(const char *text) {
     static const char *const words[] = {"floorf", "ceilf", "truncf", "rintf", "fmodf", "int", "==", "!=", "<", ">"};
     int i;

@@ -41,7 +41,7 @@ TE_DEV void te_sparse_store(void *p, te_i64 i, int dt, float f) { te_store(p, i,
 struct te_sparse_place {
     int b, i, first; // first: the block's first head
     TE_DEV te_sparse_place(const te__sparse_attn_kargs &a) {
-        // the blocks of one query have neighbouring numbers, since they read the same keys
+        // the blocks of one query have neighbouring numbers, so that the keys that they share stay in the L2 cache
         const te_u32 tiles = (te_u32)(a.heads + TE__SPARSE_ROWS - 1) / TE__SPARSE_ROWS, row = blockIdx.x / tiles;
         first = (int)(blockIdx.x - row * tiles) * TE__SPARSE_ROWS;
         b = (int)(row / (te_u32)a.s_q);

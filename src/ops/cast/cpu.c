@@ -302,8 +302,8 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
             memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
-/* Transposes bands of 4-bit elements. A byte has two elements, the even one in its low half. Rows are padded to whole
- * bytes. */
+/* Transposes bands (32 columns of src each) of 4-bit elements. A byte has two elements, the even one in its low half.
+ * Rows are padded to whole bytes. */
 static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
     const te_op_transpose_args *a = (const te_op_transpose_args *)user;
     const uint8_t *src = te__u8_data(a->src);

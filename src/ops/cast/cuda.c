@@ -64,8 +64,9 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
 }
 
 /* Plans launches of `kernel` for the states history[i] and scale[i], i < count. Each launch has a table of at most
- * TE__DELAYED_MAX states. `slots_a_block` is the number of slots of one thread block. `with` has the fields that are
- * the same in all tables. with->amaxes holds the amaxes of the slots of all states, or is NULL. */
+ * TE__DELAYED_MAX states. A slot is one column of a history, with its scale; one thread block handles `slots_a_block`
+ * slots. `with` has the fields that are the same in all tables. with->amaxes holds the amaxes of the slots of all
+ * states, or is NULL. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
                              te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;

@@ -35,9 +35,10 @@ typedef struct te__scale_from_amax_kargs {
     int power_of_two;
 } te__scale_from_amax_kargs;
 
-/* A table of states of delayed scaling, for the kernels delayed_update and delayed_gather. The slots of a launch are
- * numbered through all states: slot s belongs to the state i with first[i] <= s < first[i + 1]. Each distinct length is
- * stored only once, so that TE__DELAYED_MAX states fit into the arguments of a launch. */
+/* A table of states of delayed scaling, for the kernels delayed_update and delayed_gather. A slot is one column of a
+ * history, with its scale. The slots of a launch are numbered through all states: slot s belongs to the state i with
+ * first[i] <= s < first[i + 1]. Each distinct history length is stored only once, so that TE__DELAYED_MAX states fit
+ * into the arguments of a launch. */
 #define TE__DELAYED_MAX 186
 #define TE__DELAYED_LENGTHS 16
 typedef struct te__delayed_kargs {

@@ -131,7 +131,7 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
     x->scale_ld = x->scale ? te__cols(scale) : 0; /* the row length of the whole tensor's scales, even if the operand is
-                                                   * only one group's part of it */
+                                                   * only its part for one group of a grouped GEMM */
     x->swizzled = swizzled;
 }
 
@@ -307,8 +307,8 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
 }
 
 /* Handles the scale of one operand. If the operand has one scale for the whole tensor, multiplies job->scale by it and
- * returns NULL. If each line has its own amax, returns these amaxes and sets *factor. The scale of a line is its amax
- * times *factor. */
+ * returns NULL. If each line (row of op(A), column of op(B)) has its own amax, returns these amaxes and sets *factor.
+ * The scale of a line is its amax times *factor. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);

@@ -159,7 +159,7 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
-    /* for swizzled scales, ld_scale is the number of groups of k in a line, whether the copy is K-major or not */
+    /* for swizzled scales, ld_scale is the number of scales along k, whether x is K-major or not */
     s.ld_scale = te__gemm_scale_ld(a->scaling_a, !x->k_major && !a->swizzled_scales, lines, a->k);
     s.dt = x->dtype;
     s.down = !x->k_major;
@@ -308,9 +308,9 @@ static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype
     return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
 }
 /* Encodes the tensor map of an operand with `size` lines (rows of A, columns of B) of length k. The map of a K-major
- * operand has boxes of `box` lines by one slab of k. Other maps have boxes of 64 lines by one slab of k, or by half a
- * slab if `box` is not a multiple of 64. If each group has its own matrix, `stack` is the number of groups, and loads
- * beyond the end of a group's matrix give zeros. Otherwise `stack` is 0. */
+ * operand has boxes of `box` lines by one slab (128 bytes) of k. Other maps have boxes of 64 lines by one slab of k, or
+ * by half a slab if `box` is not a multiple of 64. If each group has its own matrix, `stack` is the number of groups,
+ * and loads beyond the end of a group's matrix give zeros. Otherwise `stack` is 0. */
 static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
                                       int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
@@ -445,9 +445,9 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
 /* Returns whether gemv_mn (if `mn`) or gemv_k (if not) takes the product. The time of both kernels is the time to read
  * the long operand.
  *
- * gemv_k takes at most sixteen lines of the short operand. If lines are not aligned or blocks have scales, it takes at
- * most eight, because registers are scarce. It cannot split k. So other kernels take products with k > 16384 and fewer
- * than four blocks for each multiprocessor.
+ * gemv_k takes at most sixteen lines (rows of A or columns of B) of the short operand. If lines are not aligned or
+ * blocks have scales, it takes at most eight, because registers are scarce. It cannot split k. So other kernels take
+ * products with k > 16384 and fewer than four blocks for each multiprocessor.
  *
  * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one.
  *
@@ -466,9 +466,10 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
              lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines and a block sixteen warps, as long as all blocks can be
- * resident at once (two on each multiprocessor). Otherwise a lane has eight lines and a block eight warps
- * (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks as multiprocessors. */
+/* Plans gemv_k or gemv_mn. In gemv_mn, a lane has four lines (rows or columns) of the long operand and a block sixteen
+ * warps, as long as all blocks can be resident at once (two on each multiprocessor). Otherwise a lane has eight lines
+ * and a block eight warps (tests/bench/notes.md). gemv_mn splits k if there are at most half as many blocks as
+ * multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* the least number of values of k in a split. Each of a block's sixteen warps then
@@ -585,8 +586,8 @@ static bool te__gemm_is_small(const te__gemm_problem *q) {
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
-/* Marks an operand with a single contiguous line as K-major. Its elements lie along k, whichever layout the caller
- * passed. */
+/* Marks an operand with a single contiguous line (row of A or column of B) as K-major. Its elements lie along k,
+ * whichever layout the caller passed. */
 static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     if (lines != 1 || (!x->k_major && x->ld != 1)) return;
     x->k_major = true;

@@ -178,7 +178,7 @@ template <int COLS> struct te_gemm_stage {
     static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // PITCH: floats from one row to the next; rows
                                                                     // start in different banks
     static const int BYTES = ((ROWS - 1) * PITCH + COLS) * 4;
-    // each lane stores PIECES pieces of a row; LANES lanes together store the whole row
+    // each lane stores PIECES pieces (8 elements each) of a row; LANES lanes together store the whole row
     static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES;
     float *at;
 

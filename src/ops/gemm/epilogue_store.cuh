@@ -108,8 +108,8 @@ struct te_tma_store_path {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
     }
-    // Returns the address of the two f32 that this thread has in columns 8 j .. 8 j + 7 of a chunk. The thread's next
-    // two f32 are eight rows below, at this address plus 8 * 128 bytes.
+    // Returns the address of the two f32 that this thread has in columns 8 j .. 8 j + 7 of a chunk of D. The thread's
+    // next two f32 are eight rows below, at this address plus 8 * 128 bytes.
     TE_DEV te_u32 pair(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;

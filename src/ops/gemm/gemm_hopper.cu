@@ -159,7 +159,7 @@
                                    // = 4 two more, for its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of the scales of a slab
 // The number of buffers of a warpgroup for chunks of D. With promotion and loads of aux there are 4 buffers, which
-// leave shared memory for three slots.
+// leave shared memory for three slots for A and B.
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // bytes of a warpgroup's bias
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
@@ -483,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES,
                           group);
 #endif
-    // computed only once, because mapping an address to the other block is slow
+    // computed only once, because mapping an address to the cluster's other block is slow
     te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0;
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);

@@ -103,9 +103,10 @@ static_assert(FP8 || !BLOCK, "blocks of fp8");
 
 // ---- device to shared memory ----------------------------------------------------------------------------------------
 
-// Returns the offset of 16-byte piece number `piece` of row `row` in a slot. The pieces of a row are permuted to avoid
-// bank conflicts. In a K-major slot a row has four pieces, and two rows fill the 128 bytes of all banks. In other slots
-// a row has R elements. There, eight rows of 16-bit elements, or four rows of 32-bit elements, are read at a time.
+// Returns the offset of 16-byte piece number `piece` of row `row` of an operand's slab in shared memory. The pieces of
+// a row are permuted to avoid bank conflicts. In a K-major slab a row has four pieces, and two rows fill the 128 bytes
+// of all banks. In other slabs a row has R elements. There, eight rows of 16-bit elements, or four rows of 32-bit
+// elements, are read at a time.
 template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     if (K_MAJOR) return (te_u32)(row * SLAB + ((piece ^ ((row >> 1) & 3)) << 4));
     return (te_u32)(row * R * SIZE + ((piece ^ (SIZE == 2 ? row & 7 : (row & 3) << 1)) << 4));

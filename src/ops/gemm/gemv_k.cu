@@ -65,7 +65,7 @@
 #define B_2D (BLOCK == 2)
 
 // Both functions below load sixteen bytes, which nothing may write while the kernel runs. With .L2::256B the L2 cache
-// fetches 256 bytes. This is faster except for aligned lines of 16-bit elements (tests/bench/notes.md).
+// fetches 256 bytes. This is faster except for aligned rows of 16-bit elements (tests/bench/notes.md).
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
@@ -84,8 +84,8 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     return u;
 }
 
-// A line of an operand. If `number` is beyond the last line, open() takes the last line. The products of that line are
-// then not stored.
+// A line (row of A or column of B) of an operand. If `number` is beyond the last line, open() takes the last line. The
+// products of that line are then not stored.
 struct te_gemv_line {
     const te_u8 *from, *end, *scale; // from: the start of the line; end: the end of the operand; scale: the operand's
                                      // scales, with SCALES
@@ -150,7 +150,8 @@ struct te_gemv_piece {
     }
 };
 
-// Multiplies 16 bytes of two lines of X by 16 bytes of one line of Y, and adds the products to `sum`.
+// Multiplies 16 bytes of two lines of X by 16 bytes of one line of Y, and adds the products to `sum`. X is the long
+// operand and Y the short one; a line is a row of A or a column of B.
 TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
     const int parts = BITS == 16 ? 2 : 16 / BITS; // parts of a word, each two values; words of 16-bit values are taken
                                                   // in pairs
@@ -187,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    // Lane 4 g + t has four sums for each eight lines of Y. They are the products of lines g, g, g + 8, g + 8 of X by
-    // lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y.
+    // Lane 4 g + t has four sums for each eight lines (rows of A or columns of B) of Y. They are the products of
+    // lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1, 2 t, 2 t + 1 of Y.
     float sum[EIGHTS][4] = {};
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];
@@ -226,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
         }
     };
     te_i64 turn = warp, turns = te_div_up(a.k, TURN);
-    // number of turns that end before the line ends; their loads need not check for the end
+    // number of turns (TURN values of k each) whose loads need not check for the end of k
     te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN;
     const int at_once = RESIDENT == 32 ? 2 : 1;
 #pragma unroll at_once

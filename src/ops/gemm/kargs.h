@@ -16,17 +16,18 @@ typedef struct te__gemm_grouping {
 
 /* The arguments of D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0), as in te_op_gemm_args. */
 typedef struct te__gemm_kargs {
-    long long k_split; /* number of values of k in one split, a multiple of the slab; at least k if k is not split. This
-                        * must be the first member, because of a bug of NVRTC 12.0: a kernel that changes a copy of the
-                        * struct still reads the first member from the original. No kernel changes k_split in a copy */
+    long long k_split; /* number of values of k in one split, a multiple of the slab (the values of k that a kernel
+                        * loads at a time); at least k if k is not split. This must be the first member, because of a
+                        * bug of NVRTC 12.0: a kernel that changes a copy of the struct still reads the first member
+                        * from the original. No kernel changes k_split in a copy */
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a [m], with columns_b [n] */
     const float *block_a, *block_b; /* block scales (see te_op_block_quantize): [lines / 128, k / 128] for 2-D blocks,
-                                     * [k / 128, lines] for 1-D blocks. gemv_k also gets the scales of MXFP8 and NVFP4
-                                     * here, as bytes */
+                                     * [k / 128, lines] for 1-D blocks. A line is a row of op(A) or a column of op(B).
+                                     * gemv_k also gets the scales of MXFP8 and NVFP4 here, as bytes */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 8] */
     float *row_sums;                /* gemm_hopper: sums of D's columns, one for each 16 rows: [m / 16 rounded up, n] */
     long long m, n, k;        /* in a grouped GEMM, m (or k, if the groups divide k) is the sum over all groups */
@@ -58,14 +59,14 @@ typedef enum te__gemm_block_kind {
 } te__gemm_block_kind;
 
 /* One operand of gemm_prepare. The kernel either moves its bytes, or decodes codes of MXFP8 or NVFP4 into bf16. Rows of
- * the copy start at multiples of 16 bytes, or of 16 bf16. */
+ * `out` start at multiples of 16 bytes, or of 16 bf16. */
 typedef struct te__gemm_prepare_side {
     const unsigned char *from;   /* NULL: there is nothing to do, and rows is 0 */
     const unsigned char *scale;  /* the scales of codes; else NULL */
     unsigned char *out;          /* [rows, ld_out]; columns beyond the last become 0 */
     long long rows, columns;
     long long ld, ld_out;
-    long long ld_scale;          /* row length of the scales; for swizzled scales the number of groups in a line, a
+    long long ld_scale;          /* row length of the scales; for swizzled scales the number of scales along k, a
                                   * multiple of 4 */
     int dt;                      /* te_dtype of the codes */
     int down;                    /* whether the scaling groups run down the columns, not along the rows */
@@ -88,8 +89,8 @@ enum {
     TE__GEMM_STORE_LINES = 128 /* scales of rows or columns; not with TMA */
 };
 
-/* The bytes of shared memory of a gemm_hopper block, which are the most that a block can have. They hold the slots, the
- * buffers of the epilogue, block scales and barriers. */
+/* The bytes of shared memory of a gemm_hopper block, which are the most that a block can have. They hold the slots
+ * for A and B, the buffers of the epilogue, block scales and barriers. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
 
 /* The rows and the tiles of one group of a grouped GEMM, as the kernel gemm_groups computes them. */

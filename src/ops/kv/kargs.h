@@ -11,12 +11,12 @@ typedef struct te__cu_seqlens_kargs {
     long long sequences, length;
 } te__cu_seqlens_kargs;
 
-/* The arguments of the copy of keys, or of the copy of values. The channels of a row are adjacent. */
+/* The arguments of the copy of keys, or of the copy of values. The channels of a head are adjacent. */
 typedef struct te__kv_side {
     const void *x;
     void *cache;               /* [pages, page_size, heads, d] */
     long long x_s, x_b, x_h;   /* strides of x in elements: from one token, sequence or head to the next */
-    long long page, row, head; /* strides of the cache in elements: from one page, row or head to the next */
+    long long page, row, head; /* strides of the cache in elements: from one page, row (token) or head to the next */
     int d, x_dt, cache_dt;
 } te__kv_side;
 
@@ -64,9 +64,9 @@ TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i
     return i < a->left ? i + 1 : a->left + 1;
 }
 
-/* Finds the place of row `at` of x in the cache. Sets *b to the row's sequence, *t to its position along x's dimension
- * of tokens, and *page and *row to its place in the cache. Returns false if the row is padding or has no place in the
- * cache. */
+/* Finds the place of row `at` of x (new keys or values) in the cache. Sets *b to the row's sequence, *t to its position
+ * along x's dimension of tokens, and *page and *row to its place in the cache. Returns false if the row is padding or
+ * has no place in the cache. */
 TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
                            long long *row) {
     long long i, to;

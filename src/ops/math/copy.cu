@@ -67,8 +67,8 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         i = rest;
     }
 }
-// Computes the positions of a thread's four items before anything is loaded. A 64-bit division is a function call, and
-// loaded values would have to be saved across it.
+// Computes the positions of a thread's four items in src and dst before anything is loaded. A 64-bit division is a
+// function call, and loaded values would have to be saved across it.
 TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);

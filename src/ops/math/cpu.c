@@ -325,7 +325,7 @@ static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *ds
         te__store_row(te__data(dst), dst->dtype, to + at, size, v);
     }
 }
-/* Returns the row of the table for id number i. This row may lie outside the table. */
+/* Returns the row of the embedding table for id number i. This row may lie outside the table. */
 static int64_t te__embedding_row(const te_tensor *ids, int64_t i, bool from_end, int64_t size, int64_t start) {
     const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
     return (from_end && id < 0 ? id + size : id) - start;

@@ -18,7 +18,7 @@
 #include "device/outside.cuh"
 #include "ops/math/kargs.h"
 
-// Returns the row of the table for the id of token t, or -1 if t is beyond the last token.
+// Returns the row of the embedding table for the id of token t, or -1 if t is beyond the last token.
 TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end) {
     return t < end ? te_from_begin(te_load_index(a.ids, t, a.ids_dt), a.all, a.from_end) - a.first : -1;
 }

@@ -61,9 +61,9 @@ typedef struct te__moe_chunk_map_kargs {
     int numbers; /* whether the map gets numbers of chunks instead of rows */
 } te__moe_chunk_map_kargs;
 
-/* The arguments of moe_invert and moe_gather. moe_invert sets source[row] to the copy that the map moves to this row,
- * as token * copies + place. `place` is the number of the copy among the token's possible copies. Rows without a copy
- * keep the -1 that was written before. moe_gather moves rows by `source`. */
+/* The arguments of moe_invert and moe_gather. moe_invert sets source[row] to the copy of a token that the map moves to
+ * this row, as token * copies + place. `place` is the number of the copy among the token's possible copies. Rows
+ * without a copy keep the -1 that was written before. moe_gather moves rows by `source`. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */
@@ -81,7 +81,7 @@ typedef struct te__moe_rows_kargs {
 } te__moe_rows_kargs;
 
 /* The arguments of moe_unpermute and moe_dot. Both have one warp for each token. The warp of moe_dot computes the dot
- * products of all copies of the token. */
+ * product of the token's row of dy with each copy of the token. */
 typedef struct te__moe_sum_kargs {
     const int *map;
     const void *pad_offsets;    /* [experts], or NULL */

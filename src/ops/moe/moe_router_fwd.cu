@@ -6,7 +6,7 @@
 // its own experts, then the lanes compare these. Of equal keys the lower expert wins.
 //
 // Launch: block 32 * warps, one warp for each token; grid: tokens / warps rounded up. Shared memory for each warp: 9
-// bytes for each expert and 5 bytes for each group.
+// bytes for each expert and 5 bytes for each group of experts.
 //
 // te:baseline
 #include "ops/moe/router.cuh"

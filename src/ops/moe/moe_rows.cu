@@ -1,5 +1,5 @@
-// ops/moe/moe_rows.cu: fills in a mask map (moe.cuh). For each chunk of tokens and each expert, the kernel gets the row
-// where the expert's tokens of the chunk begin.
+// ops/moe/moe_rows.cu: fills in a mask map, which is a row_id_map made from a routing mask. For each chunk of tokens
+// and each expert, the kernel gets the row where the expert's tokens of the chunk begin.
 //
 //   pass 1   Thread e walks through the tokens of the chunk. For each token t that is routed to expert e it writes the
 //            next row number to rows[t][e], otherwise -1.

@@ -78,7 +78,7 @@ static te_result te__check_moe_chunk_map(te_ctx *te, te_op_moe_chunk_map_args *a
 /* The sizes of a map of either form. */
 typedef struct te__moe_map {
     int64_t tokens, experts; /* experts: 0 for an index map */
-    int64_t copies;          /* the most copies of a token: E with a mask map, topk with an index map */
+    int64_t copies;          /* the most copies of a token: `experts` with a mask map, topk with an index map */
 } te__moe_map;
 
 static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row_id_map, int64_t topk,

@@ -1,4 +1,4 @@
-// ops/moe/sort.cuh: reads the items of one pass of the sort.
+// ops/moe/sort.cuh: reads the items of one pass of the sort that makes a row_id_map from `experts`.
 #pragma once
 #include "ops/moe/loop.cuh"
 

@@ -26,7 +26,7 @@ static int32_t te__mx_larger(int32_t most, float x) {
 }
 
 /* One tile of x, with zeros beyond the edges of x. It holds the values, and the E8M0 codes of the scales of all groups
- * in the tile. */
+ * of 32 elements in the tile. */
 typedef struct te__mx_tile {
     int64_t first_row, first_col;
     int rows, cols; /* rows and columns that exist */

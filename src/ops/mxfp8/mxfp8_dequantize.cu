@@ -40,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));
         }
     }
-    // The scales are padded to 128 lines, so there are scales for all rows and columns of the thread. In both layouts,
-    // the scales of neighbouring lines are a fixed step apart.
+    // The scales are padded to 128 lines (rows, or columns if columnwise), so there are scales for all rows and columns
+    // of the thread. In both layouts (plain and swizzled), the scales of neighbouring lines are a fixed step apart.
     te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;
     if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);
     else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);

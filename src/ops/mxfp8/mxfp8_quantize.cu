@@ -76,8 +76,8 @@ TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8])
         }
     }
 }
-// Returns the maximum of row number lane % 4 over the four lanes of a group. In each step, pairs of lanes exchange half
-// of their values, and each lane keeps the maxima of one half.
+// Returns the maximum of row number lane % 4 over the four lanes of a group of 32 columns. In each step, pairs of lanes
+// exchange half of their values, and each lane keeps the maxima of one half.
 TE_DEV float te_mx_group_most(const float v[4], int lane) {
     bool up = lane & 2;
     float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));

@@ -22,8 +22,9 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
     l.swizzled = swizzled;
     return l;
 }
-/* Returns the byte where the scale of group `group` in line `line` lies. Swizzled scales lie in tiles of 128 x 4, which
- * are 512 bytes. One instruction of Blackwell's tensor cores reads such a tile. */
+/* Returns the byte where the scale of group `group` in line `line` (a row, or a column if columnwise) lies. Swizzled
+ * scales lie in tiles of 128 x 4, which are 512 bytes. One instruction of Blackwell's tensor cores reads such a
+ * tile. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
     return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line,
                               group);

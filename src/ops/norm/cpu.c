@@ -256,7 +256,7 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     weights = te__norm_weights(te, a->gamma, NULL, a->norm.zero_centered_gamma, job.n);
     if (!weights) return TE_ERR_OUT_OF_MEMORY;
     job.gamma = weights;
-    /* This must be done before dx is written, since dx may be the same tensor as dy or x. */
+    /* dgamma and dbeta must be computed before dx is written, since dx may be the same tensor as dy or x. */
     if (a->dgamma || a->dbeta)
         te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)),
                          te__norm_bwd_columns, &job);

@@ -37,7 +37,7 @@ static int64_t te__norm_shared_limit(int sm) {
 }
 
 /* Returns whether norm_fwd_queue runs instead of norm_fwd. It does if x has 32 MB or more, in rows of 4 to 16 KB. A
- * longer row would need a whole multiprocessor. Both kernels give the same bits. */
+ * block with longer rows would fill a whole multiprocessor. Both kernels give the same bits. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
     return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;
@@ -163,8 +163,8 @@ static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds
     sums = t->sums_shared ? (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds : 0;
     for (t->stages = 3; t->stages > 1 && t->stages * stage + sums > limit;) t->stages--;
     t->shared = t->stages * stage + sums;
-    /* After the last row, the memory that held rows in flight is used for the sums of a group, or for the sums of
-     * norm_parts.cuh. So it must be large enough for either. */
+    /* After the last row, the memory that held rows in flight is used for the sums of a group of warps, or for the sums
+     * of norm_parts.cuh. So it must be large enough for either. */
     if (!t->sums_shared) t->shared = te__max(t->shared, (int64_t)t->row.warps * 32 * t->row.chunks * 8 * 4 * kinds);
     t->shared = te__max(t->shared, 8192);
     return t->shared <= limit;
@@ -185,7 +185,8 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     fast = !te__eight_lacks(p, rows, TE__COUNT(rows), n) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
     /* If there are enough rows, there are as many blocks as an H100 has multiprocessors, or four times as many if not
-     * `fast`. The number does not depend on the GPU, so the sums of a variant always have the same bits. */
+     * `fast`. The number does not depend on the GPU, so the sums of a variant (`fast` or not) always have the same
+     * bits. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
     if (!fast) blocks = te__min(m, 528);
     if (wanted) {

@@ -1,7 +1,8 @@
 /* ops/norm/kargs.h: the arguments of the norm kernels. The host's compiler and the kernels' compiler both read this
  * file, so it has plain structs alone. */
 
-/* The arguments of norm_fwd and norm_fwd_queue: y = (x - mean) * rstd * gamma' + beta, for m rows of n elements. */
+/* The arguments of norm_fwd and norm_fwd_queue: y = (x - mean) * rstd * gamma' + beta, for m rows of n elements. gamma'
+ * is gamma or gamma + 1. */
 typedef struct te__norm_fwd_kargs {
     const void *x;     /* [m, n] */
     const void *gamma; /* [n] */
@@ -41,7 +42,8 @@ typedef struct te__norm_bwd_sum_kargs {
     int accumulate;
 } te__norm_bwd_sum_kargs;
 
-/* The arguments of norm_bwd. It computes dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, where g = dy * gamma'.
+/* The arguments of norm_bwd. It computes dx = rstd * (g - mean(g xhat) xhat - mean(g)) + add, where g = dy * gamma'
+ * and gamma' is gamma or gamma + 1.
  * RMSNorm does not subtract mean(g). The kernel also computes partial sums of dy xhat (for dgamma) and of dy (for
  * dbeta). */
 typedef struct te__norm_bwd_kargs {

@@ -60,9 +60,9 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory. A slot holds one row of each group: STREAMS * CHUNKS vectors of 8 elements for each
-// thread. A thread reads back only bytes that it has copied itself, so no barrier is needed. The 16-byte pieces of
-// neighbouring threads lie side by side.
+// A ring of slots in shared memory. A slot holds one row of each group of warps: STREAMS * CHUNKS vectors of 8 elements
+// for each thread. A thread reads back only bytes that it has copied itself, so no barrier is needed. The 16-byte
+// pieces of neighbouring threads lie side by side.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;
@@ -199,7 +199,8 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
             next_rstd = a.rstd[row + step];
             if (LAYERNORM) next_mean = a.mean[row + step];
         }
-        // Here d = x - mean and g = dy gamma', so xhat is d rstd. Beyond the end of the row, x, dy and gamma are 0.
+        // Here d = x - mean and g = dy gamma', where gamma' is gamma or 1 + gamma. So xhat is d rstd. Beyond the end of
+        // the row, x, dy and gamma are 0.
         float2 s = make_float2(0.0f, 0.0f);
         te_raw<X_DT> x[CHUNKS], dy[CHUNKS];
         te_cp_async_wait<STAGES - 1>();
@@ -247,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
     if (!a.partial) return;
     te_cp_async_wait<0>();
 #if GROUPS > 1
-    // Adds up the sums of the groups in order. They pass through the memory of the ring, which is free now.
+    // Adds up the sums of the groups of warps in order. They pass through the memory of the ring, which is free now.
     float4 *shared = (float4 *)te_norm_shared + t;
     for (int g = 1; g < GROUPS; g++) {
         __syncthreads();

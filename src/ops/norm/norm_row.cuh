@@ -29,7 +29,8 @@ TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt)
 
 #ifdef CHUNKS
 #ifndef ROUNDED
-#define ROUNDED 0 /* 1: RMSNorm rounds x * rstd to X_DT, a 16-bit format, before it multiplies by gamma' */
+#define ROUNDED 0 /* 1: RMSNorm rounds x * rstd to X_DT, a 16-bit format, before it multiplies by gamma (or 1 +
+                   * gamma) */
 #endif
 #define THREADS (WARPS * 32) /* threads of a row */
 constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;

@@ -152,8 +152,8 @@ TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_
     return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));
 }
 
-/* Returns the position of the scale of row i and group j, in scales of shape [rows, groups]. `groups` is a multiple of
- * 4. Swizzled scales lie in tiles of 128 x 4. */
+/* Returns the position of the scale of row i and group j of 16 elements, in scales of shape [rows, groups]. `groups` is
+ * a multiple of 4. Swizzled scales lie in tiles of 128 x 4. */
 TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
     return te__group_scale_at(swizzled, 0, groups, i, j);
 }

@@ -164,8 +164,8 @@ typedef struct te__nvfp4_rounding {
     uint64_t seed, offset;
 } te__nvfp4_rounding;
 
-/* Quantizes 16 elements to codes with the block scale d. `block` is the number of the block in the copy, which selects
- * the random bytes. */
+/* Quantizes 16 elements to codes with the block scale d. `block` is the number of the block in the row-wise or
+ * column-wise copy, which selects the random bytes. */
 static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale,
                             uint64_t block, uint8_t code[16]) {
     float multiplier = te__nvfp4_multiplier(d, tensor_scale);
@@ -291,7 +291,8 @@ static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t g
 typedef struct te__nvfp4_job {
     const te_op_nvfp4_quantize_args *a;
     te__nvfp4_copy row, col;
-    int64_t groups; /* number of groups of 16 columns of x, including the padding of the copies and their scales */
+    int64_t groups; /* number of groups of 16 columns of x, including the columns with which the row-wise codes and the
+                     * scales are padded */
     const float *amax_row, *amax_col;
     bool per_row, per_col;
     te__nvfp4_row_groups by_group;

@@ -4,8 +4,8 @@
 typedef struct te__nvfp4_amax_kargs {
     const void *x;       /* [m, n] */
     float *row, *col;    /* the outputs, each [1] or NULL; with per_row, row is [m]; with per_col, col is [n] */
-    float *row_part, *col_part; /* [blocks]: the maximum of each block; the last block reduces them to row [1] and col
-                                 * [1] */
+    float *row_part, *col_part; /* [blocks]: the maximum of each thread block; the last one reduces them to row [1] and
+                                 * col [1] */
     unsigned *counter;   /* for te_last_block */
     const float *noop;
     const int *groups;   /* [m], or NULL: the group of each row; rows 16 i to 16 i + 15 are in the same group. With
@@ -30,11 +30,11 @@ typedef struct te__nvfp4_quantize_kargs {
     unsigned char *row_scale;    /* [round_up(m, 128), row_groups] */
     unsigned char *col;          /* [n, ldc] codes, or NULL */
     unsigned char *col_scale;    /* [round_up(n, 128), col_groups] */
-    const float *amax_row, *amax_col; /* the amaxes of the two copies, which may be the same array; not read if `part`
-                                       * is given */
+    const float *amax_row, *amax_col; /* the amaxes for `row` and for `col`, which may be the same array; not read if
+                                       * `part` is given */
     float *out_row, *out_col;   /* NULL, or where the kernel writes the amaxes if `part` is given */
-    float *part;                /* [2, blocks]: the maxima of each block. It is given if the kernel computes the amaxes
-                                 * itself (MEASURE); otherwise NULL */
+    float *part;                /* [2, blocks]: the maxima of each thread block. It is given if the kernel computes the
+                                 * amaxes itself (MEASURE); otherwise NULL */
     unsigned *counter;          /* for te_grid_wait, with part */
     const float *noop;
     const int *groups;          /* [m], or NULL: the group of each row. With groups, amax_row and amax_col are [count],
@@ -49,7 +49,7 @@ typedef struct te__nvfp4_quantize_kargs {
     int per_col;      /* amax_col is [n] */
     int two;          /* blocks of 16 x 16 */
     int rht;          /* as in te__nvfp4_amax_kargs. If it is not 0, a NaN in x makes the scale of its block NaN, in
-                       * both copies */
+                       * row_scale and in col_scale */
     int stochastic;
     int four;         /* te_4over6_error */
     int swizzled;

@@ -2,7 +2,7 @@
  * depend on the backend. */
 
 /* te__nvfp4_groups returns the number of scales of a row of `cols` codes, padding included. te__nvfp4_check_scale
- * checks the shape of a copy's scales. */
+ * checks the shape of the scales of a row-wise or column-wise copy. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
 static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale,
                                        int64_t rows, int64_t cols) {
@@ -32,7 +32,8 @@ static te_result te__nvfp4_check_groups(te_ctx *te, const char *op, const te_ten
     return result == TE_OK && noop ? te__fail(te, TE_ERR_INVALID, "%s: groups with noop; leave one of them out", op)
                                    : result;
 }
-/* Returns true if `amax` has one amax for each row of the copy, false if it has one for the whole tensor. */
+/* Returns true if `amax` has one amax for each row of the row-wise or column-wise copy, false if it has one for the
+ * whole tensor. */
 static bool te__nvfp4_is_vector(const te_tensor *amax) { return amax && te__numel(amax) != 1; }
 /* te__nvfp4_row_amax returns the amaxes of the row-wise copy. te__nvfp4_col_amax returns those of the column-wise
  * copy. */

@@ -1,6 +1,6 @@
 // ops/optim/adam.cuh: the arithmetic of Adam for one element, and the states of Adam in any format. Every operation is
-// rounded by itself, as on the CPU. This file may use the tables of kargs.h. It must not depend on how threads share
-// the elements.
+// rounded by itself, as on the CPU. This file may use the argument structs of kargs.h. It must not depend on how
+// threads share the elements.
 #pragma once
 #include "device/base.cuh"
 #include "ops/optim/arithmetic.h"

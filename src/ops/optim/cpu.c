@@ -10,8 +10,8 @@ typedef struct te__pieces {
     int num;
 } te__pieces;
 
-/* Cuts a list into pieces. The callback tensor(list, t) returns a tensor of entry t, of which only the size is used.
- * Returns false if memory is exhausted. */
+/* Cuts the tensors of a list into pieces. The callback tensor(list, t) returns a tensor of entry t, of which only the
+ * size is used. Returns false if memory is exhausted. */
 static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t),
                             const void *list) {
     int t;
@@ -42,8 +42,8 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* Factors for the states of one entry. `scale` has the scales before the step. `multiplier` has the factors by which
- * new values are multiplied before they are rounded. */
+/* Factors for the states of one te_adam_tensor. `scale` has the scales before the step. `multiplier` has the factors by
+ * which new values are multiplied before they are rounded. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
 } te__adam_factors;

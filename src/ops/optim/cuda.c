@@ -1,5 +1,6 @@
 /* ops/optim/cuda.c: plans of the multi-tensor operations. A list of tensors is cut into as many launches as the tables
- * of the kernels need. This file may use the kernels' arguments. It must not depend on what the kernels compute. */
+ * of tensors in the kernels' arguments need. This file may use the kernels' arguments. It must not depend on what the
+ * kernels compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
 typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 &&
@@ -70,8 +71,8 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     }
 }
 
-/* Plans the kernels of one table: adam_amax, adam_scales and adam_states if a state has a scale, else adam_states
- * alone. */
+/* Plans the kernels for the tensors of *k: adam_amax, adam_scales and adam_states if a state has a scale, else
+ * adam_states alone. */
 static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, int64_t chunks, bool scales) {
     static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
     int i;

@@ -119,7 +119,7 @@ typedef struct te__multi_scale_kargs {
 } te__multi_scale_kargs;
 
 /* Arguments of step_numbers. It has one block, whose threads compute 2 * places bias corrections: one of beta1 and one
- * of beta2 for each of the `places` entries of the tables. */
+ * of beta2 for each of the `places` entries of `betas` and bias_correction. */
 typedef struct te__step_numbers_kargs {
     float *found_inf, *skipped;       /* [1]; found_inf may be NULL */
     const float *step_device, *betas; /* [1], [2 * places]; or NULL */

@@ -1,5 +1,5 @@
 // ops/optim/multi.cuh: finds the tensor to which a chunk belongs, for launches over many tensors. This file may use the
-// table of first chunks. It must not depend on what the tensors hold.
+// first chunk of each tensor. It must not depend on what the tensors hold.
 #pragma once
 #include "device/base.cuh"
 

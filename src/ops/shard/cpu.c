@@ -1,5 +1,5 @@
-/* ops/shard/cpu.c: the CPU's reference of the operations on slices. It loops over the rows that have elements in the
- * slice. The kernels give the same bytes. This file may use tensors. It must not depend on CUDA. */
+/* ops/shard/cpu.c: the CPU's reference of the operations on slices of a matrix. It loops over the rows that have
+ * elements in the slice. The kernels give the same bytes. This file may use tensors. It must not depend on CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 

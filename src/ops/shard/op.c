@@ -25,8 +25,8 @@ static te_result te__shard_matrix(te_ctx *te, const char *op, const char *name, 
     return TE_OK;
 }
 
-/* Sets *dtype to the dtype of the scales of one copy of a matrix [rows, columns]. Sets *m and *n to the shape [m, n] of
- * these scales. */
+/* Sets *dtype to the dtype of the scales of the row-wise or column-wise copy of a matrix [rows, columns]. Sets *m and
+ * *n to the shape [m, n] of these scales. */
 static void te__shard_scale_shape(te_scaling scaling, bool columnwise, int64_t rows, int64_t columns, te_dtype *dtype,
                                   int64_t *m, int64_t *n) {
     int64_t along = columnwise ? rows : columns, across = columnwise ? columns : rows;

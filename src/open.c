@@ -152,7 +152,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
 
 /* ---- closing ---- */
 
-/* Closes the modules, groups and open files that the program has left open. Warns if there are any. */
+/* Closes the modules, groups of ranks and other objects that the program has left open. Warns if there are any. */
 static void te__close_all(te_ctx *te) {
     const char *kind = NULL;
     const te__closable *c;

@@ -142,7 +142,8 @@ typedef struct te_cpu_offload_desc {
  * backend the copies are made as well.
  *
  * desc is copied; NULL means the defaults. Regions may be nested. If the region lies inside a region of
- * te_saved_tensors_begin, the hooks of that outer region are not called. te_memory_get_stats counts the bytes.
+ * te_saved_tensors_begin, the hooks of that outer region are not called. te_memory_get_stats counts the
+ * offloaded bytes.
  * TE_ERR_INVALID for a value outside its range.
  * TE_ERR_STATE in a graph's capture.
  * TE_ERR_OUT_OF_MEMORY, from the call that saves a tensor, if pinned memory runs out.

@@ -136,8 +136,8 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
  *
  * If `group` is given, its rank 0 alone logs the messages of rules 7 and 8; with group NULL every rank logs them. A
  * value outside its enum gives TE_ERR_INVALID before all rules (Automodel fails where the value is used). On an error
- * *config is what it was before. The call does not check whether the chosen implementations exist: the functions that
- * make modules refuse those that te.h does not have. */
+ * *config is what it was before. The call accepts implementations that te.h does not have; the functions that create
+ * modules refuse them. */
 TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group);
 
 /* Sets the fields that `text` names:
@@ -219,9 +219,9 @@ TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps
 
 /* Returns whether x is NULL or a tensor without memory, made by te_tensor_describe. For such an input, Linear,
  * LayerNorm, RMSNorm and the modules by backend (section above) return an output without memory, in the input's format,
- * and launch nothing; this gives the shapes of a model. They give TE_ERR_SHAPE for a wrong number of columns. Other
- * modules refuse such an input (TE_ERR_STATE). A tensor with a dimension of 0 counts as allocated: modules run it as
- * usual, gradients included.
+ * and launch nothing; this gives the shapes of a model. These modules give TE_ERR_SHAPE for a wrong number of
+ * columns. Other modules refuse an input without memory (TE_ERR_STATE). A tensor with a dimension of 0 counts as
+ * allocated: modules run it as usual, gradients included.
  * Source: is_tensor_unallocated, and the lazy patcher of TransformerEngine's classes. */
 TE_API bool te_is_tensor_unallocated(const te_tensor *x);
 /* If the argument `on` is true, tensors without elements count as unallocated too, as in Automodel. Linear and RMSNorm

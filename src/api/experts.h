@@ -180,7 +180,7 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  * With torch_mm_mxfp8, the operands of the forward GEMMs and of the GEMMs for the input's gradient are rounded to
  * MXFP8, with blocks along the summed dimension. The GEMMs for the weights' gradients stay in high precision. If dim or
  * inter is not a multiple of 32, all GEMMs stay in high precision, and the context logs one warning.
- * TE_ERR_INVALID if the number of ranks does not divide E, or if backend is NULL. Owned by the caller.
+ * TE_ERR_INVALID if the number of ranks does not divide n_routed_experts, or if backend is NULL. Owned by the caller.
  * Source: nemo_automodel.components.moe.experts, the classes of these names. */
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
 TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config,

@@ -76,9 +76,9 @@ TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *con
                                                    int num_buffer_keywords);
 /* Writes copies back into those tensors of m that have the same paths; these tensors become f32. Parameters are taken
  * from `parameters` and buffers from `buffers`; both may be the same object, and NULL means none. A parameter's copy is
- * skipped if m has no parameter at its path, or if the first path of that parameter in m is another one. If m has no
- * buffer at a buffer's path, the call tries the path without its components "_checkpoint_wrapped_module". No tensor is
- * added to a module. */
+ * skipped if m has no parameter at its path, or if that parameter is shared and has another first path in m. If m has
+ * no buffer at a buffer's path, the call tries the path without its components "_checkpoint_wrapped_module". No tensor
+ * is added to a module. */
 TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters,
                                                   const te_fp32_snapshots *buffers);
 /* Returns the number of copies. */
@@ -103,18 +103,19 @@ typedef struct te_fp32_scope_desc {
     te_dtype restore_dtype;        /* format of the whole model after the region; 0 => every tensor gets back the format
                                     * that it had before. (Automodel's default is restore_first_parameter) */
     bool restore_first_parameter;  /* read with restore_dtype 0: after the region the whole model gets the format of its
-                                    * first floating parameter, as in Automodel. If a word of te_module_set_keep_in_fp32
-                                    * keeps that parameter in f32, the whole model becomes f32 */
+                                    * first floating parameter, as in Automodel. If a keyword of
+                                    * te_module_set_keep_in_fp32 keeps that parameter in f32, the whole model becomes
+                                    * f32 */
 } te_fp32_scope_desc;
 /* Casts the whole model to f32, so that its initial values can be drawn in f32 and rounded once. (A normal distribution
  * sampled in bf16 has another variance.) te_fp32_scope_close must follow, also after an error. The module must outlive
  * the region. desc may be NULL. On failure returns NULL, and the model is what it was before.
  * Source: yield_fp32_model. */
 TE_API te_fp32_scope *te_fp32_scope_open(te_module *m, const te_fp32_scope_desc *desc);
-/* Ends the region and casts the model back. Tensors that words of te_module_set_keep_in_fp32 keep in f32 do not change.
- * A tensor that was added to the model inside the region gets the format of the first floating parameter that the words
- * do not keep. The call works on a context that has an error, and keeps that error. If it fails, the model is in f32
- * and the region is still open: the call may be repeated. With scope NULL it returns TE_OK. */
+/* Ends the region and casts the model back. Tensors that keywords of te_module_set_keep_in_fp32 keep in f32 do not
+ * change. A tensor that was added to the model inside the region gets the format of the first floating parameter that
+ * these keywords do not keep. The call works on a context that has an error, and keeps that error. If it fails, the
+ * model is in f32 and the region is still open: the call may be repeated. With scope NULL it returns TE_OK. */
 TE_API te_result te_fp32_scope_close(te_fp32_scope *scope);
 
 /* ---- frozen parts ---- */
@@ -127,7 +128,7 @@ typedef struct te_cast_frozen_desc {
                                   * whole model.) false => only a module that owns a frozen matrix counts */
 } te_cast_frozen_desc;
 /* Casts parameters and buffers of m's tree to the compute format, for models with frozen parts. It casts frozen
- * floating parameters, except sharded ones and those that words of te_module_set_keep_in_fp32 keep in f32. It casts
+ * floating parameters, except sharded ones and those that keywords of te_module_set_keep_in_fp32 keep in f32. It casts
  * LoRA adapters: the trainable parameters of a module that itself owns a frozen matrix, and of the modules below this
  * module. It casts buffers below such a module, and buffers below a module whose parameters (at least one) are all
  * frozen. Other trainable parameters are not cast. With desc NULL nothing happens.

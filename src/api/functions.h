@@ -116,9 +116,9 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
-    float rotary_percent;                       /* fraction of the head's d channels that are rotated; 0 => 1. `dim` is
-                                                 * the number of rotated channels, the first of the head:
-                                                 * floor(d * rotary_percent), which may be 0 */
+    float rotary_percent;                       /* fraction of the head's d channels that are rotated; 0 => 1. The first
+                                                 * `dim` channels of the head are rotated, with
+                                                 * dim = floor(d * rotary_percent), which may be 0 */
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* positions are divided by this factor, if
                                                  * pretrained_max_position_embeddings is given too; 0 => not divided */
@@ -158,8 +158,9 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 /* Options of te_attention; zero is causal attention without dropout. */
 typedef struct te_attn_desc {
     te_qkv_format format; /* layout of q, k, v and the result; 0 => [s, b, H, d] */
-    te_attn_rule rule;    /* mask, window, scale, dropout (from the context's random state), lengths, biases, offsets,
-                           * pages; zero => causal attention alone. Tensors are borrowed for the call */
+    te_attn_rule rule;    /* mask, window, scale, dropout (from the context's random state), lengths, biases,
+                           * softmax_offset, pages of a KV cache; zero => causal attention alone. Tensors are borrowed
+                           * for the call */
     te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not computed */
 } te_attn_desc;
 /* Returns softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or
@@ -168,8 +169,8 @@ typedef struct te_attn_desc {
  * Source: transformer_engine.pytorch.DotProductAttention. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attn_desc *desc);
 
-/* Returns softmax(scale * x) over the last dimension; scale 0 => 1. The four functions te_scaled_.. are the softmax
- * functions of transformer_engine.pytorch.attention (ScaledSoftmax ...), for any sizes and float formats. */
+/* Returns softmax(scale * x) over the last dimension; scale 0 => 1. The four functions te_scaled_..softmax are the
+ * softmax functions of transformer_engine.pytorch.attention (ScaledSoftmax ...), for any sizes and float formats. */
 TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale);
 /* Returns softmax(scale * x) of x [b, h, s_q, s_k] under a mask, u8 [b or 1, 1, s_q, s_k]: scores where the mask is not
  * 0 become -10000, and a row that is masked throughout gives zeros. mask may be NULL. scale 0 => 1. */

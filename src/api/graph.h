@@ -1,7 +1,7 @@
 /* api/graph.h: graphs. A graph is a sequence of calls that is captured once and then launched many times, at the cost
  * of one call.
  *
- *     for (int i = 0; i < 2; i++) step();   // at least once as usual: it compiles kernels, makes scales and states
+ *     for (int i = 0; i < 2; i++) step();   // at least once as usual: it compiles kernels and makes scales
  *     te_graph_begin(te);
  *     step();                               // captured; nothing runs
  *     te_graph *graph = te_graph_end(te);
@@ -59,8 +59,8 @@ TE_API void te_graph_destroy(te_graph *graph);
 
 /* Options of te_make_graphed_callables. */
 typedef struct te_graphed_desc {
-    int num_warmup_iters;             /* number of passes before the capture. They compile kernels and make states, and
-                                       * their effects are undone; 0 => 3 */
+    int num_warmup_iters;             /* number of passes before the capture. They compile kernels and make scales
+                                       * of delayed recipes, and their other effects are undone; 0 => 3 */
     const te_autocast_desc *autocast; /* autocast region around each forward pass (borrowed for the call); NULL =>
                                        * none */
 } te_graphed_desc;

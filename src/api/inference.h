@@ -48,9 +48,9 @@ TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_
  * the cache already has continues its sequence, and a new id begins one. Sequences that are not in the list have ended:
  * their memory is free, and the sequences of this call may use it.
  *
- * TE_ERR_STATE, with both numbers in the message, if a sequence would become longer than max_sequence_length, or if
- * there are too many sequences or too few pages. Nothing has changed then: call te_clear_error, then this function with
- * fewer sequences.
+ * TE_ERR_STATE, with the number and its limit in the message, if a sequence would become longer than
+ * max_sequence_length, or if there are too many sequences or too few pages. Nothing has changed then: call
+ * te_clear_error, then this function with fewer sequences.
  * TE_ERR_INVALID for an id that is listed twice, and for lengths below 1 or above max_ctx_len.
  * TE_ERR_STATE inside a graph's capture.
  * A forward pass that was captured earlier can be launched for this step, if it was captured with at least as many

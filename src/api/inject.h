@@ -45,9 +45,9 @@ TE_API te_result te_sdpa_end(te_ctx *te);
 
 /* ---- counters ---- */
 
-/* Numbers of calls of te_sdpa_patch functions since te_ctx_create or the last te_attn_reset_stats. In the comments
- * below, "the original" is te_make_te_sdpa_desc.original, and "the module" is its attn_module. A call that a checkpoint
- * runs again in the backward pass is counted twice. */
+/* Numbers of attention calls that went to a te_sdpa_patch since te_ctx_create or the last te_attn_reset_stats. In the
+ * comments below, "the original" is te_make_te_sdpa_desc.original, and "the module" is
+ * te_make_te_sdpa_desc.attn_module. A call that a checkpoint runs again in the backward pass is counted twice. */
 typedef struct te_attn_stats {
     uint64_t te_hits;                 /* calls in which DotProductAttention returned an output */
     uint64_t fallback_mask;           /* calls of the original, because the mask is not causal */
@@ -83,7 +83,7 @@ TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_ma
 
 /* ---- a module's attention ---- */
 
-/* Sizes of a user's attention module, with the names of transformers; 0 => the module has no such attribute. */
+/* Sizes of a user's attention module, named as in Hugging Face transformers; 0 => the module has no such attribute. */
 typedef struct te_attn_attributes {
     int num_heads, num_attention_heads; /* number of query heads: num_heads, or num_attention_heads if num_heads is 0 */
     int num_key_value_heads;            /* heads of keys and values */

@@ -94,8 +94,8 @@ typedef struct te_lora_desc {
                                          * multiplied by alpha / (the reduced rank) */
     bool skip_freeze;                   /* true => parameters of modules without adapters stay trainable or frozen as
                                          * they are; false => all parameters but adapters are frozen */
-    const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters; all their parameters are
-                                         * trained, as copies, which te_lora_remove drops (peft) */
+    const char *const *modules_to_save; /* [num_modules_to_save] modules that get no adapters; copies of all their
+                                         * parameters are trained, and te_lora_remove drops the copies (peft) */
     int num_modules_to_save;            /* length of modules_to_save */
     te_lora_bias bias;                  /* 0 => no bias is trained */
     const char *base_model_name_or_path; /* copied; te_lora_save writes it; NULL => the folder given to te_hf_open, or

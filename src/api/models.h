@@ -10,8 +10,8 @@
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
     int rotary_dim;                 /* number of rotated channels of a head, the first ones; even; 0 => all */
-    te_rope_scaling scaling;        /* changes frequencies for longer contexts; 0 => unchanged. The lists of
-                                     * TE_ROPE_LONGROPE are copied */
+    te_rope_scaling scaling;        /* changes frequencies for longer contexts; 0 => unchanged. The lists
+                                     * short_factor and long_factor are copied */
 } te_lm_rotary;
 
 /* A language model: an embedding, num_hidden_layers layers, a final RMSNorm and an lm_head. Each layer has attention

@@ -96,13 +96,13 @@ TE_API te_module *te_module_parent(const te_module *m);                /* return
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
 /* Gives `child` to `parent`, which owns it from now on. `name` is the name of the child in the parent (copied; without
- * a dot; NULL => the name that child has). The child becomes the last child, or takes the place of a destroyed child of
- * the same name (te_module_destroy). Returns child, also if it is NULL. TE_ERR_INVALID if child has a parent, is above
- * `parent` in its tree, belongs to another context, has the name of another child, or would be below level
- * TE_MAX_MODULE_DEPTH; the caller then keeps the child. */
+ * a dot; NULL => the name that `child` already has). The child becomes the last child, or takes the place of a
+ * destroyed child of the same name (te_module_destroy). Returns child, also if it is NULL. TE_ERR_INVALID if child has
+ * a parent, is above `parent` in its tree, belongs to another context, has the name of another child, or would be below
+ * level TE_MAX_MODULE_DEPTH; the caller then keeps the child. */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
-/* Removes parent's child of the given name from the tree. The caller owns it from now on, and the parent is complete
- * without it. Returns the child. NULL with TE_ERR_INVALID if there is no such child, or if the parent is of a built-in
+/* Removes parent's child of the given name from the tree. The caller owns it from now on. No other child has to take
+ * its place. Returns the child. NULL with TE_ERR_INVALID if there is no such child, or if the parent is of a built-in
  * class that runs it. */
 TE_API te_module *te_module_remove_child(te_module *parent, const char *name);
 TE_API int te_module_num_children(const te_module *m);            /* returns the number of direct children */
@@ -184,7 +184,7 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on);
 
 /* Runs a module on one input. Returns its output `out`, in the innermost scope, or NULL on failure. TE_ERR_STATE if the
  * module or the input is NULL. Asynchronous on CUDA. If the call needs kernels that are not compiled yet, other threads
- * compile them in parallel, and the call does not wait for them. */
+ * compile them in parallel, and the call queues its launches and does not wait. */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);
 /* Runs a module as te_forward does, with all inputs and options in *args. Writes all outputs to args->outputs and
  * returns `out`. */

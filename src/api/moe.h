@@ -51,7 +51,7 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
                                                     te_tensor *tokens_per_expert, int64_t align_size,
                                                     int64_t num_out_tokens, te_moe_padded *made);
 
-/* Options of te_moe_unpermute; all zero means a sum of copies that were made with a mask map. */
+/* Options of te_moe_unpermute; all zero means a sum of each token's copies, made with a mask map. */
 typedef struct te_moe_unpermute_desc {
     te_tensor *merging_probs; /* factors of the copies: [T, E] with a mask map, [T, topk] with an index map; NULL => the
                                * factors are 1, and with an index map nothing is summed: the result has one row for each

@@ -251,9 +251,9 @@ typedef struct te_rope_angles {
     const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): the position of each token; NULL => the
                                  * token's index in its sequence */
     const te_tensor *freqs; /* f32 [positions, 1 or b, 1, rotary_dim]: row t has the angles of all channels of a token
-                             * at position t. Then base, inv_freq and position_scale must be 0. The second size is b if
-                             * each sequence has its own angles (mRoPE). A position without a row is an error on the
-                             * CPU, and gives NaN on a GPU. NULL => angles are computed from frequencies. Source:
+                             * at position t. With freqs, base, inv_freq and position_scale must be 0. The second size
+                             * is b if each sequence has its own angles (mRoPE). A position without a row is an error on
+                             * the CPU, and gives NaN on a GPU. NULL => angles are computed from frequencies. Source:
                              * TransformerEngine, apply_rotary_pos_emb(freqs) */
     int cp_size, cp_rank;  /* for context parallelism (at most 2^20 ranks): each sequence is cut into 2 cp_size equal
                             * chunks, and x has chunks cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.

@@ -7,8 +7,8 @@
  *   noop    optional f32 [1]: 1.0 => nothing is written
  *   groups  optional i32 [M], with x viewed as [M, N]: the group of each row (te_op_moe_chunk_map with chunk_numbers
  *           makes this list from sizes). amax is then f32 [n], or a column [n, 1] of a matrix: max |x| over the rows of
- *           each group, and 0 for a group without rows. A row whose number is outside 0 .. n-1 belongs to no group. Not
- *           with noop */
+ *           each group, and 0 for a group without rows. A row whose group number is outside 0 .. n-1 belongs to no
+ *           group. Not with noop */
 typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -333,7 +333,8 @@ typedef struct te_op_shard_scales_args {
  *   multiplier   BLOCK_2D, optional: as te_op_shard_scales writes it. NULL => RN(1 / scale), which equals the
  *                multiplier only for scales that are powers of two
  *   columnwise   MXFP8: scale is that of the column-wise copy. TENSOR: dst is the transposed copy [columns, ld] (not
- *                flat). The other formats have no columnwise: make their column-wise copies from the gathered rows */
+ *                flat). The other formats have no columnwise: make their column-wise copies from the row-wise copy
+ *                after its slices have been gathered */
 typedef struct te_op_shard_cast_args {
     const te_tensor *x;
     te_tensor *dst;

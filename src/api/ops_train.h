@@ -165,8 +165,8 @@ typedef struct te_op_multi_scale_args {
  *   skipped          f32 [1]: the number of skipped steps
  *   found_inf        f32 [1] or NULL: not 0 if the last step was skipped. First `skipped` grows by 1 if found_inf is
  *                    not 0 and `count` is true; then found_inf becomes 0
- *   bias_correction  optional f32 [P, 2], written, from betas f32 [P, 2]: 1 / (1 - beta^n) with n = step - skipped, or
- *                    1 if no_bias_correction
+ *   bias_correction  optional f32 [P, 2], written, from betas f32 [P, 2], P as in te_op_adam: 1 / (1 - beta^n) with
+ *                    n = step - skipped, or 1 if no_bias_correction
  *   step_device      optional f32 [1]: replaces step */
 typedef struct te_op_step_numbers_args {
     te_tensor *found_inf, *skipped;

@@ -148,7 +148,7 @@ typedef struct te_parallel_options {
                                       * each rank has only a part of the first dimension of activations. Parameters of
                                       * norms are marked (te_tensor_sequence_parallel) */
     te_symmetric_ar symmetric_ar_type; /* the all-reduce after a GEMM that is divided by row; te.h runs te_all_reduce
-                                        * for every value */
+                                        * whichever kind is chosen */
     te_group *cp_group;              /* for attention, the ranks that share each sequence (borrowed for the module's
                                       * lifetime). NULL => no other ranks, or a group that te_set_context_parallel_group
                                       * sets later */
@@ -183,7 +183,8 @@ typedef struct te_attn_options {
     te_qkv_format qkv_format;   /* 0 => sbhd; TransformerEngine's TransformerLayer calls it attn_input_format */
     te_attn_mask attn_mask_type; /* 0 => causal; TransformerEngine's TransformerLayer calls it self_attn_mask_type */
     te_window window;           /* TransformerEngine: window_size. With a causal mask `right` counts as 0. With another
-                                 * mask `left` and `right` are both used; (-1, -1) and (-1, 0) mean no window */
+                                 * mask `left` and `right` are both used; (left, right) = (-1, -1) or (-1, 0)
+                                 * means no window */
     te_switch bottom_right_diagonal; /* the diagonal of the window and of ALiBi's distances ends in the bottom right
                                       * corner of the scores; 0 => on. No effect with TE_MASK_CAUSAL and
                                       * TE_MASK_PADDING_CAUSAL (their diagonal begins in the top left corner), nor with

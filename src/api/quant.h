@@ -301,8 +301,8 @@ typedef struct te_nvfp4_recipe {
 } te_nvfp4_recipe;
 /* Options of a custom recipe. */
 typedef struct te_custom_recipe {
-    /* Chooses the quantizer of the tensor `role`: fills in `desc`, which is zero on entry. If kind stays 0, the tensor
-     * stays in high precision. TE_QUANT_DELAYED without a scale gets the module's own scale and history
+    /* Chooses the quantizer of the tensor `role`: fills in `desc`, which is zero on entry. If desc->kind stays 0, the
+     * tensor stays in high precision. TE_QUANT_DELAYED without a scale gets the module's own scale and history
      * (DelayedScalingRequest). Called once for each `role`, when a module first runs under the recipe. */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user; /* handed to factory; borrowed while the recipe is in use */
@@ -454,7 +454,7 @@ TE_API void te_quantized_clear_init_value(te_tensor *x);
  * replace_raw_data. */
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw);
 
-/* This rank's slices of master weights. The lists are read during the call. */
+/* This rank's slices of master weights. te_quantize_master_weights reads the lists during the call. */
 typedef struct te_master_weights {
     te_tensor *const *model_weights;  /* [count] weights that te_quantize or a module has quantized, whole on every
                                        * rank */

@@ -18,7 +18,7 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
 TE_API te_tensor *te_tensor_full(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, double value);
 /* Returns a new tensor, f32, f16 or bf16, of uniform random numbers in [low, high). They are computed in f32 from the
  * context's random state and rounded to dtype; in f16 and bf16 the rounding may give `high` itself. CPU and GPU give
- * the same bits. The random state advances by one offset. Allocates. */
+ * the same bits. The offset of the random state grows by 1. Allocates. */
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high);
 /* Like te_tensor_uniform, with numbers of the normal distribution with `mean` and standard deviation `std`. */
 TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float mean, float std);
@@ -103,7 +103,8 @@ TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name);
 TE_API const char *te_tensor_name(const te_tensor *x);
 
 /* Marks x as this rank's part of a tensor that ranks share (PyTorch: a DTensor), or removes the mark. It does nothing
- * else. Functions that keep or cast formats (api/formats.h) read the mark. A view does not inherit it. */
+ * else. The functions of api/formats.h, which cast tensors or keep them in f32, read the mark. A view does not inherit
+ * it. */
 TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded);
 /* Returns whether te_tensor_set_sharded has marked x. False for NULL. */
 TE_API bool te_tensor_is_sharded(const te_tensor *x);

@@ -27,7 +27,7 @@ typedef struct te_fused_adam_desc {
     float beta1, beta2;       /* decay of the two moments; 0 => 0.9, 0.999 */
     float eps;                /* added to the root of the second moment; 0 => 1e-8 */
     float weight_decay;       /* 0 => none */
-    bool no_adam_w_mode;      /* weight decay is added to the gradient (Adam); false => it is added to the step
+    bool no_adam_w_mode;      /* weight decay is added to the gradient (Adam); false => it is added to the update
                                * (AdamW) */
     bool no_bias_correction;  /* the moments are used as they are; false => they are divided by 1 - beta^step */
     bool amsgrad;             /* refused, as by TransformerEngine */
@@ -155,9 +155,9 @@ TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s);
 TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state);
 
 /* Returns the values of a parameter's state `state_name` as a new f32 tensor of the parameter's shape, in the innermost
- * scope. If the state has a scale, the values are multiplied by it. For a master stored as remainders the whole master
- * is returned, and the call syncs. `param` is the parameter itself (te_module_parameter). If there is no state of that
- * name, the error is TE_ERR_INVALID, and NULL is returned. */
+ * scope. If the state has a scale, the values are multiplied by it. For a master stored as remainders
+ * (store_param_remainders) the whole master is returned, and the call syncs. `param` is the parameter itself
+ * (te_module_parameter). If there is no state of that name, the error is TE_ERR_INVALID, and NULL is returned. */
 TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
 /* Sets a parameter's state `state_name` from f32 values of the parameter's shape, with a new scale if the state has
  * one. If the state is a master stored as remainders, the parameter changes too, and the call syncs. If the state is a
@@ -191,9 +191,9 @@ typedef struct te_metadata {
 } te_metadata;
 /* Writes a model as one safetensors file. It has every parameter and buffer of `m` by path, the optimizer's states
  * ("optimizer/<path>.exp_avg" ...), the learning rates of the optimizer and of its groups, the scaling state of delayed
- * recipes, the random state, and `metadata`. A weight that is stored quantized has the codes and scales of each copy
- * ("<path>.row.data", ".row.scale", ".col.data" ...). The state of a te_grad_scaler is not written
- * (te_grad_scaler_get_state). A temporary file is written beside `path`, flushed to disk and renamed (see
+ * recipes, the random state, and `metadata`. A weight that is stored quantized has the codes and scales of each copy,
+ * row-wise and column-wise ("<path>.row.data", ".row.scale", ".col.data" ...). The state of a te_grad_scaler is not
+ * written (te_grad_scaler_get_state). A temporary file is written beside `path`, flushed to disk and renamed (see
  * te_safetensors_write), so after a failure the previous file is whole. Syncs. m and opt may be NULL. If the context
  * has an error, nothing is written and that error is returned. If writing fails, the error is TE_ERR_IO. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,

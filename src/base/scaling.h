@@ -46,8 +46,9 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
     return power_of_two ? te__bits_f32(te__f32_bits(scale) & 0xff800000u) : scale;
 }
 
-/* Returns the E8M0 code of the scale of a group in MXFP8. amax * fp8_max_inverse is rounded to f32 before its exponent
- * is rounded up. This hides the error of fp8_max_inverse: for E4M3 elements an amax of 448 * 2^k gives exactly 2^k. */
+/* Returns the E8M0 code of an MXFP8 scale. `amax` is that of the elements that share the scale. amax * fp8_max_inverse
+ * is rounded to f32 before its exponent is rounded up. This hides the error of fp8_max_inverse: for E4M3 elements an
+ * amax of 448 * 2^k gives exactly 2^k. */
 TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
     return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
 }

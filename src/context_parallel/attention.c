@@ -545,9 +545,9 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
-    if (a->rule.window.left < 0) a->rule.window.on = false; /* the left bound is negative only in (-1, 0) with a causal
-                                                             * mask and in (-1, -1); these windows hide only keys
-                                                             * that the mask hides */
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* A negative left bound stands only in the windows
+                                                             * {left -1, right 0} with a causal mask and {-1, -1}.
+                                                             * They hide only keys that the mask hides. */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);

@@ -159,8 +159,8 @@ static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *u
     b->next = pool->pending;
     pool->pending = b;
 }
-/* Moves each deferred block whose event has passed into the pool. If `wait` is true, first waits for the events of all
- * deferred blocks. */
+/* Moves the blocks that need no further wait from pool->pending to the pool's lists of free blocks. If `wait` is true,
+ * first waits for the events of all blocks in pool->pending. */
 static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__pool *pool = &te->pool;
     te__free_block *b, **at = &pool->pending;

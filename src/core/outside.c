@@ -58,8 +58,8 @@ static te_result te__outside_tell(te_ctx *te, te__outside *all) {
     return TE_OK;
 }
 
-/* Returns the counter that the plan's kernels increment. `which` is a TE__OUTSIDE_ constant. Returns a dummy address if
- * nothing will run. */
+/* Returns the counter of out-of-range ids that the plan's kernels increment. `which` is a TE__OUTSIDE_ constant.
+ * Returns a dummy address if nothing will run. */
 static te__outside *te__plan_outside(const te__plan *p, int which) {
     return p->explain || !p->outside ? (te__outside *)(uintptr_t)256 : (te__outside *)p->outside + which;
 }

@@ -34,8 +34,8 @@ static te_result te__undo_step(te_ctx *te) {
         if (te->rooms[i]->step_undone) result = te->rooms[i]->step_undone(te);
     return result;
 }
-/* Calls `reads` of each te__room, to tell it that a function takes x as an input. Does nothing except while
- * te_checkpoint runs its function for the first time. x may be NULL. */
+/* Calls `reads` of each te__room, to tell it that a function takes x as an input. Does nothing except in the first
+ * run of a checkpointed function. x may be NULL. */
 static void te__tell_read(te_ctx *te, te_tensor *x) {
     int i;
     for (i = 0; te->tape.hidden_no_grad && i < te->num_rooms; i++)

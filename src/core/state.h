@@ -469,8 +469,8 @@ typedef struct te__room {
     te_result (*step_begins)(te_ctx *te);          /* called where a training step may begin, or already runs */
     te_result (*step_undone)(te_ctx *te);          /* called by te_clear_error; undoes a training step that has
                                                     * failed */
-    void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input while te_checkpoint
-                                                    * runs its function for the first time; x may be NULL */
+    void (*reads)(te_ctx *te, te_tensor *x);       /* called when a function takes x as an input in the first run of
+                                                    * a checkpointed function; x may be NULL */
     /* called when an outermost te_backward begins; it starts at the `count` tensors y and runs the nodes of segment s
      * backwards */
     void (*backward_begins)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);

@@ -4,7 +4,7 @@
  * Operations run only on the context's own stream. A second stream copies between device memory and pinned host memory
  * while operations run (core/transfer.c). An event marks a point in the work of one stream; the host or another stream
  * can wait for that point. NULL as a stream always means the context's own stream.
- * On the CPU a copy is done when its call returns. Streams take no part in captures. */
+ * On the CPU a copy is done when its call returns. Second streams take no part in captures. */
 
 static te_result te__refuse_stream(te_ctx *te) {
     if (!te->capture) return te__refuse_fork(te);

@@ -1,6 +1,7 @@
 /* cuda/driver.c: the interface to libcuda: its functions, a context's device, memory, copies, errors and tensor maps.
  * This file may call the driver. It must not depend on kernels or on how they are compiled. It declares the driver's
- * types itself, under names that begin with te__cu_. So te.h needs no CUDA header, but a program may include one. */
+ * types itself, under names that begin with te__cu_. So te.h needs no CUDA header, and
+ * does not clash with one that a program includes. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;

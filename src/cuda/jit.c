@@ -377,7 +377,7 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
                  te__text_str(&j->cache_why));
         te->cuda->cache->root[0] = 0;
     }
-    /* Adds an entry without a function, so that the next plan does not search the disk again. */
+    /* Adds an entry without a function to te__jit_table, so that the next plan does not search the disk again. */
     if (j->missing)
         return te__jit_insert(te->cuda->context, j->launch, false, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));

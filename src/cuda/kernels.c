@@ -221,7 +221,7 @@ static bool te__unit_open(const te__kernels *k, const char *family, const char *
     return true;
 }
 
-/* Replaces the unit's file that has the same path as `file`. Does nothing if `file` is NULL. */
+/* Puts `file` in place of the unit's file with the same path. Does nothing if `file` is NULL. */
 static void te__unit_replace(te__unit *u, const te__kernel_file *file) {
     for (int i = 0; file && i < u->num_files; i++)
         if (strcmp(u->file[i]->path, file->path) == 0) u->file[i] = file;

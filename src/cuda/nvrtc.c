@@ -164,9 +164,9 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
     return true;
 }
 
-/* Compiles a unit. `options` is a text such as "X_DT=3,Y_DT=3". With an `arch` such as "sm_90a" the image is a cubin.
- * With an `arch` such as "compute_80" it is PTX that ends with a 0 byte. `extra` is NULL or one more compiler option.
- * Adds the compiler's messages to `log`, even on success. */
+/* Compiles a unit (a kernel's file and the files that it includes). `options` is a text such as "X_DT=3,Y_DT=3". With
+ * an `arch` such as "sm_90a" the image is a cubin. With an `arch` such as "compute_80" it is PTX that ends with a 0
+ * byte. `extra` is NULL or one more compiler option. Adds the compiler's messages to `log`, even on success. */
 static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch,
                               const char *extra, te__text *image, te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];

@@ -75,7 +75,7 @@ static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) 
     return false;
 }
 
-/* Computes out = factor * x. Treats both as vectors; x and out have the same number of elements. */
+/* Computes out = factor * x. Treats x and out as vectors; they have the same number of elements. */
 static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     te_op_axpby_args a = TE_ZERO;
     if (te__numel(x) == 0) return TE_OK;
@@ -463,7 +463,8 @@ TE_API te_result te_fsdp_post_backward(te_module *unit) {
     return result == TE_OK ? te__unit_root_callback(u) : result;
 }
 
-/* Marks module m as chosen if it is a unit. te__units_exchange_chosen then exchanges the chosen units. */
+/* Marks module m as chosen if it is a unit. te__units_exchange_chosen then exchanges the gradients of the chosen
+ * units. */
 static bool te__unit_choose(void *user, te_module *m) {
     te__dp_unit *u = te__unit_of(m);
     (void)user;
@@ -474,7 +475,7 @@ static bool te__units_choose(void *user, te_module *m) {
     te_module_visit(m, te__unit_choose, user);
     return true;
 }
-/* Exchanges every chosen unit once, and clears the choice. */
+/* Exchanges the gradients of every chosen unit once, and clears the choice. */
 static te_result te__units_exchange_chosen(te_ctx *te) {
     te_result result = TE_OK;
     te__dp_unit *u;

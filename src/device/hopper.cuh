@@ -261,7 +261,7 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 
 // Arguments of the macros:
 //   types  the instruction's shape and types, such as "k16.f32.bf16.bf16"
-//   flags  ", 1, 1"; for 16-bit types also ", trans-a, trans-b", where 1 means MN-major
+//   flags  ", 1, 1" (imm-scale-a, imm-scale-b); for 16-bit types also ", trans-a, trans-b", where 1 means MN-major
 //   keep   0: D = A B; otherwise D += A B
 //   out    "+f", or "=f" if keep is always 0. "=f" tells the compiler that the old D is not read
 #define TE_WGMMA_64(types, flags, d, a, b, keep) TE_WGMMA_TO_64("+f", types, flags, d, a, b, keep)

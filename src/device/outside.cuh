@@ -1,5 +1,5 @@
-// device/outside.cuh: reports to the host that an id is out of range. Kernels that take ids include this file. It must
-// not depend on any operation.
+// device/outside.cuh: reports to the host that an id (of a token, a class, an expert ...) is out of range. Kernels that
+// take ids include this file. It must not depend on any operation.
 #pragma once
 #include "base/outside.h"
 #include "device/base.cuh"

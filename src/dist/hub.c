@@ -272,7 +272,7 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
 
 /* Waits until all ranks have arrived. All ranks return the same result; if it is not TE_OK, `text` gets the reason. If
  * `first` is true, this function also fails if a rank has left or has aborted the group. In the later meetings of a
- * collective `first` is false. There this rank must wait in any case, because other ranks may still read its memory. */
+ * collective `first` is false. Then this rank must wait in any case, because other ranks may still read its memory. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;

@@ -118,7 +118,7 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
 }
 
 /* Reduces the elements `begin` to `end` - 1 over the tensors of all ranks in host memory (te__post.data), and writes
- * the result to this rank's tensor there. No two ranks work on the same elements, so neither locks nor more memory are
+ * the result to this rank's te__post.data. No two ranks work on the same elements, so neither locks nor more memory are
  * needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();

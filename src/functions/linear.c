@@ -5,8 +5,8 @@
 typedef struct te__functions_state {
     te_tensor *place; /* the next output that has the format and size of this tensor is written to it; NULL: every
                        * output gets new memory */
-    bool any_rows;    /* true: onnx/export.c records the calls for a file that must work for any number of rows. Then no
-                       * output may lie in a larger tensor at an offset that depends on the number of rows */
+    bool any_rows;    /* true: onnx/export.c records the calls for an ONNX file that must work for any number of rows.
+                       * Then no output may lie in a larger tensor at an offset that depends on the number of rows */
 } te__functions_state;
 static const te__slot te__functions_slot = {sizeof(te__functions_state)};
 static te__functions_state *te__functions_of(const te_ctx *te) {

@@ -127,15 +127,16 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
                                    columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
-/* Replaces *to, the scale or amax of a shard, by `from`, the scale or amax of the whole tensor. */
+/* Replaces the scale or amax *to of a shard by `from`, which is that of the whole tensor. */
 static void te__share_factor(te_tensor **to, te_tensor *from) {
     if (!*to) return;
     te_tensor_release(*to);
     *to = te_tensor_retain(from);
 }
 
-/* Returns the whole tensor of a quantized shard, with the copies that `usage` names. te__copy_gathers must be true for
- * the shard. If the recipe has one scale per tensor, only row-wise codes are sent, and the receiver transposes them. */
+/* Returns the whole tensor of a quantized shard, with the copies (row-wise, column-wise) that `usage` names.
+ * te__copy_gathers must be true for the shard. If the recipe has one scale per tensor, only row-wise codes are sent,
+ * and the receiver transposes them. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
     const te__quant_copy *first = te__first_copy(x);
     bool turned = first->cls->facts & TE__TENSOR_SCALED;

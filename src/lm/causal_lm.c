@@ -1,5 +1,5 @@
 /* lm/causal_lm.c: the module CausalLM, a language model of the Llama kind, and the decoder modules that it consists of.
- * This file may use functions and modules. It must not depend on files. */
+ * This file may use functions and modules. It must not depend on files on disk. */
 
 /* ---- GEMMs that stay in high precision ---- */
 

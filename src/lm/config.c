@@ -190,7 +190,7 @@ static bool te__lm_parse_inner(te__lm_config *c) {
     return !c->j.failed;
 }
 
-/* Copies `text` and parses the JSON object that begins at offset `at`. Error messages call the text `path`. */
+/* Copies `text` and parses the JSON object that begins at offset `at`. Error messages name the text by `path`. */
 static bool te__lm_parse(te__lm_config *c, te_ctx *te, const char *path, const char *text, size_t at, int num_tables) {
     te__json *j = &c->j;
     const char *name;

@@ -1,6 +1,6 @@
 /* lm/names.c: applies the rules of a model family (te__lm_rule). Finds which tensors of a file make up which parameters
  * of a model, and converts the values in both directions. This file may use modules and the table of families. It must
- * not depend on files. */
+ * not depend on files on disk. */
 
 enum { TE__LM_NAME = 512, TE__LM_FILE = 0, TE__LM_MODEL = 1 };
 

@@ -1,5 +1,6 @@
 /* lora/adapters.c: creates and removes adapters. A site (te__lora_site) is a matrix product that can have adapters.
- * This file may use the forward passes with adapters. It must not depend on files or on how sites are chosen. */
+ * This file may use the forward passes with adapters. It must not depend on files on disk or on how sites are
+ * chosen. */
 
 static void te__lora_take_away(const te__lora_site *s) {
     te_module *m = te__lora_holder(s);
@@ -129,8 +130,8 @@ static te_module *te__lora_open_holder(const te__lora_site *site) {
     holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
     return te__lora_attach(site->owner, holder) ? holder : NULL;
 }
-/* Creates the adapters of a site (a matrix product of a module), and sets the forward function of that module, the
- * owner. After a failure the site has no adapters. */
+/* Creates the adapters of a site (a matrix product of the module site->owner), and sets the forward function of that
+ * module. After a failure the site has no adapters. */
 static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
     te_module *m = site->owner, *holder;
     te_quantized_model_init_desc off = TE_ZERO;

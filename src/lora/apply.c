@@ -1,5 +1,5 @@
 /* lora/apply.c: te_lora_apply. It chooses which matrix products of a module tree get adapters, and which parameters are
- * trained in addition. This file may use name patterns and create adapters. It must not depend on files. */
+ * trained in addition. This file may use name patterns and create adapters. It must not depend on files on disk. */
 
 /* ---- options ---- */
 
@@ -124,7 +124,8 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
         return true;
     return false;
 }
-/* Checks that moe_rank_scaling gives the experts module m a rank of at least 1. Warns if the rank is rounded down. */
+/* Checks that moe_rank_scaling gives the experts module m a LoRA rank of at least 1. Warns if the LoRA rank is rounded
+ * down. */
 static bool te__lora_rank_ok(const te__lora_choice *c, te_module *m, const char *path) {
     const int chosen = te__experts_chosen(m);
     if (!c->desc->moe_rank_scaling) return true;

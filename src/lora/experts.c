@@ -1,5 +1,5 @@
 /* lora/experts.c: the parameters of adapters of MoE experts. This file may use experts. It must not depend on how
- * adapters are chosen, or on files.
+ * adapters are chosen, or on files on disk.
  *
  * The adapters of all experts are stacked in four tensors, as in NeMo Automodel's GroupedExpertsLoRA; gate and up share
  * lora_A. Each stack is the parameter "weight" of a child of the experts module:

@@ -1,10 +1,11 @@
 /* lora/lora.c: sites that can have adapters, and the forward passes with adapters. This file may use the module classes
- * with a weight matrix, embeddings and the module tree. It must not depend on how adapters are chosen, or on files.
+ * with a weight matrix, embeddings and the module tree. It must not depend on how adapters are chosen, or on files on
+ * disk.
  *
- * A *site* is one weight matrix of a module, or all of them in GroupedLinear and experts modules; this module is the
- * *owner* of the site. The adapters lora_A and lora_B are children of the site's *holder*. The holder is mostly the
- * owner itself. LayerNormMLP has two sites; their holders are its children fc1 and fc2, which are created for the
- * adapters. */
+ * A *site* is one weight matrix of a module; in a GroupedLinear or an experts module it is all weight matrices
+ * together. The module is the *owner* of the site. The adapters lora_A and lora_B are children of the site's *holder*.
+ * The holder is mostly the owner itself. LayerNormMLP has two sites; their holders are its children fc1 and fc2, which
+ * are created for the adapters. */
 
 /* The settings of the adapters of one site. The holder has them as its attribute TE__LORA. */
 typedef struct te__lora {
@@ -139,12 +140,12 @@ static te_result te__lora_mlp_forward(te_module *m, te_forward_args *args) {
 
 typedef struct te__lora_site {
     te_module *owner;
-    int gemm; /* the index of the site: TE__FC1 or TE__FC2 in a LayerNormMLP; otherwise 0, because all other modules
-               * have one site */
+    int gemm; /* the index of the site (weight that can have adapters) in its module: TE__FC1 or TE__FC2 in a
+               * LayerNormMLP; otherwise 0, because all other modules have one site */
 } te__lora_site;
 
-/* Returns the holder of a site, the module that has its adapters as children; NULL for a site of LayerNormMLP without
- * adapters. */
+/* Returns the holder of a site: the module that has the site's adapters as children. Returns NULL for a site of a
+ * LayerNormMLP if the site has no adapters. */
 static te_module *te__lora_holder(const te__lora_site *s) {
     return s->owner->cls == &te__layernorm_mlp_class ? te_module_find(s->owner, te__lora_mlp_names[s->gemm]) : s->owner;
 }
@@ -176,7 +177,8 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
         snprintf(buffer + n, size - n, "%s%s", n ? "." : "", te__lora_mlp_names[s->gemm]);
     return buffer;
 }
-/* Returns true if modules of m's class can have adapters. Sets *sites to the number of sites of m. */
+/* Returns true if modules of m's class can have adapters. Sets *sites to the number of m's sites: 2 in a
+ * LayerNormMLP (fc1 and fc2), otherwise 1. */
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
     return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
@@ -281,8 +283,8 @@ static te_tensor *te__lora_base(const te__lora_site *s, int weight) {
     if (te__is_experts(s->owner)) return te__product_base(s->owner, weight);
     return s->owner->entries[te__lora_shape_of(s, 0).weights + weight].tensor;
 }
-/* Returns the weight of the adapter "lora_A" or "lora_B" for product number `product`; NULL if this adapter was
- * removed. */
+/* Returns the weight of the adapter "lora_A" or "lora_B" for the site's weight matrix number `product`; NULL if this
+ * adapter was removed. */
 static te_tensor *te__lora_weight(const te__lora_site *s, const char *adapter, int product) {
     te_module *m = te_module_find(te__lora_holder(s), adapter);
     char name[32] = "weight";

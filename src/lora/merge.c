@@ -1,5 +1,5 @@
 /* lora/merge.c: te_lora_merge and te_lora_remove. This file may use adapters, and may find modules that share a weight.
- * It must not depend on files. */
+ * It must not depend on files on disk. */
 
 /* ---- shared weights ---- */
 
@@ -31,7 +31,8 @@ static const te_module *te__other_owner(const te_module *owner, te_tensor *x, in
     return NULL;
 }
 
-/* Returns the name of the first adapter that was removed from a site; NULL if none was removed. */
+/* Returns the name of the first adapter that was removed from a site (a weight, or all weights of a grouped module);
+ * NULL if none was removed. */
 static const char *te__lora_gone(const te__lora_site *s) {
     te_module *holder = te__lora_holder(s);
     int i;

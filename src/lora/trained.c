@@ -1,5 +1,5 @@
 /* lora/trained.c: parameters that are trained in addition to adapters. These are biases, and all parameters of the
- * modules in modules_to_save. This file may use adapters and parameters. It must not depend on files.
+ * modules in modules_to_save. This file may use adapters and parameters. It must not depend on files on disk.
  *
  * Training changes a copy of each of these parameters. The module keeps the original tensor, and te_lora_remove puts
  * it back. */

@@ -1,5 +1,5 @@
 /* model/inject.c: te_inject_te_attention replaces the attention of existing models by DotProductAttention. This file
- * may use the module tree, DotProductAttention and the language models. It must not depend on files. */
+ * may use the module tree, DotProductAttention and the language models. It must not depend on files on disk. */
 
 #define TE__ATTN_MODULE "attn_module"
 #define TE__ATTN_INJECTED "_te_attention_injected"

@@ -63,8 +63,8 @@ struct te_module {
     bool awaits_group; /* the parameters have no memory until te_set_tensor_parallel_group, because this rank's shards
                         * are not known before */
     te__parallel parallel; /* the ranks that share the module's work */
-    unsigned met;          /* one bit for each product; set after the ranks have checked that they agree on the shapes,
-                            * dtypes and recipe of that product */
+    unsigned met;          /* one bit for each GEMM of the module; set after the ranks have checked that they agree on
+                            * the shapes, dtypes and recipe of that GEMM */
     struct te__graphed *graphed; /* see modules/graphed.c; or NULL */
     te_recipe *recipe;  /* set by te_module_set_recipe; NULL: the autocast region has the recipe */
     bool recipe_off;

@@ -1,5 +1,5 @@
 /* moe/block.c: the MoE block of a published language model. It is an MoE in which each expert is a module of its own.
- * This file may use Linear, GroupedLinear and MoE. It must not depend on models or files.
+ * This file may use Linear, GroupedLinear and MoE. It must not depend on models or on files on disk.
  *
  * Expert number E is the module experts.E. Its Linears GATE, UP and DOWN own the weights. GATE, UP and DOWN stand for
  * the names that the model's files use. `experts` has three more children, the GroupedLinears GATE, UP and DOWN. They

@@ -34,7 +34,7 @@ static int64_t te__count_all(const int64_t *x, int n) {
 /* ---- ranks gather all tokens ---- */
 
 /* The tape nodes gather_tokens and sum_tokens have a te__dispatch as their state. Their backward functions read only
- * its fields group, tokens and longest. */
+ * its fields `group`, `tokens` and `longest`. */
 
 /* Appends rows of `fill` to x [tokens, N]. Returns the result [longest, N]. Does not record on the tape. */
 static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {

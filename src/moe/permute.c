@@ -441,7 +441,7 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 /* ---- chunks ---- */
 
 /* Returns the index map that sorts chunks of rows by `sorted_index`, or that moves each chunk by its padding in
- * `offsets`. The map has topk 1. */
+ * `offsets`. The map has one new position for each row (topk 1). */
 static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
                                 const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;

@@ -449,7 +449,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
     if (!m) return NULL;
     te__params_on(m, desc->device);
     m->parallel.sequence = desc->parallel.sequence_parallel; /* only marks the parameters (te_tensor_sequence_parallel):
-                                                              * the norm itself needs no group */
+                                                              * the norm itself needs no group of ranks */
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, &desc->norm, desc->params_dtype,
                   desc->hidden_size);
     return te__module_built(m);

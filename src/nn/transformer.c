@@ -119,8 +119,8 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
         }
         y = p.interleaved ? te__as_heads(y, leading, p.groups, 2 * p.head_dim)
                           : te__as_heads(y, leading, 2 * p.groups, p.head_dim);
-        for (i = 1; i < 3; i++) { /* interleaved: each group has its key and then its value; otherwise all keys come
-                                   * first, then all values */
+        for (i = 1; i < 3; i++) { /* interleaved: each group of heads has its key and then its value; otherwise all keys
+                                   * come first, then all values */
             int dim = p.interleaved ? leading + 1 : leading;
             int64_t half = y ? y->shape[dim] / 2 : 0;
             parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));

@@ -11,7 +11,7 @@ typedef struct te__onnx_call {
                           * exists only during the call. */
     size_t inv_freq_bytes;
     uint64_t begin, end; /* the counter te->writes before and after the call */
-    te_tensor *foreign;  /* an input whose last write since the run began is of a collective or the host; NULL: none */
+    te_tensor *foreign;  /* an input whose last writer since the run began is a collective or the host; NULL: none */
 } te__onnx_call;
 typedef struct te__onnx_run {
     te_ctx *te;
@@ -514,7 +514,7 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
  * - sizes, which the tensors have as well
  * - values of fills, which may be sizes
  * - seeds and offsets of random numbers, since no call draws any
- * - angles of rotations and lengths of sequences, which the functions that emit nodes compare themselves */
+ * - angles of rotations and lengths of sequences, since the functions that emit nodes compare them */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;

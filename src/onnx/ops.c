@@ -46,7 +46,7 @@ static void te__onnx_axpby(te__onnx *g, const te_op_axpby_args *a, const te_op_a
     }
     TE__ONNX_STORE(out, v);
 }
-/* `numbers` has one number for each row of a tensor, `of`. Returns them in the shape of that tensor, but with a last
+/* `numbers` has one number for each row of the tensor `of`. Returns them in the shape of that tensor, but with a last
  * dimension of 1. */
 static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
     te__onnx_size shape[TE_MAX_DIMS];

@@ -3,7 +3,7 @@
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
-/* Checks x, the scale or the amax of a te_quantizer_desc. x may be NULL. */
+/* Checks the tensor x, which is the scale or the amax of a te_quantizer_desc. x may be NULL. */
 static te_result te__delayed_ok(te_ctx *te, const te_tensor *x, const char *who) {
     if (!x) return TE_OK;
     if (te__need_memory(x, who) != TE_OK) return TE_ERR_STATE;

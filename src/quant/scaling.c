@@ -39,7 +39,7 @@ typedef struct te__measured {
     const te__quant_class *cls; /* NULL: not measured yet */
     int which;
     bool e4m3_max_256;
-    te_tensor *counts, *sums, *amax, *scale; /* all retained. scale is the argument for cls->tensor_factor, or NULL */
+    te_tensor *counts, *sums, *amax, *scale; /* all retained. `scale` is the argument for cls->tensor_factor, or NULL */
 } te__measured;
 
 typedef struct te__inspection {

@@ -355,8 +355,8 @@ static inline bool te__temp_parse(const char *name, const char *base, size_t bas
 }
 
 typedef struct te__temp_search {
-    const char *file; /* path of the file whose temporary files are looked for; the first `dir` characters of the
-                       * path name the folder */
+    const char *file; /* path of the file whose temporary files are looked for; the folder is the first `dir` characters
+                       * of this path */
     size_t dir;
     te__text path; /* path of the candidate */
 } te__temp_search;
@@ -440,7 +440,8 @@ static inline int te__fd_copy(int fd) {
 }
 #endif
 
-/* Closes and removes the temporary file. Does nothing after a commit, after a failed begin, or when called twice. */
+/* Closes and removes the temporary file. Does nothing after te__file_out_commit, after a te__file_out_begin that has
+ * failed, or when called twice. */
 static inline void te__file_out_abort(te__file_out *f) {
     if (f->fd != TE__NO_FD) {
 #ifdef _WIN32

@@ -1,6 +1,6 @@
 /* train/optimizer.c: the code that all optimizers share. It handles the parameters of a module tree, their gradients,
  * steps (direct and in graphs), and states by name. This file may use train/states.c and the module tree. It must not
- * depend on the arithmetic of any optimizer, or on files. */
+ * depend on the arithmetic of any optimizer, or on files on disk. */
 
 /* ---- creation ---- */
 
@@ -259,7 +259,7 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         te__opt_numbers(opt, opt->steps + 1 + i, numbers);
         memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
-    /* Clears the overflow flag if it was already counted. Otherwise the launch would count it again. */
+    /* Clears the overflow flag if it was already counted, since the launch would count it again. */
     if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0);
     return result;
 }
@@ -395,9 +395,9 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Sets *skipped to true if the step was skipped. To read the overflow flag, the host must wait for the device. So it is
- * read only if a parameter takes its first step and first steps differ from later ones. In all other cases *skipped
- * becomes false. */
+/* Sets *skipped to true if the step was skipped. To read the overflow flag, the host must wait for the device. So the
+ * flag is read only if a parameter takes its first step and first steps differ from later ones. In all other cases
+ * *skipped becomes false. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -441,12 +441,12 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
     if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
     if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
-    /* No allocation follows this one, so lack of memory cannot leave a step half done. */
+    /* No allocation follows te__opt_prepare_values, so lack of memory cannot leave a step half done. */
     if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Masters and parameters match even after a failed step, so their versions are recorded. A parameter that took no
-     * part in the step has a new version too if it shares memory with one that did. */
+    /* Masters and parameters match even after a failed step, so the versions of the parameters are recorded. A
+     * parameter that took no part in the step has a new version too if it shares memory with one that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);

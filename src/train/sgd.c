@@ -1,5 +1,5 @@
 /* train/sgd.c: the options of FusedSGD, and the one multi-tensor operation of a step. This file may use
- * train/optimizer.c. It must not depend on files. */
+ * train/optimizer.c. It must not depend on files on disk. */
 
 /* Returns true if the first step of a parameter differs from later steps. In the first step the momentum becomes the
  * gradient itself. Later steps multiply the gradient by 1 - dampening. */

@@ -3,9 +3,9 @@
 // the bias to S.
 //
 // For each key a thread writes eight bf16 numbers: hi, mid, lo and five zeros. hi + mid + lo is the bias times
-// te__attn_line_kargs.factor, so it can be added to Q K^T. Each of the three has 8 bits of the fraction, so together
-// they have all 24 bits of f32. They are truncated, not rounded, so that nothing finite becomes infinite. If the bias
-// is infinite, mid and lo are 0, because the difference would be NaN. The keys from s_kv to the end of the forward
+// te__attn_line_kargs.factor, which turns it into units of Q K^T. Each of the three has 8 bits of the fraction, so
+// together they have all 24 bits of f32. They are truncated, not rounded, so that nothing finite becomes infinite. If
+// the bias is infinite, mid and lo are 0, because bias - hi would be NaN. The keys from s_kv to the end of the forward
 // kernel's last block get zeros.
 //
 // Launch: grid: ceil(keys / 256) blocks for each sequence and head of the bias; block 256.

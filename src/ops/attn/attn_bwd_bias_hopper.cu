@@ -161,8 +161,8 @@ struct te_producer {
             number = next;
         }
         tell(make_uint4(STOP, 0, 0, 0), make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0), 0);
-        // atomicInc counts the blocks that take no more numbers. The last such block sets the counter to 0 for the next
-        // launch.
+        // atomicInc counts the thread blocks that take no more tile numbers. The last such block sets the counter to 0
+        // for the next launch.
         if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
     }
 };

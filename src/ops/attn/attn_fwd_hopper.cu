@@ -110,8 +110,8 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    // true: one loop handles all blocks of keys, whether they need comparisons with the mask or not. The kernel then
-    // has too much code or too few registers for two loops.
+    // true: one loop handles all blocks of keys, whether they need comparisons with the mask or not. In these cases two
+    // loops would need too much code or too many registers.
     ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) ||
         CAP,
     THREADS = 128 * (WAVES + 1),
@@ -191,8 +191,8 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         t.tell(smem + AT_TILES + 64 * turn.stage, more);
         te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
     }
-    // atomicInc counts the blocks that take no more numbers. The last such block sets the counter to 0 for the next
-    // launch.
+    // atomicInc counts the thread blocks that take no more tile numbers. The last such block sets the counter to 0 for
+    // the next launch.
     if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
 }
 
@@ -354,7 +354,7 @@ TE_DEV void te_start_lines(te_u32 smem) {
         te_sts16(smem + AT_ONES + 16 * i, make_uint4(one | one << 16, one, 0, 0));
     for (int i = threadIdx.x; i < BN; i += THREADS) te_sts16(smem + AT_ZEROS + 16 * i, make_uint4(0, 0, 0, 0));
 }
-// Adds the bias with KEYS: computes S += A B^T with the block of B in stage `stage`.
+// With KEYS, adds the bias to S: computes S += A B^T with the block of B in stage `stage`.
 TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
     const te_u64 a = te_line::desc(smem + AT_ONES, AT_ZEROS - AT_ONES),
                  b = te_line::desc(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
@@ -451,8 +451,8 @@ struct te_consumer {
         if (TILES) {
             const int at = w * STAGES_B + b.stage;
             te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
-            // `read` is always 0, but the hardware knows its value only when the words have been read. Without it the
-            // arrival would not wait for ldmatrix.
+            // `read` is always 0, but the hardware knows its value only when ldmatrix has read the tile. Without `read`
+            // in its address, the arrival would not wait for ldmatrix.
             const te_u32 read = bias.take(smem + AT_B + at * TILE_B);
             __syncwarp();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at) + read);
@@ -692,6 +692,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
                 // All threads of the consumers read the description of a tile, and so do the threads that issue loads.
+                // Each of them arrives at EMPTY_T.
                 te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES);
             }
         if (TILES)

@@ -69,8 +69,8 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
  * from log2(P) + lse2 (te_attn_slope_of). The derivative is a number from 0 to 1. The rounding error of the sum is
  * about 1e-6, and it is divided by the cap. So the error of the derivative is 7e-5 at this cap, 7e-4 at a cap of 1e-3,
  * and 0.5 at a cap of 1e-6. For comparison, f16 rounds dS by 5e-4 of its value. The general kernels compute the
- * derivative from the products. They run all problems with a smaller cap, even if the tensor-core kernel would use the
- * tanh itself. */
+ * derivative from the products Q K^T. They run all problems with a smaller cap, even those for which a tensor-core
+ * kernel would compute the derivative from Q K^T, too. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
 /* Returns true if S or dP is rounded to FP8 codes (te_attn_fp8). */
@@ -90,8 +90,9 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
     return v;
 }
 
-/* Returns true if the problem has feature f. `mod` is true if the user has a rule for scores or masks. An optional
- * tensor is recognized by its format, because a tensor that has no memory yet has no address. */
+/* Returns true if the problem has feature f. `mod` is true if the user has a rule for scores or masks
+ * (te_score_mod). An optional tensor is recognized by its format, because a tensor that has no memory yet has no
+ * address. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;

@@ -324,7 +324,8 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
-/* Returns true if the block mask says that all rows of the block see key j. In that case mask_fn is not called. */
+/* Returns true if the block mask says that all rows of the block see key j. In that case the user's mask_fn is not
+ * called. */
 static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
     return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first,
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
@@ -372,7 +373,7 @@ static void te__attn_exp_block(const te__attn_block *block, float *s, const floa
     }
 }
 
-/* Applies dropout, drop() in the formulas at the head of this file, to x [keys, BLOCK]. */
+/* Applies dropout to x [keys, BLOCK]. This is drop() in the formulas at the head of this file. */
 static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, float *x) {
     const uint32_t threshold = te__attn_threshold(a);
     int64_t r, j;

@@ -88,7 +88,7 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
 
 /* Launches a kernel for `rows` rows of each of `heads` heads of each sequence. `channels` is the number of channels
  * that the kernel writes. t has the tiles of an mma.sync kernel, and is NULL for a general kernel. Only general kernels
- * support a user's rule (`mod`) and chunks of channels. */
+ * support chunks of channels and a user's rule for scores and masks (`mod`). */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads,
                                  int64_t channels, const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;

@@ -106,7 +106,7 @@ static bool te__attn_needs_two_waves(const te__attn_kargs *a, const char *mod) {
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
-    const int64_t rows = of_all + 128 /* the last tile of 192 rows may end up to 128 rows after the padded rows */,
+    const int64_t rows = of_all + 128 /* the last tile of 192 rows may reach 128 rows beyond the padded rows */,
                   bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;

@@ -169,9 +169,9 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
 /* The arguments of attn_bwd_bias_hopper.cu and of attn_bwd_bias_put.cu. The latter runs after the former. */
 typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
-    long long part;       /* distance in elements from one part of dB to the next */
+    long long part;       /* distance in elements from one partial sum of dB to the next */
     te__attn_bits bits;
-    te__attn_table to;    /* This is dB, or the parts of dB in f32, [parts, dbias_b, dbias_h, dbias_i, keys]. If
+    te__attn_table to;    /* This is dB, or f32 partial sums of dB, [parts, dbias_b, dbias_h, dbias_i, keys]. If
                            * attn_bwd_hopper.cu made the sums of dS, this is its bias_sum. */
     te__attn_kargs a;
     te__attn_order order; /* tiles: number of tiles of all parts; rows: number of tiles of 128 queries */
@@ -184,11 +184,12 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
 /* Shared memory of attn_bwd_bias_hopper.cu: the pipeline's stages and the tile of the bias (7 * 32768 bytes), for each
- * of at most six stages a message of 48 bytes and a pair of barriers, and sums of columns (512 bytes). */
+ * of at most six stages a message to the consumers (48 bytes) and a pair of barriers, and sums of columns (512
+ * bytes). */
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512)
 
 /* TE__ATTN_BYTES is the size in bytes of `rows` rows of d channels, in whole panels of 64 channels. TE__ATTN_FWD_* are
- * sizes in attn_fwd_hopper.cu: the keys of a block (KEYS), the stages of Q (STAGES_Q), and bytes of shared memory.
+ * sizes in attn_fwd_hopper.cu: the keys of a block of K (KEYS), the stages of Q (STAGES_Q), and bytes of shared memory.
  * `waves` is the number of consumer warpgroups. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
@@ -199,9 +200,9 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                      \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) +                                                       \
      (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
-/* Bytes of shared memory that ALiBi needs in addition, for the numbers of the columns (te_line). Together with the 256
- * bytes of barriers they are a multiple of 1024, so that O, which follows them, is aligned. For 65 to 128 channels the
- * kernel then uses all TE__ATTN_SHARED_MAX bytes. */
+/* Bytes of shared memory that ALiBi needs in addition, for an operand that holds the column numbers of S (te_line).
+ * Together with the 256 bytes of barriers they are a multiple of 1024, so that O, which follows them, is aligned. For
+ * 65 to 128 channels the kernel then uses all TE__ATTN_SHARED_MAX bytes. */
 #define TE__ATTN_LINE_BYTES(d) ((d) > 64 && (d) <= 128 ? 2816 : 3840)
 /* Shared memory of attn_fwd_hopper.cu with tiles of a bias (X_TILES). O takes the place of Q. The tiles have two stages
  * if they fit, otherwise one. TE__ATTN_SHARED_MAX is the number of bytes that a block can have. */

@@ -167,8 +167,8 @@ static size_t te__score_mod_divisor(const char *at) {
                ? n + 1
                : 0;
 }
-/* Returns true if the expression may be discontinuous, for example by floorf. There the error that
- * te__score_mod_put makes, up to 2 ulp, may change the value much. */
+/* Returns true if the expression may be discontinuous, for example by floorf. At a discontinuity, the error of up to
+ * 2 ulp that te__score_mod_put makes may change the value much. */
 static bool te__score_mod_has_steps(const char *text) {
     static const char *const words[] = {"floorf", "ceilf", "truncf", "rintf", "fmodf", "int", "==", "!=", "<", ">"};
     int i;

@@ -25,7 +25,7 @@ typedef struct te__context_lengths_kargs {
 typedef struct te__context_merge_kargs {
     const void *x;
     void *o;
-    const float *x_lse, *x_max; /* if x_lse is NULL, x is added without factors; if x_max is NULL, there are no maxima
+    const float *x_lse, *x_max; /* if x_lse is NULL, x is added to o unscaled; if x_max is NULL, there are no maxima
                                  * to merge */
     float *lse, *largest;
     long long size[3], x_stride[3], o_stride[3], lse_stride[3]; /* for sequence, place, head */

@@ -29,7 +29,7 @@ typedef struct te__gemm_choice {
     int64_t k_split; /* values of k in one split */
 } te__gemm_choice;
 
-/* One operand as the kernel of the product reads it: the operand of the call, or a decoded copy of it. */
+/* One operand as the kernel of the product reads it: the operand of the call, or gemm_prepare's copy of it. */
 typedef struct te__gemm_side {
     const void *data;
     te_dtype dtype;

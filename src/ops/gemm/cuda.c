@@ -215,7 +215,7 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
     te_op_column_sum_args of_d = te__gemm_column_sum(a);
     enum { SHORT = 1024 }; /* the most rows for column_sum_short. It has one block for each 32 columns. For so few rows
-                            * this is faster than several blocks */
+                            * one block is faster than several */
     if (!sums) return te__cuda_plan_column_sum(p, &of_d) == TE_OK;
     if (rows <= SHORT) {
         te__plan_column_sum_short(p, sums, rows, a->n, a->bias_gradient, false);
@@ -445,9 +445,9 @@ static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->ar
 /* Returns whether gemv_mn (if `mn`) or gemv_k (if not) takes the product. The time of both kernels is the time to read
  * the long operand.
  *
- * gemv_k takes at most sixteen lines (rows of A or columns of B) of the short operand. If lines are not aligned or
- * blocks have scales, it takes at most eight, because registers are scarce. It cannot split k. So other kernels take
- * products with k > 16384 and fewer than four blocks for each multiprocessor.
+ * gemv_k takes at most sixteen lines (rows of A or columns of B) of the short operand. With unaligned lines or block
+ * scales it takes at most eight, because registers are scarce. It cannot split k. So other kernels take products with
+ * k > 16384 and fewer than four lines of the long operand for each multiprocessor.
  *
  * gemv_mn takes at most eight lines of the short operand, and at least 64 lines of the long one.
  *

@@ -63,8 +63,8 @@ TE_DEV float te_gemm_reciprocal(float x) { // returns 1 / x for x up to 2^126, f
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Returns exp(-2 u), at most 2^60. Beyond this limit the sigmoid is practically 0. The product of two results stays
-// finite.
+// Returns exp(-2 u), at most 2^60, where tanh(u) is the tanh of GELU. Beyond this limit the sigmoid is practically 0.
+// The product of two results stays finite.
 TE_DEV float te_gemm_exp_minus_2u(float x) {
     float xx = x * x;
     return te_gemm_exp2(fminf(x * (-2.3022082f - 0.10294324f * xx), 60.0f));

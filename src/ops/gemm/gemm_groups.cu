@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(32) te_gemm_groups(const __grid_con
                 te_u64 *map = a.maps + (g * 2 + i) * 16;
 #pragma unroll
                 for (int w = 0; w < 16; w++) map[w] = a.map[i][w];
-                // a tensor map cannot have size 0, so an empty group at the very start gets size 1
+                // a map ends at the end of the group, but cannot have size 0: an empty group at the start gets size 1
                 int size = at.end > 0 ? (int)at.end : 1;
                 if (a.dim[i]) te_tma_map_end<1>(map, size);
                 else te_tma_map_end<0>(map, size);

@@ -49,7 +49,7 @@
 #define KINDS (ALIGNED ? 1 : PIECE) // alignments of rows, by where they start within a piece
 #define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps are adjacent
 
-// PIECE lines of one k.
+// The values of PIECE lines (rows of A or columns of B) for one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
     // Loads a whole piece. Nothing writes these bytes while the kernel runs, and hardly any byte is read twice. If
@@ -83,15 +83,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     const int few = (int)(SHORT_A ? a.m : a.n);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // A row of X in memory holds all lines for one value of k. `row` is this lane's first row, and `line` is its first
-    // line. The lines of the warp start `by` lines before those of the block, so that loads are aligned.
+    // A row of X, the long operand, holds all lines (rows of A or columns of B) for one k. `row` is this lane's first
+    // row, and `line` is its first line. The lines of the warp start `by` lines before those of the block, so that
+    // loads are aligned.
     te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
     te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
     int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
     te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end: the last lines
     x += 2 * line;
 
-    // y: line g of Y. If there is no line g, it is the last line, and its products are not stored.
+    // y: line g of Y (the short operand). If there is no line g, it is the last line, and its products are not stored.
     const te_i64 ld_y = SHORT_A ? a.lda : a.ldb, y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
     const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 

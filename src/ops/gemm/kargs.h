@@ -110,8 +110,8 @@ typedef struct te__gemm_groups_kargs {
     int bm;
     int skip_empty;                /* if the groups divide k: whether empty groups have no tiles */
     int pad;
-    te__gemm_group_row *rows;      /* output: [count + 1]. The last element is no group; its `begin` is a counter, set
-                                    * to 0 */
+    te__gemm_group_row *rows;      /* output: [count + 1]. The last element is no group; its `begin`, set to 0, is
+                                    * the counter from which gemm_hopper's blocks draw tile numbers */
     unsigned long long *maps;      /* output: [count][2][16] */
 } te__gemm_groups_kargs;
 

@@ -86,9 +86,9 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
     return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
-// Writes the codes of the thread's elements to `to`, a row-wise or column-wise copy of x. `there` is the number of the
-// thread's eight columns that exist in x. If columnwise, `scale` has a factor for each column. Otherwise its first four
-// elements are the factors of the rows.
+// Writes the codes of the thread's elements to `to`, a row-wise or column-wise copy of x. `there` says how many
+// of the thread's eight columns exist in x. If columnwise, `scale` has a factor for each column. Otherwise its first
+// four elements are the factors of the rows.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
                               const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll

@@ -1,8 +1,8 @@
 /* ops/norm/cuda.c: chooses the kernels and launches of LayerNorm and RMSNorm. This file may make plans. It must not
  * call the CUDA driver. */
 
-/* Returns the number of threads in a block of the general kernels: one for every four elements of a row, so that short
- * rows get small blocks. */
+/* Returns the number of threads in a block of the general kernels, which do not hold a row in registers: one for every
+ * four elements of a row, so that short rows get small blocks. */
 static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
 
 /* How norm_fwd and norm_bwd hold a row in registers: in `warps` warps, with `chunks` vectors of 8 elements in each

@@ -60,9 +60,9 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory. A slot holds one row of each group of warps: STREAMS * CHUNKS vectors of 8 elements
-// for each thread. A thread reads back only bytes that it has copied itself, so no barrier is needed. The 16-byte
-// pieces of neighbouring threads lie side by side.
+// A ring of slots in shared memory. A slot holds one row for each group of WARPS warps: STREAMS * CHUNKS vectors of 8
+// elements for each thread. A thread reads back only bytes that it has copied itself, so no barrier is needed. The
+// 16-byte pieces of neighbouring threads lie side by side.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;

@@ -268,9 +268,9 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
-/* Writes a 16 x 16 tile of a copy, which lies at (strip, group). The rows of v are the rows of the copy. `amax` holds
- * one number for all rows. With per_row it holds one for each row of the copy, and with by_group one for each group of
- * rows of x. */
+/* Writes the 16 x 16 tile of a copy at row 16 * strip and column 16 * group. The rows of v are the rows of the
+ * copy. `amax` holds one number for all rows. With per_row it holds one for each row of the copy, and with by_group one
+ * for each group of rows of x. */
 static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v,
                                const float *amax, bool per_row, const te__nvfp4_row_groups *by_group, bool turned,
                                bool two) {

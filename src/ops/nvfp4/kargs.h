@@ -3,21 +3,21 @@
 
 typedef struct te__nvfp4_amax_kargs {
     const void *x;       /* [m, n] */
-    float *row, *col;    /* the outputs, each [1] or NULL; with per_row, row is [m]; with per_col, col is [n] */
-    float *row_part, *col_part; /* [blocks]: the maximum of each thread block; the last one reduces them to row [1] and
-                                 * col [1] */
+    float *row, *col;    /* the outputs, each [1] or NULL; with per_row, `row` is [m]; with per_col, `col` is [n] */
+    float *row_part, *col_part; /* [blocks]: the maximum of each thread block; the last block reduces them to `row` [1]
+                                 * and `col` [1] */
     unsigned *counter;   /* for te_last_block */
     const float *noop;
     const int *groups;   /* [m], or NULL: the group of each row; rows 16 i to 16 i + 15 are in the same group. With
-                          * groups, row and col are [count] */
+                          * `groups`, `row` and `col` are [count] */
     long long m, n;
     unsigned across;     /* number of pieces of 128 columns along n */
     long long pieces;    /* number of pieces of 16 rows and 128 columns */
     int x_dt;
     int per_row;         /* row is [m] */
     int per_col;         /* col is [n] */
-    int rht;             /* col is the amax of x itself (0), of x transformed with signs (1), or of x transformed
-                          * without signs (2) */
+    int rht;             /* `col` is the amax of x (0), of x after the Hadamard transform with random signs (1), or
+                          * of x after the transform without random signs (2) */
     int vector;          /* whether rows of x start at multiples of four elements */
     int keep;            /* whether the maxima in row and col start from the values already there, instead of 0 */
     int count;           /* number of groups */
@@ -66,7 +66,7 @@ typedef struct te__nvfp4_dequantize_kargs {
     const unsigned char *q;     /* [m, ld], or column-wise [n, ld] */
     const unsigned char *scale; /* [.., groups] */
     const float *amax;
-    const int *group_of;        /* [m], or NULL: the group of each row. With groups, amax is [count] */
+    const int *group_of;        /* [m], or NULL: the group of each row. With group_of, amax is [count] */
     void *y;                    /* [m, n] */
     long long m, n, ld, groups;
     unsigned tiles_n;

@@ -18,7 +18,7 @@ TE_DEV float te_nvfp4_largest(const float v[16]) {
     return largest;
 }
 
-// te_nvfp4_mul_sat returns a * b, and te_nvfp4_fma_sat returns a * b + c. One instruction also clamps to 0 .. 1.
+// te_nvfp4_mul_sat returns a * b, and te_nvfp4_fma_sat returns a * b + c, both clamped to 0 .. 1.
 TE_DEV float te_nvfp4_mul_sat(float a, float b) {
     float r;
     asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -66,8 +66,9 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
 }
 // Returns eight codes as te_nvfp4_pack8 does, but with the stochastic rounding of te__nvfp4_stochastic: to the largest
 // code that is not above |y| + (k / 256) * step. `random` has a byte k for each element. The step is 0.5 for |y| < 2.
-// Otherwise it is half of the largest power of two that is not above |y|; for |y| > 8 it does not matter. If the byte k
-// is put into the last bits of the float 16384, the float becomes 16384 + k / 512. Subtracting 16384 is exact.
+// Otherwise it is half of the largest power of two that is not above |y|; for |y| > 8 it does not matter, since the
+// largest code is 6. If the byte k is put into the last bits of the float 16384, the float becomes 16384 + k / 512.
+// Subtracting 16384 is exact.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
 #pragma unroll
@@ -160,7 +161,7 @@ TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 r
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
 // Quantizes 16 elements one by one. This is used for blocks with a NaN, and with stochastic rounding also for blocks
-// with an infinite product.
+// with an infinite product v * multiplier.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll

@@ -1,6 +1,6 @@
-/* ops/optim/cuda.c: plans of the multi-tensor operations. A list of tensors is cut into as many launches as the tables
- * of tensors in the kernels' arguments need. This file may use the kernels' arguments. It must not depend on what the
- * kernels compute. */
+/* ops/optim/cuda.c: plans of the multi-tensor operations. A list of tensors may need several launches, since the table
+ * of tensors in a kernel's arguments has a fixed size. This file may use the kernels' arguments. It must not depend on
+ * what the kernels compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
 typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 &&

@@ -1,7 +1,7 @@
 // ops/optim/l2norm_partial.cu: computes the sum of squares of each chunk of 65,536 elements, for many tensors.
 //
-// Thread t adds up the groups of eight elements t, t + 256, ... one after another. Then te_block_sum adds up the sums
-// of the threads.
+// A group is eight elements. Thread t adds up the groups t, t + 256, ... of the chunk one after another. Then
+// te_block_sum adds up the sums of the threads.
 //
 // So the order of additions depends only on an element's index in its tensor. The block of a tensor's first chunk also
 // records the number of this chunk among all chunks. An empty tensor has one chunk, and its sum is 0.

@@ -71,7 +71,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
             const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h,
                           in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
             const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
-            /* The rotated channels are processed all at once. The others are processed in pieces that fit into x. */
+            /* The rotated channels are processed all at once, the others in pieces that fit into the array x. */
             for (c = 0; c < a->d;) {
                 const int64_t n = c == 0 && a->half ? 2 * a->half : te__min(a->d - c, TE__COUNT(x));
                 te__load_row(src->p, (te_dtype)src->dt, from + c, n, x);

@@ -42,8 +42,8 @@ typedef struct te__rope_kargs {
     int batch, seq, batch_first; /* batch_first: tokens are numbered sequence by sequence if it is 1, position by
                                   * position if it is 0. Memory has the same order */
     int heads, groups;       /* groups: number of heads of k, and of v; 0: there is only q */
-    int grouped;             /* the heads of `packed` come in groups: heads / groups of q, one of k, one of v. Otherwise
-                              * all heads of q come first, then all of k, then all of v */
+    int grouped;             /* the heads of `packed` come in groups: (heads / groups) heads of q, one of k, one of v.
+                              * Otherwise all heads of q come first, then all of k, then all of v */
     int d, half;             /* half: number of channel pairs that are rotated */
     int interleaved;         /* the two channels of a pair are neighbours; otherwise they are `half` channels apart */
     int gather;              /* 1: `packed` is written; 0: `packed` is read */

@@ -79,7 +79,8 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
 }
 
 // The current unit of work of a thread: the unit's token, its head (the n of te__rope_packed_head), and its index in
-// that head. next() goes TE__ROPE_THREADS units further, without a division.
+// that head. A unit is W channel pairs, or W channels that belong to no pair. next() goes TE__ROPE_THREADS units
+// further, without a division.
 struct te_rope_walk {
     int units, heads; // units per head, heads per token
     int unit, head, token, on_unit, on_head, on_token;

@@ -2,7 +2,7 @@
  *
  *     te_kcheck [--arch N | --in-turns] [WORD ...]      only for sm_N; only what has one of the words in its "family/kernel options"
  *
- * --in-turns: a tenth of the time. Every second option row, for one architecture: of these every third for sm_90, the rest for the others in turns; every fourth row of a kernel for exactly one architecture; general rows for sm_80 and one of the others.
+ * --in-turns: less than a tenth of the time. Every fourth option row, for one architecture: of these every third for sm_90, the rest for the others in turns; general rows for sm_80 and one of the others; every sixth row of a kernel for exactly one architecture.
  *
  * Prints registers per thread for each architecture ("!": it spills), and the processor time that the slowest one took to compile.
  * Fails when a kernel does not compile, and, for kernels of exactly one architecture (te:arch 90a), which are written against its
@@ -87,7 +87,7 @@ static row *add_row(const te__kernels *kernels, const char *family, const char *
         bool known = false;
         for (int i = 0; i < nvrtc->num_archs; i++) known |= nvrtc->archs[i] == archs[a];
         r->results[a].wanted = known && (!only_arch || archs[a] == only_arch) && (marks->exact ? archs[a] == marks->arch : archs[a] >= marks->arch) &&
-                               (!in_turns || (marks->exact ? num_rows % 4 == 0 : (!options[0] || num_rows % 2 == 0) && has_turn(num_rows / 2, !options[0], a)));
+                               (!in_turns || (marks->exact ? num_rows % 6 == 0 : (!options[0] || num_rows % 4 == 0) && has_turn(num_rows / 4, !options[0], a)));
     }
     return r;
 }
